@@ -1,5 +1,5 @@
 //! Control socket for fault injection and counters: each line is a command,
-//! answered by a JSON document.
+//! answered with a JSON document.
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
@@ -20,21 +20,22 @@ const MAX_LINE: usize = 4096;
 /// Help text: all commands.
 pub const HELP: &str = "\
 stat                            counters, objects, queue pairs, complaints
-link up|down                    the cable
-command OPCODE [COUNT]          the next commands of a name or number fail
-lose-event TYPE [COUNT]         the next events of a type are lost
-lose-completion [COUNT]         the next completions are lost
-return-receive [COUNT]          the next receives that connections take from shared
-                                queues come back: their memory is not there
-qp-error QPN                    a queue pair fails
-cq-error CQN                    a completion queue fails
-health SYNDROME [fatal]         the health syndrome; 0 is healthy. After a fatal
-                                one nothing works until the driver resets the HCA
-wire [NAME=VALUE ...]           what happens to frames that the port sends:
+link up|down                    plug in or unplug the cable
+command OPCODE [COUNT]          fail the next commands with this name or number
+lose-event TYPE [COUNT]         lose the next events of a type
+lose-completion [COUNT]         lose the next completions
+return-receive [COUNT]          complete the next receives that connections take from
+                                SRQs as returned
+qp-error QPN                    move a queue pair to the error state
+cq-error CQN | of QPN           move a completion queue, or the send CQ of a queue
+                                pair, to the error state
+health SYNDROME [fatal]         set the health syndrome; 0 is healthy. After a fatal
+                                one the HCA does not work until the driver resets it
+wire [NAME=VALUE ...]           set the faults of the frames that the port sends:
                                 loss, duplicate, reorder, corrupt (0 to 1),
                                 delay, jitter, reorder-delay (nanoseconds);
-                                what is not named does not happen
-A line may begin with the number of the HCA, from 0 on, as `1 link down`.";
+                                those that are not named are off
+A line may begin with the number of an HCA, from 0 on: `1 link down`.";
 
 /// The control socket and its clients.
 pub struct Control {
@@ -62,7 +63,7 @@ impl Control {
             .chain(self.clients.iter().map(|(socket, _)| socket.as_fd()))
     }
 
-    /// Accepts connections and executes the received lines.
+    /// Accepts connections and executes the commands received.
     pub fn turn<'a, P: Platform + 'a>(&mut self, hcas: impl Iterator<Item = &'a mut Hca<P>>) {
         while let Ok((socket, _)) = self.listener.accept() {
             if socket.set_nonblocking(true).is_ok() {
@@ -74,11 +75,11 @@ impl Control {
         }
         let mut hcas: Vec<_> = hcas.collect();
         self.clients.retain_mut(|(socket, line)| {
-            let mut bytes = [0; 512];
+            let mut buffer = [0; 512];
             loop {
-                match socket.read(&mut bytes) {
+                match socket.read(&mut buffer) {
                     Ok(0) => return false,
-                    Ok(n) => line.extend_from_slice(&bytes[..n]),
+                    Ok(n) => line.extend_from_slice(&buffer[..n]),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(_) => return false,
                 }
@@ -87,14 +88,14 @@ impl Control {
                 }
             }
             while let Some(end) = line.iter().position(|byte| *byte == b'\n') {
-                let order: Vec<u8> = line.drain(..=end).collect();
-                let order = String::from_utf8_lossy(&order);
-                let answer = match execute(order.trim(), &mut hcas) {
-                    Ok(answer) => answer,
-                    Err(why) => json!({ "error": why }),
+                let command: Vec<u8> = line.drain(..=end).collect();
+                let command = String::from_utf8_lossy(&command);
+                let response = match execute(command.trim(), &mut hcas) {
+                    Ok(response) => response,
+                    Err(message) => json!({ "error": message }),
                 };
                 let mut text = String::new();
-                let _ = writeln!(text, "{answer}");
+                let _ = writeln!(text, "{response}");
                 if socket.write_all(text.as_bytes()).is_err() {
                     return false;
                 }
@@ -104,9 +105,9 @@ impl Control {
     }
 }
 
-fn number(text: Option<&str>, default: Option<u32>) -> Result<u32, String> {
+fn parse_number(text: Option<&str>, default: Option<u32>) -> Result<u32, String> {
     let Some(text) = text else {
-        return default.ok_or_else(|| "a number is missing".to_owned());
+        return default.ok_or_else(|| "missing number".to_owned());
     };
     let parsed = match text.strip_prefix("0x") {
         Some(hex) => u32::from_str_radix(hex, 16),
@@ -117,53 +118,53 @@ fn number(text: Option<&str>, default: Option<u32>) -> Result<u32, String> {
 
 fn execute<P: Platform>(line: &str, hcas: &mut [&mut Hca<P>]) -> Result<Value, String> {
     let mut words = line.split_whitespace().peekable();
-    let chosen = match words.peek().and_then(|word| word.parse::<usize>().ok()) {
-        Some(chosen) => {
+    let index = match words.peek().and_then(|word| word.parse::<usize>().ok()) {
+        Some(index) => {
             words.next();
-            chosen
+            index
         }
         None => 0,
     };
-    let order = words.next().unwrap_or("help");
-    if order == "help" {
+    let command = words.next().unwrap_or("help");
+    if command == "help" {
         return Ok(json!({ "orders": HELP.lines().collect::<Vec<_>>() }));
     }
-    if order == "stat" {
+    if command == "stat" {
         return Ok(Value::Array(hcas.iter().map(|hca| stat(hca)).collect()));
     }
     let hca = hcas
-        .get_mut(chosen)
-        .ok_or_else(|| format!("there is no HCA {chosen}"))?;
-    match order {
+        .get_mut(index)
+        .ok_or_else(|| format!("there is no HCA {index}"))?;
+    match command {
         "link" => match words.next() {
             Some("up") => hca.set_cable(true),
             Some("down") => hca.set_cable(false),
-            _ => return Err("link up, or link down".to_owned()),
+            _ => return Err("expected `link up` or `link down`".to_owned()),
         },
         "command" => {
             let name = words.next().unwrap_or_default();
-            let opcode = match opcode::named(name) {
+            let opcode = match opcode::by_name(name) {
                 Some(opcode) => opcode,
-                None => number(Some(name), None)? as u16,
+                None => parse_number(Some(name), None)? as u16,
             };
-            let count = number(words.next(), Some(1))?;
+            let count = parse_number(words.next(), Some(1))?;
             hca.faults().fail_commands(opcode, count);
         }
         "lose-event" => {
-            let kind = number(words.next(), None)? as u8;
-            let count = number(words.next(), Some(1))?;
+            let kind = parse_number(words.next(), None)? as u8;
+            let count = parse_number(words.next(), Some(1))?;
             hca.faults().lose_events(kind, count);
         }
         "lose-completion" => {
-            let count = number(words.next(), Some(1))?;
+            let count = parse_number(words.next(), Some(1))?;
             hca.faults().lose_completions(count);
         }
         "return-receive" => {
-            let count = number(words.next(), Some(1))?;
+            let count = parse_number(words.next(), Some(1))?;
             hca.faults().return_receives(count);
         }
         "qp-error" => {
-            let qpn = number(words.next(), None)?;
+            let qpn = parse_number(words.next(), None)?;
             if !hca.fail_queue_pair(qpn) {
                 return Err(format!("there is no queue pair {qpn}"));
             }
@@ -171,42 +172,42 @@ fn execute<P: Platform>(line: &str, hcas: &mut [&mut Hca<P>]) -> Result<Value, S
         "cq-error" => {
             let cqn = match words.next() {
                 Some("of") => {
-                    let qpn = number(words.next(), None)?;
+                    let qpn = parse_number(words.next(), None)?;
                     let cqn = hca.completion_queue_of(qpn);
                     cqn.ok_or_else(|| format!("there is no queue pair {qpn}"))?
                 }
-                word => number(word, None)?,
+                word => parse_number(word, None)?,
             };
             if !hca.fail_completion_queue(cqn) {
                 return Err(format!("there is no completion queue {cqn}"));
             }
         }
-        "wire" => hca.port().set_faults(wire(words)?),
+        "wire" => hca.port().set_faults(parse_faults(words)?),
         "health" => {
-            let syndrome = u8::try_from(number(words.next(), None)?);
+            let syndrome = u8::try_from(parse_number(words.next(), None)?);
             let syndrome = syndrome.map_err(|_| "a syndrome has 8 bits")?;
             match words.next() {
                 None => hca.set_health(syndrome, false),
                 Some("fatal") => hca.set_health(syndrome, true),
-                Some(other) => return Err(format!("fatal, or nothing, not `{other}`")),
+                Some(other) => return Err(format!("expected `fatal` or nothing, not `{other}`")),
             }
         }
-        other => return Err(format!("no such order: {other}")),
+        other => return Err(format!("unknown command: {other}")),
     }
     Ok(json!({ "ok": line }))
 }
 
 /// Parses the faults of a wire from `NAME=VALUE` words.
-fn wire<'a>(words: impl Iterator<Item = &'a str>) -> Result<Faults, String> {
+fn parse_faults<'a>(words: impl Iterator<Item = &'a str>) -> Result<Faults, String> {
     let mut faults = Faults::default();
     for word in words {
-        let wrong = || format!("`{word}` is not NAME=VALUE of a wire");
-        let (name, value) = word.split_once('=').ok_or_else(wrong)?;
+        let invalid = || format!("`{word}` is not a fault as NAME=VALUE");
+        let (name, value) = word.split_once('=').ok_or_else(invalid)?;
         let probability = || match value.parse::<f64>() {
             Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
-            _ => Err(wrong()),
+            _ => Err(invalid()),
         };
-        let time = || value.parse::<u64>().map_err(|_| wrong());
+        let time = || value.parse::<u64>().map_err(|_| invalid());
         match name {
             "loss" => faults.loss = probability()?,
             "duplicate" => faults.duplicate = probability()?,
@@ -215,7 +216,7 @@ fn wire<'a>(words: impl Iterator<Item = &'a str>) -> Result<Faults, String> {
             "delay" => faults.delay = time()?,
             "jitter" => faults.jitter = time()?,
             "reorder-delay" => faults.reorder_delay = time()?,
-            _ => return Err(wrong()),
+            _ => return Err(invalid()),
         }
     }
     Ok(faults)
@@ -258,17 +259,17 @@ fn stat<P: Platform>(hca: &Hca<P>) -> Value {
     })
 }
 
-/// Sends a line to the control socket of a running server and returns the answer.
+/// Sends a line to the control socket of a running server and returns the response.
 ///
 /// # Errors
-/// Nothing listens there, or no answer arrives.
+/// Nothing listens there, or no response arrives.
 pub fn request(path: &Path, line: &str) -> io::Result<String> {
     use std::io::BufRead;
     let mut socket = UnixStream::connect(path)?;
     writeln!(socket, "{line}")?;
-    let mut answer = String::new();
-    io::BufReader::new(socket).read_line(&mut answer)?;
-    Ok(answer)
+    let mut response = String::new();
+    io::BufReader::new(socket).read_line(&mut response)?;
+    Ok(response)
 }
 
 #[cfg(test)]
@@ -276,12 +277,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wire_is_described_by_names_and_values() {
-        let faults = wire("loss=0.01 delay=5000".split(' ')).unwrap();
+    fn faults_are_parsed_from_names_and_values() {
+        let faults = parse_faults("loss=0.01 delay=5000".split(' ')).unwrap();
         assert_eq!((faults.loss, faults.delay), (0.01, 5000));
-        assert_eq!(wire("".split_whitespace()), Ok(Faults::default()));
-        for wrong in ["loss", "loss=2", "loss=x", "delay=-1", "colour=red"] {
-            assert!(wire([wrong].into_iter()).is_err(), "{wrong}");
+        assert_eq!(parse_faults("".split_whitespace()), Ok(Faults::default()));
+        for invalid in ["loss", "loss=2", "loss=x", "delay=-1", "colour=red"] {
+            assert!(parse_faults([invalid].into_iter()).is_err(), "{invalid}");
         }
     }
 }

@@ -65,7 +65,7 @@ enum Command {
         control: PathBuf,
         /// The command
         #[arg(required = true)]
-        order: Vec<String>,
+        command: Vec<String>,
     },
     /// Lists the profiles
     Profiles,
@@ -143,8 +143,8 @@ fn run(command: Command) -> Result<()> {
             }
             Ok(())
         }
-        Command::Stat { control } => tell(&control, "stat"),
-        Command::Tell { control, order } => tell(&control, &order.join(" ")),
+        Command::Stat { control } => send_command(&control, "stat"),
+        Command::Tell { control, command } => send_command(&control, &command.join(" ")),
         Command::Profiles => {
             for profile in PROFILES {
                 println!("{:<10} {}", profile.name, profile.about);
@@ -154,13 +154,14 @@ fn run(command: Command) -> Result<()> {
     }
 }
 
-fn tell(socket: &std::path::Path, order: &str) -> Result<()> {
-    let answer = control::request(socket, order)
+fn send_command(socket: &std::path::Path, command: &str) -> Result<()> {
+    let response = control::request(socket, command)
         .with_context(|| format!("no softhca listens at {}", socket.display()))?;
-    let answer: serde_json::Value = serde_json::from_str(&answer).context("malformed answer")?;
-    println!("{answer:#}");
-    match answer.get("error") {
-        Some(why) => bail!("{why}"),
+    let response: serde_json::Value =
+        serde_json::from_str(&response).context("malformed response")?;
+    println!("{response:#}");
+    match response.get("error") {
+        Some(message) => bail!("{message}"),
         None => Ok(()),
     }
 }

@@ -17,7 +17,7 @@ macro_rules! opcodes {
         }
 
         /// Returns the opcode with this name.
-        pub fn named(name: &str) -> Option<u16> {
+        pub fn by_name(name: &str) -> Option<u16> {
             match name {
                 $(stringify!($name) => Some($value),)*
                 _ => None,
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn names_and_numbers_agree() {
         assert_eq!(name(0x500), "CREATE_QP");
-        assert_eq!(named("CREATE_QP"), Some(0x500));
+        assert_eq!(by_name("CREATE_QP"), Some(0x500));
         assert_eq!(name(0), "unknown");
     }
 }

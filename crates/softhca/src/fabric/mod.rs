@@ -29,7 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub use faults::{Faults, PortCounters};
 pub use port_config::PortConfig;
 pub use tap::{Delivery, Tap};
-pub use trunk::{Trunk, Wire};
+pub use trunk::{DatagramSocket, Trunk};
 
 use crate::packet::{LinkKind, Packet};
 use crate::pcap::Capture;
@@ -71,7 +71,7 @@ impl Fabric {
     fn add(&self, config: PortConfig, uplink: bool) -> Port {
         let state = PortState::new(config, uplink);
         let mut net = self.lock();
-        let free = net.ports.iter().position(|p| p.gone);
+        let free = net.ports.iter().position(|p| p.removed);
         let index = match free {
             Some(index) => {
                 net.ports[index] = state;
@@ -144,7 +144,7 @@ impl Port {
     #[must_use]
     pub fn recv(&self, now: u64) -> Option<Packet> {
         self.with(|port| {
-            port.arrive(now);
+            port.deliver_due(now);
             let mut packet = port.ready.pop_front()?;
             packet.seal();
             port.counters.received += 1;
@@ -157,7 +157,7 @@ impl Port {
     /// ([`Packet::is_sealed`]).
     pub fn recv_all(&self, now: u64, limit: usize, into: &mut VecDeque<Packet>) {
         self.with(|port| {
-            port.arrive(now);
+            port.deliver_due(now);
             let count = port.ready.len().min(limit);
             for packet in port.ready.drain(..count) {
                 port.counters.received += 1;
@@ -177,24 +177,24 @@ impl Port {
     #[must_use]
     pub fn room(&self) -> usize {
         let net = self.fabric.lock();
-        let room = |p: &PortState| p.config.queue.saturating_sub(p.waiting());
+        let room = |p: &PortState| p.config.queue.saturating_sub(p.queued_frames());
         net.ports
             .iter()
-            .filter(|p| !p.gone)
+            .filter(|p| !p.removed)
             .map(room)
             .min()
             .unwrap_or(0)
     }
 
-    /// Returns the configuration if frames that this port sends to itself arrive at once,
-    /// unchanged, and without a capture or a tap.
+    /// Returns the configuration if frames that this port sends to itself arrive immediately
+    /// and unchanged, and neither a capture nor a tap observes them.
     #[must_use]
-    pub fn unobserved(&self) -> Option<PortConfig> {
+    pub fn direct_loopback(&self) -> Option<PortConfig> {
         let net = self.fabric.lock();
         let port = &net.ports[self.index];
-        let seen = net.capture.is_some() || net.tap.is_some();
-        let plain = port.up && port.faults == Faults::default() && !seen;
-        plain.then_some(port.config)
+        let observed = net.capture.is_some() || net.tap.is_some();
+        let faultless = port.up && port.faults == Faults::default() && !observed;
+        faultless.then_some(port.config)
     }
 
     /// Sets a function that is called, without locks held, by a thread that sent a
@@ -213,7 +213,7 @@ impl Port {
     /// nor does the MAC address if the new one is another port's.
     pub fn configure(&self, config: PortConfig) {
         let mut net = self.fabric.lock();
-        let taken = net.owner_of(&config.mac).is_some();
+        let taken = net.port_with_mac(&config.mac).is_some();
         let old = &mut net.ports[self.index].config;
         *old = PortConfig {
             kind: old.kind,
@@ -234,7 +234,7 @@ impl Port {
             port.up = up;
             if !up {
                 port.ready.clear();
-                port.coming.clear();
+                port.in_flight.clear();
             }
             port.waker.clone()
         });
@@ -259,11 +259,11 @@ impl Port {
 impl Drop for Port {
     fn drop(&mut self) {
         let config = self.with(|port| {
-            port.leave();
+            port.remove();
             port.config
         });
         if config.kind == LinkKind::Ib {
-            self.fabric.lock().subnet.forget(config.guid);
+            self.fabric.lock().subnet.remove_port(config.guid);
         }
     }
 }

@@ -27,7 +27,7 @@ const DEFAULT_REORDER_DELAY: u64 = 50_000;
 /// A frame that has not arrived yet.
 pub(super) struct InFlight {
     due: u64,
-    order: u64,
+    sequence: u64,
     packet: Packet,
 }
 
@@ -49,7 +49,7 @@ impl Ord for InFlight {
     /// Reversed, because `BinaryHeap` pops its greatest element: the earliest due
     /// comes first.
     fn cmp(&self, other: &Self) -> Ordering {
-        (other.due, other.order).cmp(&(self.due, self.order))
+        (other.due, other.sequence).cmp(&(self.due, self.sequence))
     }
 }
 
@@ -60,12 +60,12 @@ pub(super) struct PortState {
     pub(super) uplink: bool,
     pub(super) faults: Faults,
     pub(super) up: bool,
-    pub(super) gone: bool,
+    pub(super) removed: bool,
     pub(super) learned: Vec<Mac>,
     /// Frames that have arrived.
     pub(super) ready: VecDeque<Packet>,
     /// Frames that have not arrived yet.
-    pub(super) coming: BinaryHeap<InFlight>,
+    pub(super) in_flight: BinaryHeap<InFlight>,
     /// When the last frame sent in order is due.
     pub(super) last_due: u64,
     pub(super) waker: Option<Waker>,
@@ -79,10 +79,10 @@ impl PortState {
             uplink,
             faults: Faults::default(),
             up: true,
-            gone: false,
+            removed: false,
             learned: Vec::new(),
             ready: VecDeque::new(),
-            coming: BinaryHeap::new(),
+            in_flight: BinaryHeap::new(),
             last_due: 0,
             waker: None,
             counters: PortCounters::default(),
@@ -90,11 +90,11 @@ impl PortState {
     }
 
     /// Removes the port from the network; nothing arrives here any more.
-    pub(super) fn leave(&mut self) {
-        self.gone = true;
+    pub(super) fn remove(&mut self) {
+        self.removed = true;
         self.up = false;
         self.ready.clear();
-        self.coming.clear();
+        self.in_flight.clear();
         self.waker = None;
     }
 
@@ -102,17 +102,17 @@ impl PortState {
     pub(super) fn deadline(&self) -> Option<u64> {
         match self.ready.is_empty() {
             false => Some(0),
-            true => self.coming.peek().map(|f| f.due),
+            true => self.in_flight.peek().map(|f| f.due),
         }
     }
 
-    pub(super) fn waiting(&self) -> usize {
-        self.ready.len() + self.coming.len()
+    pub(super) fn queued_frames(&self) -> usize {
+        self.ready.len() + self.in_flight.len()
     }
 
-    pub(super) fn arrive(&mut self, now: u64) {
-        while self.coming.peek().is_some_and(|f| f.due <= now) {
-            if let Some(frame) = self.coming.pop() {
+    pub(super) fn deliver_due(&mut self, now: u64) {
+        while self.in_flight.peek().is_some_and(|f| f.due <= now) {
+            if let Some(frame) = self.in_flight.pop() {
                 self.ready.push_back(frame.packet);
             }
         }
@@ -122,7 +122,7 @@ impl PortState {
 pub(super) struct Net {
     pub(super) ports: Vec<PortState>,
     pub(super) random: Random,
-    pub(super) order: u64,
+    pub(super) sequence: u64,
     pub(super) capture: Option<Capture>,
     pub(super) tap: Option<Box<dyn Tap>>,
     pub(super) subnet: Subnet,
@@ -133,7 +133,7 @@ impl Net {
         Self {
             ports: Vec::new(),
             random: Random::new(seed),
-            order: 0,
+            sequence: 0,
             capture: None,
             tap: None,
             subnet: Subnet::new(),
@@ -167,22 +167,22 @@ fn lid_at(frame: &[u8], at: usize) -> Option<u16> {
 }
 
 /// The source address of an Ethernet frame.
-fn source_of(frame: &[u8]) -> Option<&Mac> {
+fn source_mac(frame: &[u8]) -> Option<&Mac> {
     frame.get(6..)?.first_chunk()
 }
 
 /// The destination of a frame.
 enum Destination {
-    One(usize),
-    /// All uplinks; with `here` also all ports of the frame's kind, with `own`
-    /// including the sender.
-    All {
-        own: bool,
-        here: bool,
+    Port(usize),
+    /// All uplinks; with `local` also all ports of the frame's kind, except the
+    /// sender without `loopback`.
+    Flood {
+        loopback: bool,
+        local: bool,
     },
-    /// The subnet manager.
-    Subnet,
-    Nobody,
+    SubnetManager,
+    /// The frame is discarded.
+    None,
 }
 
 impl Net {
@@ -207,29 +207,29 @@ impl Net {
         sender.counters.sent_bytes += length as u64;
         let (up, uplink) = (sender.up, sender.uplink);
         let wrong_kind = kind != sender.config.kind && !uplink;
-        if !up || wrong_kind || (uplink && self.is_from_here(&packet)) {
+        if !up || wrong_kind || (uplink && self.has_local_source(&packet)) {
             self.ports[from].counters.discarded += 1;
             return;
         }
         match self.route(from, &packet) {
-            Destination::Nobody => self.ports[from].counters.discarded += 1,
-            Destination::One(to) => self.transfer(from, to, now, packet, wake),
-            Destination::Subnet => self.administer(from, now, packet, wake),
-            Destination::All { own, here } => {
-                let mut taken = false;
+            Destination::None => self.ports[from].counters.discarded += 1,
+            Destination::Port(to) => self.transfer(from, to, now, packet, wake),
+            Destination::SubnetManager => self.send_to_subnet_manager(from, now, packet, wake),
+            Destination::Flood { loopback, local } => {
+                let mut delivered = false;
                 for to in 0..self.ports.len() {
                     let port = &self.ports[to];
-                    let takes = if port.uplink {
-                        !uplink && !port.gone
+                    let receives = if port.uplink {
+                        !uplink && !port.removed
                     } else {
-                        here && port.config.kind == kind && (to != from || own)
+                        local && port.config.kind == kind && (to != from || loopback)
                     };
-                    if takes {
-                        taken = true;
+                    if receives {
+                        delivered = true;
                         self.transfer(from, to, now, packet.clone(), wake);
                     }
                 }
-                if !taken {
+                if !delivered {
                     self.ports[from].counters.discarded += 1;
                 }
             }
@@ -241,32 +241,32 @@ impl Net {
         match packet.kind() {
             LinkKind::Ib => {
                 let Some(lid) = lid_at(frame, DLID) else {
-                    return Destination::Nobody;
+                    return Destination::None;
                 };
                 if lid >= MULTICAST_LID {
-                    return Destination::All {
-                        own: true,
-                        here: true,
+                    return Destination::Flood {
+                        loopback: true,
+                        local: true,
                     };
                 }
                 if lid == subnet::LID {
                     // Each fabric has its own subnet manager, so requests do not
                     // cross an uplink.
                     return match self.ports[from].uplink {
-                        true => Destination::Nobody,
-                        false => Destination::Subnet,
+                        true => Destination::None,
+                        false => Destination::SubnetManager,
                     };
                 }
-                let found = self.port_of(lid);
-                let elsewhere = Destination::All {
-                    own: false,
-                    here: false,
+                let found = self.port_with_lid(lid);
+                let uplinks = Destination::Flood {
+                    loopback: false,
+                    local: false,
                 };
-                found.map_or(elsewhere, Destination::One)
+                found.map_or(uplinks, Destination::Port)
             }
             LinkKind::Ethernet => {
-                let (Some(to), Some(source)) = (frame.first_chunk::<6>(), source_of(frame)) else {
-                    return Destination::Nobody;
+                let (Some(to), Some(source)) = (frame.first_chunk::<6>(), source_mac(frame)) else {
+                    return Destination::None;
                 };
                 self.learn(from, source);
                 // An RDMA frame may be for another queue pair of the sender, or for
@@ -274,29 +274,29 @@ impl Net {
                 // back.
                 let rdma = || Network::read(LinkKind::Ethernet, frame).is_ok();
                 if to[0] & 1 != 0 {
-                    return Destination::All {
-                        own: rdma(),
-                        here: true,
+                    return Destination::Flood {
+                        loopback: rdma(),
+                        local: true,
                     };
                 }
-                let found = self.owner_of(to).or_else(|| self.learned_at(to));
-                let everybody = Destination::All {
-                    own: false,
-                    here: true,
+                let found = self.port_with_mac(to).or_else(|| self.learned_at(to));
+                let flood = Destination::Flood {
+                    loopback: false,
+                    local: true,
                 };
                 match found {
-                    Some(to) if to == from && !rdma() => Destination::Nobody,
-                    Some(to) => Destination::One(to),
-                    None => everybody,
+                    Some(to) if to == from && !rdma() => Destination::None,
+                    Some(to) => Destination::Port(to),
+                    None => flood,
                 }
             }
         }
     }
 
     /// The Ethernet port that has this address as its own.
-    pub(super) fn owner_of(&self, mac: &Mac) -> Option<usize> {
+    pub(super) fn port_with_mac(&self, mac: &Mac) -> Option<usize> {
         self.ports.iter().position(|p| {
-            let macs = p.config.kind == LinkKind::Ethernet && !p.gone && !p.uplink;
+            let macs = p.config.kind == LinkKind::Ethernet && !p.removed && !p.uplink;
             macs && p.config.mac == *mac
         })
     }
@@ -304,55 +304,63 @@ impl Net {
     /// The port at which this address was learned.
     fn learned_at(&self, mac: &Mac) -> Option<usize> {
         let mut ports = self.ports.iter();
-        ports.position(|p| !p.gone && p.learned.contains(mac))
+        ports.position(|p| !p.removed && p.learned.contains(mac))
     }
 
     /// Whether the source of a frame is an address of this fabric. Such a frame
     /// from an uplink is forged.
-    fn is_from_here(&self, packet: &Packet) -> bool {
+    fn has_local_source(&self, packet: &Packet) -> bool {
         let frame = packet.frame();
         match packet.kind() {
             LinkKind::Ib => lid_at(frame, SLID)
-                .is_some_and(|lid| lid == subnet::LID || self.port_of(lid).is_some()),
-            LinkKind::Ethernet => source_of(frame).is_some_and(|mac| self.owner_of(mac).is_some()),
+                .is_some_and(|lid| lid == subnet::LID || self.port_with_lid(lid).is_some()),
+            LinkKind::Ethernet => {
+                source_mac(frame).is_some_and(|mac| self.port_with_mac(mac).is_some())
+            }
         }
     }
 
     /// The InfiniBand port that has this LID.
-    fn port_of(&self, lid: u16) -> Option<usize> {
+    fn port_with_lid(&self, lid: u16) -> Option<usize> {
         self.ports.iter().position(|p| {
-            let lids = p.config.kind == LinkKind::Ib && !p.gone && !p.uplink;
+            let lids = p.config.kind == LinkKind::Ib && !p.removed && !p.uplink;
             lids && p.config.has_lid(lid)
         })
     }
 
-    /// Passes a frame to the subnet manager, which answers immediately. The answer
+    /// Passes a frame to the subnet manager, which responds immediately. The response
     /// is due after twice the delay of the sender's link; it is never lost.
-    fn administer(&mut self, from: usize, now: u64, mut packet: Packet, wake: &mut PendingWakers) {
-        // A port may only ask in its own name: the source LID must be its own.
-        let asker = lid_at(packet.frame(), SLID).and_then(|lid| self.port_of(lid));
-        if asker != Some(from) {
+    fn send_to_subnet_manager(
+        &mut self,
+        from: usize,
+        now: u64,
+        mut packet: Packet,
+        wake: &mut PendingWakers,
+    ) {
+        // A port can only send requests for itself: the source LID must be its own.
+        let requester = lid_at(packet.frame(), SLID).and_then(|lid| self.port_with_lid(lid));
+        if requester != Some(from) {
             self.ports[from].counters.discarded += 1;
             return;
         }
-        if self.is_spoiled(from, &mut packet) {
+        if self.apply_loss_and_corruption(from, &mut packet) {
             return;
         }
-        let ports = self.ports.iter().filter(|p| !p.gone);
-        let known = subnet::Ports {
-            elsewhere: ports.clone().any(|p| p.uplink),
-            here: ports
+        let ports = self.ports.iter().filter(|p| !p.removed);
+        let ports = subnet::Ports {
+            has_remote: ports.clone().any(|p| p.uplink),
+            local: ports
                 .filter(|p| p.config.kind == LinkKind::Ib && !p.uplink)
                 .map(|p| (p.config.guid, p.config.lid))
                 .collect(),
         };
         let due = now + 2 * self.ports[from].faults.delay;
-        for answer in self.subnet.receive(&packet, &known) {
+        for response in self.subnet.receive(&packet, &ports) {
             if let Some(capture) = &mut self.capture {
-                capture.write(now, &answer);
+                capture.write(now, &response);
             }
-            if let Destination::One(to) = self.route(from, &answer) {
-                self.enqueue(to, now, due, answer, wake);
+            if let Destination::Port(to) = self.route(from, &response) {
+                self.enqueue(to, now, due, response, wake);
             }
         }
     }
@@ -362,14 +370,14 @@ impl Net {
     /// of this fabric: a peer decides only where its own addresses are.
     fn learn(&mut self, from: usize, mac: &Mac) {
         let sender = &self.ports[from];
-        if mac[0] & 1 != 0 || sender.learned.contains(mac) || self.owner_of(mac).is_some() {
+        if mac[0] & 1 != 0 || sender.learned.contains(mac) || self.port_with_mac(mac).is_some() {
             return;
         }
-        let known_here = || {
+        let learned_at_local_port = || {
             let at = self.learned_at(mac);
             at.is_some_and(|at| !self.ports[at].uplink)
         };
-        if sender.uplink && known_here() {
+        if sender.uplink && learned_at_local_port() {
             return;
         }
         for port in &mut self.ports {
@@ -383,7 +391,7 @@ impl Net {
     }
 
     /// Applies loss and corruption to a frame. Returns whether it is lost.
-    fn is_spoiled(&mut self, from: usize, packet: &mut Packet) -> bool {
+    fn apply_loss_and_corruption(&mut self, from: usize, packet: &mut Packet) -> bool {
         let faults = self.ports[from].faults;
         if self.random.chance(faults.loss) {
             self.ports[from].counters.lost += 1;
@@ -426,7 +434,7 @@ impl Net {
             self.enqueue(to, now, now + faults.delay, packet.clone(), wake);
         }
         if faults != Faults::default() {
-            if self.is_spoiled(from, &mut packet) {
+            if self.apply_loss_and_corruption(from, &mut packet) {
                 return;
             }
             if self.random.chance(faults.duplicate) {
@@ -436,11 +444,11 @@ impl Net {
             }
             if self.random.chance(faults.reorder) {
                 self.ports[from].counters.reordered += 1;
-                let held = match faults.reorder_delay {
+                let max_delay = match faults.reorder_delay {
                     0 => DEFAULT_REORDER_DELAY,
                     delay => delay,
                 };
-                let due = now + faults.delay + 1 + self.random.below(held);
+                let due = now + faults.delay + 1 + self.random.below(max_delay);
                 self.enqueue(to, now, due, packet, wake);
                 return;
             }
@@ -455,21 +463,25 @@ impl Net {
     }
 
     fn enqueue(&mut self, to: usize, now: u64, due: u64, packet: Packet, wake: &mut PendingWakers) {
-        let order = self.order;
-        self.order += 1;
+        let sequence = self.sequence;
+        self.sequence += 1;
         let port = &mut self.ports[to];
         if !port.up {
             return;
         }
-        if port.waiting() >= port.config.queue {
+        if port.queued_frames() >= port.config.queue {
             port.counters.overflow += 1;
             return;
         }
-        port.arrive(now);
+        port.deliver_due(now);
         if due <= now {
             port.ready.push_back(packet);
         } else {
-            port.coming.push(InFlight { due, order, packet });
+            port.in_flight.push(InFlight {
+                due,
+                sequence,
+                packet,
+            });
         }
         wake.add(port);
     }

@@ -51,12 +51,12 @@ fn rdma_frames_are_looped_back() {
     let fabric = Fabric::new(1);
     let a = fabric.port(PortConfig::ethernet(A));
     let b = fabric.port(PortConfig::ethernet(B));
-    for (to, heard) in [(A, [false; 2]), ([0xff; 6], [true; 2])] {
+    for (to, received) in [(A, [false; 2]), ([0xff; 6], [true; 2])] {
         a.send(0, rdma(&pool, to, A));
         assert!(a.recv(0).is_some(), "{to:x?}");
         a.send(0, ethernet(&pool, to, A, 5));
         assert!(a.recv(0).is_none(), "{to:x?}");
-        assert_eq!([0; 2].map(|_| b.recv(0).is_some()), heard, "{to:x?}");
+        assert_eq!([0; 2].map(|_| b.recv(0).is_some()), received, "{to:x?}");
     }
     // The same holds for a learned address.
     a.send(0, ethernet(&pool, B, C, 6));
@@ -65,11 +65,11 @@ fn rdma_frames_are_looped_back() {
     assert_eq!(a.counters().discarded, 2);
 }
 
-/// Whoever looks at frames on their way finds a right ICRC, even if nobody else needs it.
+/// Frames have a correct ICRC wherever their bytes are observed or changed.
 #[test]
 fn frames_are_sealed_for_taps_faults_and_readers() {
-    struct Sealed;
-    impl Tap for Sealed {
+    struct SealedTap;
+    impl Tap for SealedTap {
         fn transfer(&mut self, _: u64, _: usize, _: usize, packet: &mut Packet) -> Delivery {
             assert!(packet.is_sealed());
             Delivery::default()
@@ -88,7 +88,7 @@ fn frames_are_sealed_for_taps_faults_and_readers() {
     arrives(false);
     a.send(0, rdma(&pool, B, A));
     assert!(b.recv(0).unwrap().is_sealed());
-    fabric.set_tap(Some(Box::new(Sealed)));
+    fabric.set_tap(Some(Box::new(SealedTap)));
     arrives(true);
     fabric.set_tap(None);
     arrives(false);
@@ -164,24 +164,24 @@ fn the_same_seed_gives_the_same_faults() {
             corrupt: 0.2,
             ..Faults::default()
         });
-        let mut seen = Vec::new();
+        let mut received = Vec::new();
         for tag in 0..200 {
             a.send(u64::from(tag) * 10_000, ib(&pool, 2, tag));
         }
         while let Some(packet) = b.recv(10_000_000) {
-            seen.push(packet.frame().to_vec());
+            received.push(packet.frame().to_vec());
         }
         let counters = a.counters();
         assert!(counters.lost > 10 && counters.duplicated > 10);
         assert!(counters.reordered > 10 && counters.corrupted > 10);
-        seen
+        received
     };
     assert_eq!(run(7), run(7));
     assert_ne!(run(7), run(8));
 }
 
 #[test]
-fn a_link_that_is_down_carries_nothing() {
+fn frames_are_dropped_while_the_link_is_down() {
     let pool = Pool::new();
     let fabric = Fabric::new(1);
     let (a, b) = (
@@ -230,9 +230,9 @@ fn the_receiver_is_woken() {
         fabric.port(PortConfig::ib(2)),
     );
     let count = Arc::new(AtomicUsize::new(0));
-    let seen = count.clone();
+    let received = count.clone();
     b.set_waker(move || {
-        seen.fetch_add(1, Ordering::Relaxed);
+        received.fetch_add(1, Ordering::Relaxed);
     });
     a.send(0, ib(&pool, 2, 1));
     a.send_all(0, [ib(&pool, 2, 1), ib(&pool, 2, 2)]);
@@ -241,23 +241,26 @@ fn the_receiver_is_woken() {
 
 /// Two fabrics connected by a socket pair, as in two processes.
 #[test]
-fn a_trunk_joins_fabrics() {
+fn a_trunk_connects_fabrics() {
     use std::os::unix::net::UnixDatagram;
     let pool = Pool::new();
     let (left, right) = UnixDatagram::pair().unwrap();
     left.set_nonblocking(true).unwrap();
     right.set_nonblocking(true).unwrap();
-    let (here, there) = (Fabric::new(1), Fabric::new(2));
+    let (local, remote) = (Fabric::new(1), Fabric::new(2));
     let mut trunks = [
-        Trunk::new(&here, pool.clone(), left),
-        Trunk::new(&there, pool.clone(), right),
+        Trunk::new(&local, pool.clone(), left),
+        Trunk::new(&remote, pool.clone(), right),
     ];
     let mut pump = || while trunks.iter_mut().any(|t| t.pump(0, 16).unwrap()) {};
     let (a, b) = (
-        here.port(PortConfig::ethernet(A)),
-        there.port(PortConfig::ethernet(B)),
+        local.port(PortConfig::ethernet(A)),
+        remote.port(PortConfig::ethernet(B)),
     );
-    let (c, d) = (here.port(PortConfig::ib(1)), there.port(PortConfig::ib(2)));
+    let (c, d) = (
+        local.port(PortConfig::ib(1)),
+        remote.port(PortConfig::ib(2)),
+    );
     // Frames to an address of the other fabric, and back; then the address is
     // learned.
     for (from, to, frame) in [
@@ -289,11 +292,11 @@ fn ib_from(pool: &Pool, lid: u16, from: u16, tag: u8) -> Packet {
 
 /// A peer of a connected network cannot move an address of this fabric.
 #[test]
-fn a_port_keeps_its_own_address() {
+fn a_port_keeps_an_address_that_others_claim() {
     let pool = Pool::new();
     let fabric = Fabric::new(1);
     let uplink = fabric.uplink();
-    // Claimed before such a port exists.
+    // The uplink claims the address before such a port exists.
     uplink.send(0, ethernet(&pool, [0xff; 6], B, 1));
     let (a, b) = (
         fabric.port(PortConfig::ethernet(A)),
@@ -306,8 +309,8 @@ fn a_port_keeps_its_own_address() {
     };
     assert!(reaches(&a, &b, B), "claimed before");
     // Claimed by the uplink, then by another port.
-    for claim in [&uplink, &a] {
-        claim.send(0, ethernet(&pool, [0xff; 6], B, 3));
+    for claimant in [&uplink, &a] {
+        claimant.send(0, ethernet(&pool, [0xff; 6], B, 3));
         assert!(reaches(&a, &b, B) && reaches(&uplink, &b, B));
     }
     // A frame from the uplink with a source address of this fabric is discarded.
@@ -340,8 +343,8 @@ fn a_peer_does_not_move_a_local_address() {
     a.send(0, ethernet(&pool, [0xff; 6], C, 1));
     first.send(0, ethernet(&pool, [0xff; 6], C, 1));
     assert_eq!(at(C), [true, false, false]);
-    // An address that two peers claim is where it was seen last; removing the peer
-    // removes the claim.
+    // An address that two peers claim belongs to the last claimant; removing the
+    // peer removes its claim.
     let other = [2, 0, 0, 0, 0, 9];
     second.send(0, ethernet(&pool, [0xff; 6], other, 1));
     first.send(0, ethernet(&pool, [0xff; 6], other, 1));
@@ -352,7 +355,7 @@ fn a_peer_does_not_move_a_local_address() {
 }
 
 #[test]
-fn the_address_table_is_bounded_and_keeps_known_addresses() {
+fn the_address_table_is_bounded_per_port() {
     let pool = Pool::new();
     let fabric = Fabric::new(1);
     let uplink = fabric.uplink();
@@ -373,7 +376,7 @@ fn the_address_table_is_bounded_and_keeps_known_addresses() {
     assert!(a.recv(0).is_some() && uplink.recv(0).is_none());
 }
 
-/// The subnet manager answers only ports of its own fabric.
+/// The subnet manager responds only to ports of its own fabric.
 #[test]
 fn a_peer_cannot_use_a_local_address() {
     let pool = Pool::new();
@@ -388,7 +391,7 @@ fn a_peer_cannot_use_a_local_address() {
     uplink.send(0, ib_from(&pool, 1, 3, 1));
     assert!(a.recv(0).is_some());
     assert_eq!(uplink.counters().discarded, 3);
-    // One port cannot ask in the name of another.
+    // A port cannot send a request for another port.
     let request = [1; 256];
     let request = subnet::tests::datagram(2, false, &request);
     a.send(0, request);
@@ -457,26 +460,26 @@ mod any {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
         #[test]
-        fn frames_do_not_move_a_ports_own_address(
+        fn a_ports_own_address_is_never_learned(
             frames in proptest::collection::vec(frame(), 0..200)
         ) {
             let pool = Pool::new();
             let fabric = Fabric::new(1);
             // Ports of each kind, one of which is added later, and two uplinks.
             let uplinks = [fabric.uplink(), fabric.uplink()];
-            let mut here: Vec<Port> = (1..4).map(|n| fabric.port(PortConfig::ethernet([2, 0, 0, 0, 0, n]))).collect();
-            here.extend((1..4).map(|n| fabric.port(PortConfig::ib(n))));
-            let clear = |here: &[Port]| for port in here.iter().chain(&uplinks) {
+            let mut local: Vec<Port> = (1..4).map(|n| fabric.port(PortConfig::ethernet([2, 0, 0, 0, 0, n]))).collect();
+            local.extend((1..4).map(|n| fabric.port(PortConfig::ib(n))));
+            let clear = |local: &[Port]| for port in local.iter().chain(&uplinks) {
                 while port.recv(0).is_some() {}
             };
             for (at, kind, frame) in frames {
                 if let Some(packet) = pool.copy_of(kind, &frame) {
-                    here.iter().chain(&uplinks).nth(at).unwrap().send(0, packet);
+                    local.iter().chain(&uplinks).nth(at).unwrap().send(0, packet);
                 }
-                clear(&here);
+                clear(&local);
             }
-            here.push(fabric.port(PortConfig::ethernet([2, 0, 0, 0, 0, 4])));
-            here.push(fabric.port(PortConfig::ib(4)));
+            local.push(fabric.port(PortConfig::ethernet([2, 0, 0, 0, 0, 4])));
+            local.push(fabric.port(PortConfig::ib(4)));
             {
                 let net = fabric.lock();
                 for port in &net.ports {
@@ -486,21 +489,21 @@ mod any {
                 prop_assert!(net.subnet.members().iter().all(|port| ports.contains(port)));
             }
             // A frame to a port reaches that port alone, whoever sends it.
-            for to in 0..here.len() {
-                let config = here[to].config();
-                for from in here.iter().chain(&uplinks) {
+            for to in 0..local.len() {
+                let config = local[to].config();
+                for from in local.iter().chain(&uplinks) {
                     let packet = match config.kind {
                         LinkKind::Ib => ib_from(&pool, config.lid, 100, 1),
                         LinkKind::Ethernet => ethernet(&pool, config.mac, [2, 1, 1, 1, 1, 1], 1),
                     };
-                    let (itself, other) = (from.index == here[to].index, from.config().kind != config.kind);
+                    let (is_sender, other) = (from.index == local[to].index, from.config().kind != config.kind);
                     let uplink = uplinks.iter().any(|up| up.index == from.index);
-                    if itself || (other && !uplink) {
+                    if is_sender || (other && !uplink) {
                         continue;
                     }
                     from.send(0, packet);
-                    for port in here.iter().chain(&uplinks) {
-                        prop_assert_eq!(port.recv(0).is_some(), port.index == here[to].index);
+                    for port in local.iter().chain(&uplinks) {
+                        prop_assert_eq!(port.recv(0).is_some(), port.index == local[to].index);
                     }
                 }
             }

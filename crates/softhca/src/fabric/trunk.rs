@@ -9,7 +9,7 @@ use super::{Fabric, Port};
 use crate::packet::{CAPACITY, LinkKind, Packet, Pool};
 
 /// A connected, non-blocking datagram socket.
-pub trait Wire {
+pub trait DatagramSocket {
     /// Sends one datagram.
     ///
     /// # Errors
@@ -23,7 +23,7 @@ pub trait Wire {
     fn recv(&self, datagram: &mut [u8]) -> io::Result<usize>;
 }
 
-impl Wire for UnixDatagram {
+impl DatagramSocket for UnixDatagram {
     fn send(&self, datagram: &[u8]) -> io::Result<()> {
         Self::send(self, datagram).map(|_| ())
     }
@@ -33,7 +33,7 @@ impl Wire for UnixDatagram {
     }
 }
 
-impl Wire for UdpSocket {
+impl DatagramSocket for UdpSocket {
     fn send(&self, datagram: &[u8]) -> io::Result<()> {
         Self::send(self, datagram).map(|_| ())
     }
@@ -54,20 +54,20 @@ const ETHERNET: u8 = 1;
 /// A full socket loses frames, as a network does.
 pub struct Trunk<W> {
     port: Port,
-    wire: W,
+    socket: W,
     pool: Pool,
     /// One byte longer than the largest frame, for the kind.
     buffer: Box<[u8]>,
 }
 
-impl<W: Wire> Trunk<W> {
+impl<W: DatagramSocket> Trunk<W> {
     /// Adds an uplink to `fabric`. The socket must be non-blocking.
     #[must_use]
-    pub fn new(fabric: &Fabric, pool: Pool, wire: W) -> Self {
+    pub fn new(fabric: &Fabric, pool: Pool, socket: W) -> Self {
         let buffer = vec![0; CAPACITY + 1].into_boxed_slice();
         Self {
             port: fabric.uplink(),
-            wire,
+            socket,
             pool,
             buffer,
         }
@@ -75,8 +75,8 @@ impl<W: Wire> Trunk<W> {
 
     /// The socket, to poll for readiness.
     #[must_use]
-    pub fn wire(&self) -> &W {
-        &self.wire
+    pub fn socket(&self) -> &W {
+        &self.socket
     }
 
     /// The uplink port, for its waker, faults and counters.
@@ -96,14 +96,14 @@ impl<W: Wire> Trunk<W> {
                 break;
             };
             active = true;
-            let length = self.datagram(&packet);
-            match self.wire.send(&self.buffer[..length]) {
+            let length = self.encode(&packet);
+            match self.socket.send(&self.buffer[..length]) {
                 Err(e) if e.kind() != io::ErrorKind::WouldBlock => return Err(e),
                 _ => {}
             }
         }
         for _ in 0..limit {
-            let length = match self.wire.recv(&mut self.buffer) {
+            let length = match self.socket.recv(&mut self.buffer) {
                 Ok(length) => length,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 Err(e) => return Err(e),
@@ -127,7 +127,7 @@ impl<W: Wire> Trunk<W> {
     }
 
     /// Encodes a frame into the buffer. Returns the length of the datagram.
-    fn datagram(&mut self, packet: &Packet) -> usize {
+    fn encode(&mut self, packet: &Packet) -> usize {
         let frame = packet.frame();
         self.buffer[0] = match packet.kind() {
             LinkKind::Ib => IB,

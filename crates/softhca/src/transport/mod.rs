@@ -197,7 +197,7 @@ impl<L> Transport<L> {
     }
 
     /// Sets the port of this HCA. Requests between two of its queue pairs are executed
-    /// without packets as long as the port is [`Port::unobserved`].
+    /// without packets as long as the port is [`Port::direct_loopback`].
     pub fn set_loopback(&mut self, home: Arc<Port>) {
         self.home = Some(home);
     }
@@ -214,7 +214,7 @@ impl<L> Transport<L> {
         if !qp.pairs_with(peer) {
             return None;
         }
-        let home = self.home.as_ref()?.unobserved()?;
+        let home = self.home.as_ref()?.direct_loopback()?;
         match qp.loops_back_to(peer, &home) {
             true => self.qps.remove(&number),
             false => None,

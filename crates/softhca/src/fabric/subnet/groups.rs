@@ -6,13 +6,13 @@
 
 use super::mad::{
     INSUFFICIENT_COMPONENTS, INVALID_GID, Mad, NO_RECORDS, NO_RESOURCES, REQUEST_DENIED,
-    REQUEST_INVALID, selected,
+    REQUEST_INVALID, selector_matches,
 };
 use super::ports::{EQUAL, PACKET_LIFETIME, PARTITION, RequestingPort, SERVICE_LEVEL};
 use crate::bits::{Field, field, put_bytes};
 use crate::packet::Gid;
 
-const SIZE: usize = 52;
+const RECORD_SIZE: usize = 52;
 const MGID: usize = 0;
 const PORT: usize = 16;
 const QKEY: Field = field(32, 31, 0);
@@ -123,44 +123,44 @@ impl Group {
 
     /// Creates a group from a request. Fails if the request lacks a required
     /// parameter.
-    fn described(request: &Mad, mgid: Gid) -> Result<Self, u16> {
-        let given = |bit, field| request.component(bit, field);
-        let needed = |bit, field| given(bit, field).ok_or(INSUFFICIENT_COMPONENTS);
-        needed(component::PKEY, PKEY)?;
-        needed(component::SL, SL)?;
+    fn from_request(request: &Mad, mgid: Gid) -> Result<Self, u16> {
+        let component = |bit, field| request.component(bit, field);
+        let required = |bit, field| component(bit, field).ok_or(INSUFFICIENT_COMPONENTS);
+        required(component::PKEY, PKEY)?;
+        required(component::SL, SL)?;
         // A value given exactly is used. With a bound, or without a value, the
         // default is used if it fits, else the largest value that fits.
-        let chosen = |selector, value, usual, all: std::ops::RangeInclusive<u32>| {
-            let fits = |it: &u32| selected(selector, value, *it);
+        let select = |selector, value, default, all: std::ops::RangeInclusive<u32>| {
+            let is_allowed = |it: &u32| selector_matches(selector, value, *it);
             match value {
                 Some(value) if selector == Some(EQUAL) => all.contains(&value).then_some(value),
-                _ if fits(&usual) => Some(usual),
-                _ => all.rev().find(fits),
+                _ if is_allowed(&default) => Some(default),
+                _ => all.rev().find(is_allowed),
             }
             .ok_or(REQUEST_INVALID)
         };
         let group = Self {
             mgid,
-            qkey: needed(component::QKEY, QKEY)?,
-            mtu: chosen(
-                given(component::MTU_SELECTOR, MTU_SELECTOR),
-                given(component::MTU, MTU),
+            qkey: required(component::QKEY, QKEY)?,
+            mtu: select(
+                component(component::MTU_SELECTOR, MTU_SELECTOR),
+                component(component::MTU, MTU),
                 MTU_2048,
                 MTU_256..=MTU_4096,
             )?,
-            rate: chosen(
-                given(component::RATE_SELECTOR, RATE_SELECTOR),
-                given(component::RATE, RATE),
+            rate: select(
+                component(component::RATE_SELECTOR, RATE_SELECTOR),
+                component(component::RATE, RATE),
                 RATE_10G,
                 RATE_2G5..=RATE_100G,
             )?,
             lifetime: PACKET_LIFETIME,
-            traffic_class: needed(component::TRAFFIC_CLASS, TRAFFIC_CLASS)?,
-            flow_label: needed(component::FLOW_LABEL, FLOW_LABEL)?,
-            hop_limit: given(component::HOP_LIMIT, HOP_LIMIT).unwrap_or(0),
+            traffic_class: required(component::TRAFFIC_CLASS, TRAFFIC_CLASS)?,
+            flow_label: required(component::FLOW_LABEL, FLOW_LABEL)?,
+            hop_limit: component(component::HOP_LIMIT, HOP_LIMIT).unwrap_or(0),
             members: Vec::new(),
         };
-        match group.agrees(request) {
+        match group.matches(request) {
             true => Ok(group),
             false => Err(REQUEST_INVALID),
         }
@@ -169,10 +169,11 @@ impl Group {
 
 impl Group {
     /// Whether the group matches the parameters in the request.
-    fn agrees(&self, request: &Mad) -> bool {
-        let given = |bit, field| request.component(bit, field);
-        let is = |bit, field, there| given(bit, field).is_none_or(|requested| requested == there);
-        given(component::PKEY, PKEY)
+    fn matches(&self, request: &Mad) -> bool {
+        let component = |bit, field| request.component(bit, field);
+        let is =
+            |bit, field, actual| component(bit, field).is_none_or(|requested| requested == actual);
+        component(component::PKEY, PKEY)
             .is_none_or(|pkey| pkey & 0x7fff == u32::from(PARTITION) & 0x7fff)
             && is(component::QKEY, QKEY, self.qkey)
             && is(component::MLID, MLID, self.mlid().into())
@@ -180,26 +181,26 @@ impl Group {
             && is(component::SL, SL, SERVICE_LEVEL.into())
             && is(component::FLOW_LABEL, FLOW_LABEL, self.flow_label)
             && is(component::HOP_LIMIT, HOP_LIMIT, self.hop_limit)
-            && selected(
-                given(component::MTU_SELECTOR, MTU_SELECTOR),
-                given(component::MTU, MTU),
+            && selector_matches(
+                component(component::MTU_SELECTOR, MTU_SELECTOR),
+                component(component::MTU, MTU),
                 self.mtu,
             )
-            && selected(
-                given(component::RATE_SELECTOR, RATE_SELECTOR),
-                given(component::RATE, RATE),
+            && selector_matches(
+                component(component::RATE_SELECTOR, RATE_SELECTOR),
+                component(component::RATE, RATE),
                 self.rate,
             )
-            && selected(
-                given(component::LIFETIME_SELECTOR, LIFETIME_SELECTOR),
-                given(component::LIFETIME, LIFETIME),
+            && selector_matches(
+                component(component::LIFETIME_SELECTOR, LIFETIME_SELECTOR),
+                component(component::LIFETIME, LIFETIME),
                 self.lifetime,
             )
     }
 
     /// Returns the record of a member; a zero GID stands for none.
     fn record(&self, port: &Gid, states: u8) -> Vec<u8> {
-        let mut record = vec![0; SIZE];
+        let mut record = vec![0; RECORD_SIZE];
         put_bytes(&mut record, MGID, &self.mgid);
         put_bytes(&mut record, PORT, port);
         for (field, value) in [
@@ -226,34 +227,34 @@ impl Group {
 
     /// Whether the group has a full or send-only full member. The broadcast group
     /// needs none.
-    fn is_alive(&self) -> bool {
+    fn is_in_use(&self) -> bool {
         let full = |member: &(Gid, u8)| member.1 & (FULL | SEND_ONLY_FULL) != 0;
         self.mgid == BROADCAST || self.members.iter().any(full)
     }
 
     /// The join states of a port, which is added as a member if it is not one.
     fn states(&mut self, port: Gid) -> &mut u8 {
-        let place = self.members.iter().position(|member| member.0 == port);
-        let place = place.unwrap_or_else(|| {
+        let index = self.members.iter().position(|member| member.0 == port);
+        let index = index.unwrap_or_else(|| {
             self.members.push((port, 0));
             self.members.len() - 1
         });
-        &mut self.members[place].1
+        &mut self.members[index].1
     }
 }
 
 /// All multicast groups.
 pub(super) struct Groups {
     groups: Vec<Group>,
-    /// The number of groups created without a GID.
-    unnamed: u32,
+    /// The number of groups created without a GID, each of which got a generated one.
+    generated_gids: u32,
 }
 
 impl Default for Groups {
     fn default() -> Self {
         Self {
             groups: vec![Group::broadcast()],
-            unnamed: 0,
+            generated_gids: 0,
         }
     }
 }
@@ -266,7 +267,7 @@ struct Membership {
 }
 
 impl Membership {
-    /// Reads a request. A port may only act in its own name.
+    /// Reads a request. A port can join and leave only by itself.
     fn read(request: &Mad, requester: &RequestingPort<'_>) -> Result<Self, u16> {
         let mgid = request.gid(component::MGID, MGID);
         let port = request.gid(component::PORT, PORT);
@@ -311,24 +312,25 @@ impl Groups {
         requester: &RequestingPort<'_>,
     ) -> Result<Vec<u8>, u16> {
         let mut requested = Membership::read(request, requester)?;
-        let unnamed = requested.mgid == Gid::default();
-        if unnamed {
-            requested.mgid = self.name(requester.lid);
+        let generate_gid = requested.mgid == Gid::default();
+        if generate_gid {
+            requested.mgid = self.generate_gid(requester.lid);
         } else if requested.mgid[0] != 0xff {
             return Err(REQUEST_INVALID);
         }
-        let place = match self.groups.iter().position(|g| g.mgid == requested.mgid) {
-            Some(place) if self.groups[place].agrees(request) => place,
+        let index = match self.groups.iter().position(|g| g.mgid == requested.mgid) {
+            Some(index) if self.groups[index].matches(request) => index,
             Some(_) => return Err(REQUEST_INVALID),
             None if requested.states & (FULL | SEND_ONLY_FULL) == 0 => return Err(REQUEST_INVALID),
             None if self.groups.len() >= MAX_GROUPS => return Err(NO_RESOURCES),
             None => {
-                self.groups.push(Group::described(request, requested.mgid)?);
-                self.unnamed = self.unnamed.wrapping_add(unnamed.into());
+                self.groups
+                    .push(Group::from_request(request, requested.mgid)?);
+                self.generated_gids = self.generated_gids.wrapping_add(generate_gid.into());
                 self.groups.len() - 1
             }
         };
-        let group = &mut self.groups[place];
+        let group = &mut self.groups[index];
         let states = group.states(requested.port);
         *states |= requested.states;
         let states = *states;
@@ -342,8 +344,8 @@ impl Groups {
         requester: &RequestingPort<'_>,
     ) -> Result<Vec<u8>, u16> {
         let requested = Membership::read(request, requester)?;
-        let place = self.groups.iter().position(|g| g.mgid == requested.mgid);
-        let group = &mut self.groups[place.ok_or(REQUEST_INVALID)?];
+        let index = self.groups.iter().position(|g| g.mgid == requested.mgid);
+        let group = &mut self.groups[index.ok_or(REQUEST_INVALID)?];
         let member = group.members.iter_mut().find(|m| m.0 == requested.port);
         let states = match member {
             Some((_, states)) if *states & requested.states != 0 => {
@@ -361,7 +363,7 @@ impl Groups {
     pub(super) fn find(&self, request: &Mad) -> Result<Vec<u8>, u16> {
         let mgid = request.gid(component::MGID, MGID);
         let group = self.get(&mgid.ok_or(INSUFFICIENT_COMPONENTS)?);
-        let group = group.filter(|group| group.agrees(request));
+        let group = group.filter(|group| group.matches(request));
         let Some(port) = request.gid(component::PORT, PORT) else {
             let group = group.ok_or(NO_RECORDS)?;
             return Ok(group.record(&Gid::default(), 0));
@@ -373,7 +375,7 @@ impl Groups {
     }
 
     /// Removes a port from all groups.
-    pub(super) fn forget(&mut self, port: &Gid) {
+    pub(super) fn remove_port(&mut self, port: &Gid) {
         for group in &mut self.groups {
             group.members.retain(|member| member.0 != *port);
         }
@@ -384,17 +386,17 @@ impl Groups {
         for group in &mut self.groups {
             group.members.retain(|member| member.1 != 0);
         }
-        self.groups.retain(Group::is_alive);
+        self.groups.retain(Group::is_in_use);
     }
 
-    /// Returns a GID for a group created without one: link-local, transient, and
-    /// with the LID of the requesting port in it, so that other fabrics choose
-    /// different ones.
-    fn name(&self, lid: u16) -> Gid {
+    /// Generates the GID of a group created without one: link-local, transient, and
+    /// with the LID of the requesting port, so that other fabrics generate different
+    /// ones.
+    fn generate_gid(&self, lid: u16) -> Gid {
         let mut mgid = [0; 16];
         mgid[..4].copy_from_slice(&[0xff, 0x12, 0xa0, 0x1b]);
         mgid[10..12].copy_from_slice(&lid.to_be_bytes());
-        mgid[12..].copy_from_slice(&self.unnamed.to_be_bytes());
+        mgid[12..].copy_from_slice(&self.generated_gids.to_be_bytes());
         mgid
     }
 }

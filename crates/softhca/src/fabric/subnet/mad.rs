@@ -3,7 +3,7 @@
 use crate::bits::{Field, field, get_array, get64, put_bytes};
 
 /// Bytes of a management datagram.
-const SIZE: usize = 256;
+const MAD_SIZE: usize = 256;
 /// Bytes of data (a record, or a part of a table) in a datagram.
 const DATA: usize = 200;
 
@@ -13,7 +13,7 @@ const CLASS_VERSION: Field = field(0, 15, 8);
 const METHOD: Field = field(0, 7, 0);
 const STATUS: Field = field(4, 31, 16);
 const ATTRIBUTE: Field = field(16, 31, 16);
-/// Offset of the RMPP header, for answers of more than one datagram.
+/// Offset of the RMPP header, for responses of more than one datagram.
 const RMPP: usize = 24;
 const RMPP_HEADER: usize = 12;
 const RMPP_VERSION: Field = field(24, 31, 24);
@@ -65,7 +65,7 @@ pub(super) const REQUEST_DENIED: u16 = 0x0700;
 
 /// A management datagram.
 #[derive(Clone, Debug)]
-pub(super) struct Mad([u8; SIZE]);
+pub(super) struct Mad([u8; MAD_SIZE]);
 
 impl Mad {
     /// Reads the datagram in a message; all have the same length.
@@ -85,7 +85,7 @@ impl Mad {
         ATTRIBUTE.get(&self.0) as u16
     }
 
-    /// Whether the datagram is a request that expects an answer.
+    /// Whether the datagram is a request that expects a response.
     pub fn expects_response(&self) -> bool {
         let class = CLASS.get(&self.0) == SUBNET_ADMINISTRATION;
         class
@@ -101,7 +101,7 @@ impl Mad {
     }
 
     /// Whether the base and class versions are the supported ones.
-    pub fn is_administration(&self) -> bool {
+    pub fn has_supported_version(&self) -> bool {
         BASE_VERSION.get(&self.0) == 1 && CLASS_VERSION.get(&self.0) == 2
     }
 
@@ -125,62 +125,62 @@ impl Mad {
         &self.0[RECORD..]
     }
 
-    /// The header of the answer.
-    fn response(&self) -> Self {
-        let mut answer = self.clone();
+    /// The header of the response.
+    fn response_header(&self) -> Self {
+        let mut response = self.clone();
         let method = match self.method() {
-            // The answer to Set is GetResp.
+            // The response to Set is GetResp.
             method::SET => method::GET,
             other => other,
         };
-        METHOD.put(&mut answer.0, u32::from(method | RESPONSE));
-        STATUS.put(&mut answer.0, 0);
-        answer.0[RMPP..RMPP + RMPP_HEADER].fill(0);
-        answer
+        METHOD.put(&mut response.0, u32::from(method | RESPONSE));
+        STATUS.put(&mut response.0, 0);
+        response.0[RMPP..RMPP + RMPP_HEADER].fill(0);
+        response
     }
 
-    /// Returns an answer with a record.
-    pub fn answer(&self, record: &[u8]) -> Self {
-        let mut answer = self.response();
-        answer.0[RECORD..].fill(0);
-        put_bytes(&mut answer.0, RECORD, record);
-        answer
+    /// Returns the response with a record.
+    pub fn response(&self, record: &[u8]) -> Self {
+        let mut response = self.response_header();
+        response.0[RECORD..].fill(0);
+        put_bytes(&mut response.0, RECORD, record);
+        response
     }
 
-    /// Returns an answer that reports `status`, with the record of the request.
-    pub fn refused(&self, status: u16) -> Self {
-        let mut answer = self.response();
-        STATUS.put(&mut answer.0, u32::from(status));
-        answer
+    /// Returns the response that reports `status`, with the record of the request.
+    pub fn error_response(&self, status: u16) -> Self {
+        let mut response = self.response_header();
+        STATUS.put(&mut response.0, u32::from(status));
+        response
     }
 }
 
-/// An answer of any number of records.
-pub(super) struct Table {
-    answer: Mad,
+/// A response of any number of records.
+pub(super) struct TableResponse {
+    response: Mad,
     data: Vec<u8>,
 }
 
 /// Limit of segments in a table. All are sent at once, without waiting for
 /// acknowledgements; Linux accepts this many.
-const SEGMENTS: usize = 64;
+const MAX_SEGMENTS: usize = 64;
 
-impl Table {
+impl TableResponse {
     /// All records have the same size, a multiple of eight bytes.
     pub fn new(request: &Mad, records: &[Vec<u8>]) -> Self {
-        let mut answer = request.response();
+        let mut response = request.response_header();
         let size = records.first().map_or(0, Vec::len);
-        ATTRIBUTE_OFFSET.put(&mut answer.0, (size / 8) as u32);
-        if records.len() * size > SEGMENTS * DATA {
-            answer = request.refused(TOO_MANY_RECORDS);
+        ATTRIBUTE_OFFSET.put(&mut response.0, (size / 8) as u32);
+        if records.len() * size > MAX_SEGMENTS * DATA {
+            response = request.error_response(TOO_MANY_RECORDS);
         }
         Self {
-            answer,
+            response,
             data: records.concat(),
         }
     }
 
-    /// Splits the answer into datagrams.
+    /// Splits the response into datagrams.
     pub fn segments(self) -> Vec<Mad> {
         const DATA_SEGMENT: u32 = 1;
         const ACTIVE: u32 = 1;
@@ -189,8 +189,8 @@ impl Table {
         /// No response time is given.
         const NO_TIME: u32 = 0x1f;
 
-        if STATUS.is_set(&self.answer.0) {
-            return vec![self.answer];
+        if STATUS.is_set(&self.response.0) {
+            return vec![self.response];
         }
         let count = self.data.len().div_ceil(DATA).max(1);
         let mut segments = Vec::with_capacity(count);
@@ -198,14 +198,14 @@ impl Table {
             let rest = self.data.get(number * DATA..).unwrap_or_default();
             let part = &rest[..rest.len().min(DATA)];
             let (first, last) = (number == 0, number + 1 == count);
-            // The first segment has the length of the whole answer, the last one
+            // The first segment has the length of the whole response, the last one
             // its own.
             let length = match (first, last) {
                 (_, true) => ADMINISTRATION_HEADER + part.len(),
                 (true, false) => count * ADMINISTRATION_HEADER + self.data.len(),
                 (false, false) => 0,
             };
-            let mut segment = self.answer.answer(part);
+            let mut segment = self.response.response(part);
             let flag = |set, flag| if set { flag } else { 0 };
             let flags = ACTIVE | flag(first, FIRST) | flag(last, LAST);
             for (field, value) in [
@@ -225,15 +225,15 @@ impl Table {
 }
 
 /// Whether a value satisfies a selector of the request: greater, less, equal, or
-/// largest available. Any value does if the request gives none.
-pub(super) fn selected(selector: Option<u32>, requested: Option<u32>, there: u32) -> bool {
+/// largest available. Without a requested value, any value does.
+pub(super) fn selector_matches(selector: Option<u32>, requested: Option<u32>, actual: u32) -> bool {
     let Some(requested) = requested else {
         return true;
     };
     match selector {
-        Some(0) => there > requested,
-        Some(1) => there < requested,
-        Some(2) => there == requested,
+        Some(0) => actual > requested,
+        Some(1) => actual < requested,
+        Some(2) => actual == requested,
         _ => true,
     }
 }

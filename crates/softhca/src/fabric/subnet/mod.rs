@@ -2,12 +2,12 @@
 //! like the subnet administration of a real subnet (InfiniBand Architecture
 //! Specification, volume 1, chapter "Subnet Administration").
 //!
-//! It has a LID of its own beside the HCAs ([`LID`]), and receives the datagrams
-//! that are sent to QP 1 there. It configures nothing: LIDs follow from GUIDs
-//! ([`guid`]), and ports are active without it. In a network that spans processes,
-//! the subnet manager of each fabric answers the ports of that fabric. The answers
-//! agree, since the LID of a GUID or of a multicast group is a function of it. Only
-//! the members of a group are known to one fabric alone.
+//! It has a LID of its own ([`LID`]) and receives the datagrams for QP 1 at that LID.
+//! It configures nothing: LIDs follow from GUIDs ([`guid`]), and ports are active
+//! without it. In a network that spans processes, the subnet manager of each fabric
+//! serves the ports of that fabric. Their responses agree, since the LID is a function
+//! of the GUID or of the multicast GID. Only the members of a group are known to one
+//! fabric alone.
 
 mod groups;
 mod mad;
@@ -22,7 +22,7 @@ pub(super) use ports::Ports;
 pub use ports::{LID, SERVICE_LEVEL, gid, guid};
 use ports::{PARTITION, RequestingPort};
 
-use mad::{ATTRIBUTE_UNSUPPORTED, Mad, Table, attribute, method};
+use mad::{ATTRIBUTE_UNSUPPORTED, Mad, TableResponse, attribute, method};
 
 use crate::packet::{
     Bth, Class, Deth, Grh, Link, Packet, PacketBuilder, Path, Pool, Psn, Roce, Template, View, op,
@@ -31,9 +31,9 @@ use crate::packet::{
 const DATAGRAM: u8 = Class::Ud as u8 | op::SEND_ONLY;
 /// The queue pair for management datagrams, and its Q_Key.
 const GSI: u32 = 1;
-const GSI_KEY: u32 = 0x8001_0000;
+const GSI_QKEY: u32 = 0x8001_0000;
 /// Hop limit of packets with a global route.
-const HOPS: u8 = 64;
+const HOP_LIMIT: u8 = 64;
 
 /// State of the subnet manager.
 pub(super) struct Subnet {
@@ -52,8 +52,8 @@ impl Subnet {
     }
 
     /// Removes a port from all groups.
-    pub(super) fn forget(&mut self, port: u64) {
-        self.groups.forget(&gid(port));
+    pub(super) fn remove_port(&mut self, port: u64) {
+        self.groups.remove_port(&gid(port));
     }
 
     /// The members of all groups.
@@ -71,36 +71,36 @@ impl Subnet {
         let (Some(deth), Link::Ib { slid, sl, .. }) = (view.deth(), view.network.link) else {
             return Vec::new();
         };
-        let ours = view.bth.opcode == DATAGRAM
+        let is_request = view.bth.opcode == DATAGRAM
             && view.bth.dest_qpn == GSI
             && view.bth.pkey & 0x7fff == PARTITION & 0x7fff
-            && deth.qkey == GSI_KEY;
-        let (true, Some(request)) = (ours, Mad::read(view.payload.bytes())) else {
+            && deth.qkey == GSI_QKEY;
+        let (true, Some(request)) = (is_request, Mad::read(view.payload.bytes())) else {
             return Vec::new();
         };
         let requester = RequestingPort { lid: slid, ports };
-        let answers = self.administer(&request, &requester);
+        let responses = self.handle_request(&request, &requester);
         let path = Path {
             link: Link::Ib {
                 slid: LID,
                 dlid: slid,
                 sl,
             },
-            // A request with a global route is answered with one.
+            // The response has a GRH if the request has one.
             grh: view.network.dgid(view.frame).and_then(|_| {
                 Some(Grh {
                     sgid: gid(guid(LID)),
                     dgid: ports.gid_of(slid)?,
                     flow_label: 0,
                     traffic_class: 0,
-                    hop_limit: HOPS,
+                    hop_limit: HOP_LIMIT,
                 })
             }),
             roce: Roce::default(),
             udp_source: 0,
         };
         let template = Template::new(&path);
-        answers
+        responses
             .iter()
             .map(|mad| self.datagram(&template, view.bth.pkey, deth.source_qpn, mad))
             .collect()
@@ -118,7 +118,7 @@ impl Subnet {
         self.psn = self.psn.plus(1);
         let mut builder = PacketBuilder::new(&self.pool, template, bth, mad.bytes().len());
         let deth = Deth {
-            qkey: GSI_KEY,
+            qkey: GSI_QKEY,
             source_qpn: GSI,
         };
         builder.put(&deth.bytes());
@@ -126,37 +126,41 @@ impl Subnet {
         builder.finish()
     }
 
-    /// Answers a request, with no datagram, one, or all segments of a table.
-    fn administer(&mut self, request: &Mad, requester: &RequestingPort<'_>) -> Vec<Mad> {
-        let what = (request.method(), request.attribute());
+    /// Returns the response: no datagram, one, or all segments of a table.
+    fn handle_request(&mut self, request: &Mad, requester: &RequestingPort<'_>) -> Vec<Mad> {
+        let kind = (request.method(), request.attribute());
         if !request.expects_response() {
             return Vec::new();
         }
-        if !request.is_administration() {
-            return vec![request.refused(mad::VERSION_UNSUPPORTED)];
+        if !request.has_supported_version() {
+            return vec![request.error_response(mad::VERSION_UNSUPPORTED)];
         }
-        let one = |answer: Result<Vec<u8>, u16>| match answer {
-            Ok(record) => vec![request.answer(&record)],
-            Err(status) => vec![request.refused(status)],
+        let single = |answer: Result<Vec<u8>, u16>| match answer {
+            Ok(record) => vec![request.response(&record)],
+            Err(status) => vec![request.error_response(status)],
         };
-        match what {
-            (method::GET, attribute::CLASS_PORT_INFO) => one(Ok(class_port_info())),
-            (method::GET, attribute::PATH) => one(paths::single(request, requester, &self.groups)),
+        match kind {
+            (method::GET, attribute::CLASS_PORT_INFO) => single(Ok(class_port_info())),
+            (method::GET, attribute::PATH) => {
+                single(paths::path_record(request, requester, &self.groups))
+            }
             (method::GET_TABLE, attribute::PATH) => {
                 match paths::table(request, requester, &self.groups) {
-                    Ok(records) => Table::new(request, &records).segments(),
-                    Err(status) => vec![request.refused(status)],
+                    Ok(records) => TableResponse::new(request, &records).segments(),
+                    Err(status) => vec![request.error_response(status)],
                 }
             }
-            (method::SET, attribute::GROUP_MEMBER) => one(self.groups.join(request, requester)),
-            (method::DELETE, attribute::GROUP_MEMBER) => one(self.groups.leave(request, requester)),
-            (method::GET, attribute::GROUP_MEMBER) => one(self.groups.find(request)),
-            // Services cannot be registered, so there are none.
-            (method::GET, attribute::SERVICE) => one(Err(mad::NO_RECORDS)),
-            (method::GET | method::SET | method::GET_TABLE | method::DELETE, _) => {
-                one(Err(ATTRIBUTE_UNSUPPORTED))
+            (method::SET, attribute::GROUP_MEMBER) => single(self.groups.join(request, requester)),
+            (method::DELETE, attribute::GROUP_MEMBER) => {
+                single(self.groups.leave(request, requester))
             }
-            _ => one(Err(mad::METHOD_UNSUPPORTED)),
+            (method::GET, attribute::GROUP_MEMBER) => single(self.groups.find(request)),
+            // Services cannot be registered, so there are none.
+            (method::GET, attribute::SERVICE) => single(Err(mad::NO_RECORDS)),
+            (method::GET | method::SET | method::GET_TABLE | method::DELETE, _) => {
+                single(Err(ATTRIBUTE_UNSUPPORTED))
+            }
+            _ => single(Err(mad::METHOD_UNSUPPORTED)),
         }
     }
 }

@@ -2,13 +2,13 @@
 
 use super::groups::Groups;
 use super::mad::{
-    INSUFFICIENT_COMPONENTS, INVALID_GID, Mad, NO_RECORDS, TOO_MANY_RECORDS, selected,
+    INSUFFICIENT_COMPONENTS, INVALID_GID, Mad, NO_RECORDS, TOO_MANY_RECORDS, selector_matches,
 };
 use super::ports::{EQUAL, PACKET_LIFETIME, PARTITION, RequestingPort, SERVICE_LEVEL};
 use crate::bits::{Field, field, put_bytes};
 use crate::packet::Gid;
 
-const SIZE: usize = 64;
+const RECORD_SIZE: usize = 64;
 const SERVICE: usize = 0;
 const DGID: usize = 8;
 const SGID: usize = 24;
@@ -52,7 +52,7 @@ const MTU_4096: u32 = 5;
 const RATE_100G: u32 = 16;
 
 /// Properties of a path.
-struct Quality {
+struct PathParameters {
     mtu: u32,
     rate: u32,
     lifetime: u32,
@@ -61,7 +61,7 @@ struct Quality {
     hop_limit: u32,
 }
 
-const BETWEEN_PORTS: Quality = Quality {
+const BETWEEN_PORTS: PathParameters = PathParameters {
     mtu: MTU_4096,
     rate: RATE_100G,
     lifetime: PACKET_LIFETIME,
@@ -71,7 +71,7 @@ const BETWEEN_PORTS: Quality = Quality {
 };
 
 /// Returns the only path that matches the request.
-pub(super) fn single(
+pub(super) fn path_record(
     request: &Mad,
     requester: &RequestingPort<'_>,
     groups: &Groups,
@@ -108,7 +108,7 @@ pub(super) fn table(
     if let Some(gid) = request.gid(component::DGID, DGID) {
         if gid[0] == 0xff {
             let group = groups.get(&gid).ok_or(NO_RECORDS)?;
-            let quality = Quality {
+            let parameters = PathParameters {
                 mtu: group.mtu,
                 rate: group.rate,
                 lifetime: group.lifetime,
@@ -116,7 +116,7 @@ pub(super) fn table(
                 traffic_class: group.traffic_class,
                 hop_limit: group.hop_limit,
             };
-            let path = path(request, source, (gid, group.mlid()), &quality);
+            let path = path(request, source, (gid, group.mlid()), &parameters);
             return Ok(path.into_iter().collect());
         }
     }
@@ -137,31 +137,36 @@ pub(super) fn table(
 }
 
 /// Returns the record of a path if it matches the request.
-fn path(request: &Mad, from: (Gid, u16), to: (Gid, u16), quality: &Quality) -> Option<Vec<u8>> {
-    let given = |bit, field| request.component(bit, field);
-    let fits = given(component::PKEY, PKEY)
+fn path(
+    request: &Mad,
+    from: (Gid, u16),
+    to: (Gid, u16),
+    parameters: &PathParameters,
+) -> Option<Vec<u8>> {
+    let component = |bit, field| request.component(bit, field);
+    let is_allowed = component(component::PKEY, PKEY)
         .is_none_or(|pkey| pkey & 0x7fff == u32::from(PARTITION) & 0x7fff)
-        && given(component::SL, SL).is_none_or(|sl| sl == u32::from(SERVICE_LEVEL))
-        && given(component::PATHS, PATHS) != Some(0)
-        && selected(
-            given(component::MTU_SELECTOR, MTU_SELECTOR),
-            given(component::MTU, MTU),
-            quality.mtu,
+        && component(component::SL, SL).is_none_or(|sl| sl == u32::from(SERVICE_LEVEL))
+        && component(component::PATHS, PATHS) != Some(0)
+        && selector_matches(
+            component(component::MTU_SELECTOR, MTU_SELECTOR),
+            component(component::MTU, MTU),
+            parameters.mtu,
         )
-        && selected(
-            given(component::RATE_SELECTOR, RATE_SELECTOR),
-            given(component::RATE, RATE),
-            quality.rate,
+        && selector_matches(
+            component(component::RATE_SELECTOR, RATE_SELECTOR),
+            component(component::RATE, RATE),
+            parameters.rate,
         )
-        && selected(
-            given(component::LIFETIME_SELECTOR, LIFETIME_SELECTOR),
-            given(component::LIFETIME, LIFETIME),
-            quality.lifetime,
+        && selector_matches(
+            component(component::LIFETIME_SELECTOR, LIFETIME_SELECTOR),
+            component(component::LIFETIME, LIFETIME),
+            parameters.lifetime,
         );
-    if !fits {
+    if !is_allowed {
         return None;
     }
-    let mut record = vec![0; SIZE];
+    let mut record = vec![0; RECORD_SIZE];
     if request.has(component::SERVICE) {
         put_bytes(&mut record, SERVICE, &request.record()[..8]);
     }
@@ -170,19 +175,19 @@ fn path(request: &Mad, from: (Gid, u16), to: (Gid, u16), quality: &Quality) -> O
     for (field, value) in [
         (DLID, u32::from(to.1)),
         (SLID, u32::from(from.1)),
-        (FLOW_LABEL, quality.flow_label),
-        (HOP_LIMIT, quality.hop_limit),
-        (TRAFFIC_CLASS, quality.traffic_class),
+        (FLOW_LABEL, parameters.flow_label),
+        (HOP_LIMIT, parameters.hop_limit),
+        (TRAFFIC_CLASS, parameters.traffic_class),
         (REVERSIBLE, 1),
         (PATHS, 1),
         (PKEY, u32::from(PARTITION)),
         (SL, u32::from(SERVICE_LEVEL)),
         (MTU_SELECTOR, EQUAL),
-        (MTU, quality.mtu),
+        (MTU, parameters.mtu),
         (RATE_SELECTOR, EQUAL),
-        (RATE, quality.rate),
+        (RATE, parameters.rate),
         (LIFETIME_SELECTOR, EQUAL),
-        (LIFETIME, quality.lifetime),
+        (LIFETIME, parameters.lifetime),
     ] {
         field.put(&mut record, value);
     }

@@ -51,11 +51,11 @@ pub(in crate::fabric) fn datagram(from: u16, global: bool, payload: &[u8]) -> Pa
     builder.finish()
 }
 
-/// Sends a request and returns the answers, after checking that they belong to it.
-fn ask(port: &Port, request: &[u8; 256]) -> Vec<Vec<u8>> {
+/// Sends a request and returns the responses, after checking that they belong to it.
+fn send_request(port: &Port, request: &[u8; 256]) -> Vec<Vec<u8>> {
     let lid = port.config().lid;
     port.send(0, datagram(lid, false, request));
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     while let Some(packet) = port.recv(0) {
         let view = View::read(LinkKind::Ib, packet.frame()).unwrap();
         let link = Link::Ib {
@@ -71,16 +71,16 @@ fn ask(port: &Port, request: &[u8; 256]) -> Vec<Vec<u8>> {
         let method = if request[3] == 2 { 1 } else { request[3] };
         assert_eq!(view.payload.bytes()[..4], [1, 3, 2, method | 0x80]);
         assert_eq!(view.payload.bytes()[TID..18], request[TID..18]);
-        answers.push(view.payload.bytes().to_vec());
+        responses.push(view.payload.bytes().to_vec());
     }
-    answers
+    responses
 }
 
-/// Sends a request that has one answer. Returns its status and record.
-fn one(port: &Port, request: &[u8; 256]) -> (u16, Vec<u8>) {
-    let mut answers = ask(port, request);
-    assert_eq!(answers.len(), 1);
-    let mad = answers.remove(0);
+/// Sends a request that has one response. Returns its status and record.
+fn single_response(port: &Port, request: &[u8; 256]) -> (u16, Vec<u8>) {
+    let mut responses = send_request(port, request);
+    assert_eq!(responses.len(), 1);
+    let mad = responses.remove(0);
     (u16::from_be_bytes([mad[4], mad[5]]), mad[RECORD..].to_vec())
 }
 
@@ -103,14 +103,15 @@ fn path(to: &Gid, from: &Gid) -> Vec<u8> {
     record
 }
 
-/// The components that rdma_cm gives: GIDs, reversible, number of paths, partition.
+/// The components that rdma_cm sets: GIDs, reversible, number of paths, partition.
 const PATH_COMPONENTS: [u32; 5] = [2, 3, 11, 12, 13];
 
 #[test]
-fn a_path_record_joins_two_gids() {
+fn a_path_record_has_both_gids() {
     let (_fabric, a, b) = fabric();
     let (from, to) = (gid(a.config().guid), gid(b.config().guid));
-    let (status, record) = one(&a, &request(1, 0x35, &PATH_COMPONENTS, &path(&to, &from)));
+    let (status, record) =
+        single_response(&a, &request(1, 0x35, &PATH_COMPONENTS, &path(&to, &from)));
     assert_eq!(status, 0);
     assert_eq!(get_array(&record, 8), to);
     assert_eq!(get_array(&record, 24), from);
@@ -124,7 +125,8 @@ fn a_path_record_joins_two_gids() {
     assert_eq!(record[52..56], [0, 0, 2 << 6 | 5, 2 << 6 | 16]);
     assert_eq!(record[56], 2 << 6 | 16);
     // A path from the port to itself.
-    let (status, record) = one(&a, &request(1, 0x35, &PATH_COMPONENTS, &path(&from, &from)));
+    let (status, record) =
+        single_response(&a, &request(1, 0x35, &PATH_COMPONENTS, &path(&from, &from)));
     assert_eq!((status, &record[40..44]), (0, &[0, 1, 0, 1][..]));
 }
 
@@ -137,7 +139,7 @@ fn an_unknown_port_has_no_path() {
     let with = |components: &[u32], change: &dyn Fn(&mut Vec<u8>)| {
         let mut record = good.clone();
         change(&mut record);
-        one(&a, &request(1, 0x35, components, &record)).0
+        single_response(&a, &request(1, 0x35, components, &record)).0
     };
     assert_eq!(with(&[2, 3], &|r| put_bytes(r, 8, &unknown)), 0x0500);
     assert_eq!(with(&[2, 3], &|r| put_bytes(r, 24, &unknown)), 0x0500);
@@ -167,11 +169,11 @@ fn a_path_table_lists_every_port_in_several_datagrams() {
         .map(|lid| fabric.port(PortConfig::ib(lid)))
         .collect();
     let from = gid(a.config().guid);
-    let answers = ask(&a, &request(0x12, 0x35, &[3], &path(&[0; 16], &from)));
+    let responses = send_request(&a, &request(0x12, 0x35, &[3], &path(&[0; 16], &from)));
     // Five ports and the subnet manager, 64 bytes each.
-    assert_eq!(answers.len(), 2);
+    assert_eq!(responses.len(), 2);
     let mut data = Vec::new();
-    for (number, mad) in answers.iter().enumerate() {
+    for (number, mad) in responses.iter().enumerate() {
         // Version 1, data; active and first, active and last.
         let flags = [0xf8 | 3, 0xf8 | 5][number];
         assert_eq!(mad[24..28], [1, 1, flags, 0]);
@@ -180,10 +182,10 @@ fn a_path_table_lists_every_port_in_several_datagrams() {
     }
     // The length of everything with two headers, then of the rest with one.
     let length = |mad: &[u8]| u32::from_be_bytes(get_array(mad, 32));
-    assert_eq!(length(&answers[0]), 6 * 64 + 2 * 20);
-    assert_eq!(length(&answers[1]), 6 * 64 - 200 + 20);
+    assert_eq!(length(&responses[0]), 6 * 64 + 2 * 20);
+    assert_eq!(length(&responses[1]), 6 * 64 - 200 + 20);
     // Record size in units of eight bytes.
-    assert_eq!(answers[0][44..46], [0, 8]);
+    assert_eq!(responses[0][44..46], [0, 8]);
     let lids: Vec<u8> = (0..6).map(|n| data[n * 64 + 41]).collect();
     assert_eq!(lids, [1, 2, 3, 4, 5, 0xff]);
 }
@@ -203,10 +205,10 @@ const JOIN: [u32; 4] = [0, 1, 7, 16];
 const CREATE: [u32; 8] = [0, 1, 2, 6, 7, 12, 13, 16];
 
 #[test]
-fn the_broadcast_group_is_there_to_be_joined() {
+fn the_broadcast_group_exists_without_members() {
     let (_fabric, a, _b) = fabric();
     let requested = request(2, 0x38, &JOIN, &member(&BROADCAST, &a, 1));
-    let (status, record) = one(&a, &requested);
+    let (status, record) = single_response(&a, &requested);
     assert_eq!(status, 0);
     assert_eq!(get_array(&record, 0), BROADCAST);
     assert_eq!(get_array(&record, 16), gid(a.config().guid));
@@ -218,47 +220,47 @@ fn the_broadcast_group_is_there_to_be_joined() {
     assert_eq!(record[48], 0x21);
     // The group persists after the last member left.
     let requested = request(0x15, 0x38, &JOIN, &member(&BROADCAST, &a, 1));
-    let (status, record) = one(&a, &requested);
+    let (status, record) = single_response(&a, &requested);
     assert_eq!((status, record[48]), (0, 0x20));
-    assert_eq!(one(&a, &requested).0, 0x0200);
+    assert_eq!(single_response(&a, &requested).0, 0x0200);
     let requested = request(1, 0x38, &[0], &member(&BROADCAST, &a, 0));
-    assert_eq!(one(&a, &requested).0, 0);
+    assert_eq!(single_response(&a, &requested).0, 0);
 }
 
 #[test]
-fn a_group_is_made_joined_and_left() {
+fn a_group_is_created_joined_and_left() {
     let (_fabric, a, b) = fabric();
     let mut mgid = BROADCAST;
     mgid[15] = 5;
     let join = |port: &Port, components: &[u32], state, key: u8| {
         let mut record = member(&mgid, port, state);
         record[35] = key;
-        one(port, &request(2, 0x38, components, &record))
+        single_response(port, &request(2, 0x38, components, &record))
     };
     // A join without a description does not create a group; nor does a non-member
     // join.
     assert_eq!(join(&a, &JOIN, 1, 7).0, 0x0600);
     assert_eq!(join(&a, &CREATE, 2, 7).0, 0x0200);
     for missing in [2, 6, 7, 12, 13] {
-        let given: Vec<u32> = CREATE.into_iter().filter(|c| *c != missing).collect();
-        assert_eq!(join(&a, &given, 1, 7).0, 0x0600, "{missing}");
+        let incomplete: Vec<u32> = CREATE.into_iter().filter(|c| *c != missing).collect();
+        assert_eq!(join(&a, &incomplete, 1, 7).0, 0x0600, "{missing}");
     }
-    let (status, made) = join(&a, &CREATE, 1, 7);
-    assert_eq!((status, made[35]), (0, 7));
-    let mlid = u16::from_be_bytes(get_array(&made, 36));
+    let (status, group) = join(&a, &CREATE, 1, 7);
+    assert_eq!((status, group[35]), (0, 7));
+    let mlid = u16::from_be_bytes(get_array(&group, 36));
     assert!((0xc001..0xffff).contains(&mlid));
     // Another port must match the parameters of the group.
     assert_eq!(join(&b, &CREATE, 1, 8).0, 0x0200);
-    assert_eq!(join(&b, &JOIN, 8, 0).1[36..38], made[36..38]);
-    let find = || one(&b, &request(1, 0x38, &[0], &member(&mgid, &b, 0))).0;
+    assert_eq!(join(&b, &JOIN, 8, 0).1[36..38], group[36..38]);
+    let find = || single_response(&b, &request(1, 0x38, &[0], &member(&mgid, &b, 0))).0;
     let leave = |port: &Port, state| {
         let record = member(&mgid, port, state);
-        one(port, &request(0x15, 0x38, &JOIN, &record)).0
+        single_response(port, &request(0x15, 0x38, &JOIN, &record)).0
     };
     // A path leads to the group.
     let requested = request(1, 0x35, &[2, 3], &path(&mgid, &gid(a.config().guid)));
-    let (status, record) = one(&a, &requested);
-    assert_eq!((status, &record[40..42]), (0, &made[36..38]));
+    let (status, record) = single_response(&a, &requested);
+    assert_eq!((status, &record[40..42]), (0, &group[36..38]));
     assert_eq!(leave(&a, 1), 0);
     assert_eq!(find(), 0);
     // Leaving with a join state that the port does not have fails.
@@ -268,12 +270,12 @@ fn a_group_is_made_joined_and_left() {
 }
 
 #[test]
-fn a_group_without_a_gid_gets_one() {
+fn a_gid_is_generated_for_a_group_without_one() {
     let (_fabric, a, b) = fabric();
     let mut seen = Vec::new();
     for port in [&a, &a, &b] {
         let requested = request(2, 0x38, &CREATE[1..], &member(&[0; 16], port, 1));
-        let (status, record) = one(port, &requested);
+        let (status, record) = single_response(port, &requested);
         assert_eq!((status, record[0]), (0, 0xff));
         let mgid: Gid = get_array(&record, 0);
         assert!(!seen.contains(&mgid));
@@ -286,18 +288,18 @@ fn a_port_joins_only_for_itself_and_leaves_when_removed() {
     let (fabric, a, b) = fabric();
     let mut mgid = BROADCAST;
     mgid[15] = 6;
-    let for_the_other = request(2, 0x38, &CREATE, &member(&mgid, &b, 1));
-    assert_eq!(one(&a, &for_the_other).0, 0x0700);
-    assert_eq!(one(&b, &for_the_other).0, 0);
+    let for_other_port = request(2, 0x38, &CREATE, &member(&mgid, &b, 1));
+    assert_eq!(single_response(&a, &for_other_port).0, 0x0700);
+    assert_eq!(single_response(&b, &for_other_port).0, 0);
     let find = request(1, 0x38, &[0], &member(&mgid, &b, 0));
-    assert_eq!(one(&a, &find).0, 0);
+    assert_eq!(single_response(&a, &find).0, 0);
     drop(b);
-    assert_eq!(one(&a, &find).0, 0x0300);
+    assert_eq!(single_response(&a, &find).0, 0x0300);
     // The path disappears too, until another port has the LID.
     let requested = request(1, 0x35, &[2], &path(&gid(guid(2)), &[0; 16]));
-    assert_eq!(one(&a, &requested).0, 0x0500);
+    assert_eq!(single_response(&a, &requested).0, 0x0500);
     let _again = fabric.port(PortConfig::ib(2));
-    assert_eq!(one(&a, &requested).0, 0);
+    assert_eq!(single_response(&a, &requested).0, 0);
 }
 
 #[test]
@@ -307,7 +309,7 @@ fn groups_are_bounded() {
         .map(|number| {
             let mut mgid = BROADCAST;
             mgid[12..14].copy_from_slice(&number.to_be_bytes());
-            one(&a, &request(2, 0x38, &CREATE, &member(&mgid, &a, 1))).0
+            single_response(&a, &request(2, 0x38, &CREATE, &member(&mgid, &a, 1))).0
         })
         .collect();
     assert_eq!(statuses.iter().filter(|s| **s == 0).count(), 1023);
@@ -327,8 +329,8 @@ fn unsupported_requests_have_an_error_status() {
         (0x13, 0x0035, 0x0008),
         (0x14, 0x003a, 0x0008),
     ] {
-        let (said, _) = one(&a, &request(method, attribute, &[], &[]));
-        assert_eq!(said, status, "{method:#x} {attribute:#x}");
+        let (actual, _) = single_response(&a, &request(method, attribute, &[], &[]));
+        assert_eq!(actual, status, "{method:#x} {attribute:#x}");
     }
     let mut old = request(1, 0x35, &[], &[]);
     old[2] = 1;
@@ -340,21 +342,21 @@ fn unsupported_requests_have_an_error_status() {
     for (class, method) in [(3, 0x81), (3, 0x92), (3, 6), (3, 3), (4, 1), (7, 3)] {
         let mut mad = request(method, 0x35, &[], &[]);
         mad[1] = class;
-        assert!(ask(&a, &mad).is_empty(), "{class} {method:#x}");
+        assert!(send_request(&a, &mad).is_empty(), "{class} {method:#x}");
     }
 }
 
 #[test]
-fn send_only_members_are_offered() {
+fn send_only_full_members_are_supported() {
     let (_fabric, a, _b) = fabric();
-    let (status, info) = one(&a, &request(1, 1, &[], &[]));
+    let (status, info) = single_response(&a, &request(1, 1, &[], &[]));
     assert_eq!((status, &info[..2]), (0, &[1, 2][..]));
     const CAPABILITIES_2: Field = field(4, 31, 5);
     assert_eq!(CAPABILITIES_2.get(&info) >> 12, 1);
 }
 
 #[test]
-fn a_request_with_a_global_route_is_answered_with_one() {
+fn a_request_with_a_grh_has_a_response_with_a_grh() {
     let (_fabric, a, _b) = fabric();
     let requested = request(1, 1, &[], &[]);
     a.send(0, datagram(1, true, &requested));
@@ -369,7 +371,7 @@ fn only_datagrams_of_the_partition_with_the_queue_key_are_accepted() {
     let (_fabric, a, _b) = fabric();
     let pool = Pool::new();
     let requested = request(1, 1, &[], &[]);
-    for (opcode, pkey, qpn, qkey, answered) in [
+    for (opcode, pkey, qpn, qkey, accepted) in [
         (0x64, 0xffff, 1, 0x8001_0000, true),
         (0x64, 0x7fff, 1, 0x8001_0000, true),
         (0x64, 0x8001, 1, 0x8001_0000, false),
@@ -392,7 +394,7 @@ fn only_datagrams_of_the_partition_with_the_queue_key_are_accepted() {
         builder.put(&deth.bytes());
         builder.put(&requested);
         a.send(0, builder.finish());
-        assert_eq!(a.recv(0).is_some(), answered, "{opcode:#x} {pkey:#x} {qpn}");
+        assert_eq!(a.recv(0).is_some(), accepted, "{opcode:#x} {pkey:#x} {qpn}");
     }
     for length in [0, 255, 257] {
         a.send(0, datagram(1, false, &vec![1; length]));
@@ -401,7 +403,7 @@ fn only_datagrams_of_the_partition_with_the_queue_key_are_accepted() {
 }
 
 #[test]
-fn management_datagrams_are_delayed_and_lost_like_others() {
+fn faults_apply_to_management_datagrams() {
     let (_fabric, a, _b) = fabric();
     let requested = request(1, 1, &[], &[]);
     a.set_faults(Faults {
@@ -433,7 +435,7 @@ fn management_datagrams_are_delayed_and_lost_like_others() {
 }
 
 #[test]
-fn fabrics_of_two_processes_answer_alike() {
+fn fabrics_of_two_processes_have_equal_responses() {
     let fabrics = [Fabric::new(1), Fabric::new(2)];
     let ports: Vec<Port> = fabrics
         .iter()
@@ -443,9 +445,9 @@ fn fabrics_of_two_processes_answer_alike() {
     // Without an uplink, unknown ports do not exist; with one, their LIDs follow
     // from the GUIDs.
     let requested = request(1, 0x35, &[2], &path(&gid(guid(9)), &[0; 16]));
-    assert_eq!(one(&ports[0], &requested).0, 0x0500);
+    assert_eq!(single_response(&ports[0], &requested).0, 0x0500);
     let uplinks = fabrics.each_ref().map(Fabric::uplink);
-    let (status, record) = one(&ports[0], &requested);
+    let (status, record) = single_response(&ports[0], &requested);
     assert_eq!((status, &record[40..44]), (0, &[0, 9, 0, 7][..]));
     let mut mgid = BROADCAST;
     mgid[15] = 5;
@@ -462,7 +464,7 @@ fn fabrics_of_two_processes_answer_alike() {
 /// The LID that a new group gets.
 fn mlid(port: &Port, mgid: &Gid) -> [u8; 2] {
     let requested = request(2, 0x38, &CREATE, &member(mgid, port, 1));
-    let (status, record) = one(port, &requested);
+    let (status, record) = single_response(port, &requested);
     assert_eq!(status, 0);
     get_array(&record, 36)
 }
