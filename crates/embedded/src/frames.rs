@@ -72,7 +72,7 @@ impl Outgoing {
             LinkKind::Ib => 0,
             LinkKind::Ethernet => ETHERNET,
         };
-        let tag = kind | if packet.is_sealed() { 0 } else { UNSEALED };
+        let tag = kind | if packet.has_icrc() { 0 } else { UNSEALED };
         let pushed = self.ring.push(tag, packet.frame())?;
         self.pushed |= pushed;
         Ok(pushed)
@@ -171,7 +171,7 @@ impl Incoming {
                     packet.set_kind(LinkKind::Ethernet);
                 }
                 if tag & UNSEALED != 0 {
-                    packet.leave_unsealed();
+                    packet.mark_without_icrc();
                 }
                 Some(packet)
             }

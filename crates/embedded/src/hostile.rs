@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use softhca::packet::{Arrival, Departure, LinkKind, Mac, Pool, View};
+use softhca::packet::{LinkKind, Mac, Pool, RecvMeta, Transmit, View};
 
 use crate::addresses::AddressList;
 use crate::cm::{Manager, hostile_messages};
@@ -50,7 +50,7 @@ pub fn datagrams(script: &[u8]) {
             hostile_messages(&manager, &mut gateway, flags, take(&mut rest, 256));
             continue;
         }
-        let arrival = Arrival {
+        let arrival = RecvMeta {
             source: address(take(&mut rest, 16), ipv6),
             port: 4791,
             destination: address(take(&mut rest, 16), ipv6 ^ (flags & 4 != 0)),
@@ -62,8 +62,8 @@ pub fn datagrams(script: &[u8]) {
         };
         if let Ok(packet) = headers.frame(&pool, content) {
             let read = View::read(LinkKind::Ethernet, packet.frame());
-            assert_ne!(read.err(), Some(softhca::packet::Refused::BadIcrc));
-            assert!(Departure::of(packet.frame()).is_some());
+            assert_ne!(read.err(), Some(softhca::packet::ParseError::BadIcrc));
+            assert!(Transmit::parse(packet.frame()).is_some());
         }
     }
 }

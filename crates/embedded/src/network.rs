@@ -155,7 +155,7 @@ impl Network {
         config: WireConfig,
         time: Option<SimulatedTime>,
     ) -> std::result::Result<Self, Error> {
-        let pool = Pool::with_late_icrc();
+        let pool = Pool::with_deferred_icrc();
         let runner = Runner::new(Fabric::new(1), pool, drive, config, time);
         let runner = runner.map_err(refused(Command::Open))?;
         Ok(Self { runner })

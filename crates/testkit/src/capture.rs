@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use embedded::softhca::packet::{LinkKind, Pool, Syndrome, Traits, View};
+use embedded::softhca::packet::{LinkKind, OpcodeFlags, Pool, Syndrome, View};
 use embedded::softhca::pcap;
 
 /// The delivery of a frame: whether it was lost, duplicated, corrupted or delayed.
@@ -76,12 +76,12 @@ impl Packet {
     /// Decodes a frame; `None` if it is not RDMA or malformed.
     pub(crate) fn read(kind: LinkKind, frame: &[u8]) -> Option<Self> {
         let view = View::read(kind, frame).ok()?;
-        let traits = view.opcode?.traits();
+        let traits = view.opcode?.flags();
         let has = |wanted| traits.has(wanted);
         let kind = match (
-            has(Traits::RESPONSE),
-            has(Traits::READ),
-            has(Traits::ATOMIC),
+            has(OpcodeFlags::RESPONSE),
+            has(OpcodeFlags::READ),
+            has(OpcodeFlags::ATOMIC),
         ) {
             (true, true, _) => Kind::ReadResponse,
             (true, _, true) => Kind::AtomicResponse,
@@ -92,13 +92,13 @@ impl Packet {
             },
             (_, true, _) => Kind::ReadRequest,
             (_, _, true) => Kind::AtomicRequest,
-            _ if has(Traits::WRITE) => Kind::Write,
+            _ if has(OpcodeFlags::WRITE) => Kind::Write,
             _ => Kind::Send,
         };
         Some(Self {
             kind,
-            first: has(Traits::START),
-            last: has(Traits::END),
+            first: has(OpcodeFlags::START),
+            last: has(OpcodeFlags::END),
             dest_qp: view.bth.dest_qpn,
             psn: view.bth.psn.value(),
             ack_requested: view.bth.ack_request,

@@ -1,16 +1,16 @@
 //! A wire to other hosts: RoCE v2 in UDP datagrams.
 //!
 //! ```text
-//!  fabric ── uplink ── frames ──► Departure ── sendmmsg ──► a source port of 8
+//!  fabric ── uplink ── frames ──► Transmit ─── sendmmsg ──► a source port of 8
 //!     ▲                                                         │ network
-//!     └──────────────── frames ◄── Arrival ◄── recvmmsg ◄── port 4791
+//!     └──────────────── frames ◄── RecvMeta ◄── recvmmsg ◄── port 4791
 //! ```
 //!
 //! Segmentation and receive offload: several packets leave or arrive as one message of the
 //! socket ([`segmentation`]).
 //!
 //! A datagram contains the UDP payload of a frame. The headers before it, which the ICRC
-//! covers, are removed and restored ([`softhca::packet::Arrival`]). Datagrams are
+//! covers, are removed and restored ([`softhca::packet::RecvMeta`]). Datagrams are
 //! untrusted: length and ICRC are checked here, the rest by the transport, as for frames of
 //! any network. The port's queue and the socket's buffer bound the unprocessed datagrams.
 
@@ -31,8 +31,8 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use softhca::fabric::{Fabric, Port};
 use softhca::packet::{
-    Arrival, BTH, Bth, DEFAULT_PKEY, Departure, Deth, Mac, NotRoce, Opcode, Packet, PacketBuilder,
-    Path, Pool, Psn, Template, View, gid_of_ip, headroom,
+    BTH_BYTES, Bth, DEFAULT_PKEY, DatagramError, Deth, Mac, Opcode, Packet, PacketBuilder, Path,
+    Pool, Psn, RecvMeta, Template, Transmit, View, gid_of_ip, headroom,
 };
 use uverbs::Errno;
 
@@ -279,13 +279,13 @@ impl UdpWire {
             if forwarded.kind == MessageKind::Management {
                 return gateway.receive(forwarded.source, forwarded.destination, bytes);
             }
-            let arrival = Arrival {
+            let meta = RecvMeta {
                 source: forwarded.source,
                 port: forwarded.port,
                 destination: forwarded.destination,
                 traffic_class: forwarded.traffic_class,
             };
-            let headers = arrival.headers(OTHERS_MAC, DEVICE_MAC);
+            let headers = meta.headers(OTHERS_MAC, DEVICE_MAC);
             if let Some(Ok(packet)) = headers.map(|it| it.frame(pool, bytes)) {
                 if !is_management(packet.frame()) {
                     arrived.push(packet);
@@ -324,7 +324,7 @@ impl UdpWire {
 
     /// Delivers the first frame, which is for an address of the device: to the device itself,
     /// or to the process whose queue pair it is for.
-    fn loop_back(&mut self, departure: &Departure) {
+    fn loop_back(&mut self, transmit: &Transmit) {
         let Some(mut packet) = self.outgoing.pop_front() else {
             return;
         };
@@ -341,17 +341,17 @@ impl UdpWire {
         };
         let forwarded = Forwarded {
             kind: MessageKind::Packet,
-            source: departure.source,
-            port: departure.port,
-            destination: departure.destination,
-            traffic_class: departure.traffic_class,
+            source: transmit.source,
+            port: transmit.port,
+            destination: transmit.destination,
+            traffic_class: transmit.traffic_class,
         };
-        packet.seal();
+        packet.add_icrc();
         // Without such a process the packet is lost, as on a network.
         group.forward(
             member,
             &forwarded,
-            &packet.frame()[departure.payload.clone()],
+            &packet.frame()[transmit.payload.clone()],
         );
     }
 
@@ -410,8 +410,8 @@ impl UdpWire {
             .recv_all(0, MAX_SEND_DATAGRAMS, &mut self.outgoing);
         let any = !self.outgoing.is_empty();
         while !self.outgoing.is_empty() {
-            if let Some(departure) = self.loopback_departure() {
-                self.loop_back(&departure);
+            if let Some(transmit) = self.loopback_transmit() {
+                self.loop_back(&transmit);
                 continue;
             }
             join_acknowledgement(&mut self.outgoing);
@@ -437,9 +437,9 @@ impl UdpWire {
     }
 
     /// Returns the addresses of the first frame if its destination is the device.
-    fn loopback_departure(&self) -> Option<Departure> {
-        let departure = Departure::of(self.outgoing.front()?.frame())?;
-        has_address(&self.endpoints, departure.destination).then_some(departure)
+    fn loopback_transmit(&self) -> Option<Transmit> {
+        let transmit = Transmit::parse(self.outgoing.front()?.frame())?;
+        has_address(&self.endpoints, transmit.destination).then_some(transmit)
     }
 
     /// Returns whether the first frame may wait longer for room in its socket.
@@ -495,16 +495,16 @@ impl UdpWire {
         let (mut has_management, mut datagrams) = (false, 0);
         let endpoint = &endpoints[index];
         let messages = buffers.receive::<MAX>(endpoint.receiver.as_fd(), |received, message| {
-            let arrival = Arrival {
+            let meta = RecvMeta {
                 source: received.source,
                 port: received.port,
                 destination: endpoint.local.address,
                 traffic_class: received.traffic_class,
             };
-            let headers = arrival.headers(OTHERS_MAC, DEVICE_MAC);
+            let headers = meta.headers(OTHERS_MAC, DEVICE_MAC);
             for datagram in message {
                 datagrams += 1;
-                let framed = headers.as_ref().ok_or(NotRoce::Length);
+                let framed = headers.as_ref().ok_or(DatagramError::Length);
                 let packet = match framed.and_then(|it| it.frame(pool, datagram)) {
                     Ok(packet) => packet,
                     Err(error) => {
@@ -515,7 +515,7 @@ impl UdpWire {
                 if is_management(packet.frame()) {
                     has_management = true;
                     if let Some(message) = management(&packet) {
-                        let both = (arrival.source, arrival.destination);
+                        let both = (meta.source, meta.destination);
                         Self::receive_management(gateway, group.as_mut(), both, message);
                     }
                     continue;
@@ -525,10 +525,10 @@ impl UdpWire {
                     if member != group.number() {
                         let forwarded = Forwarded {
                             kind: MessageKind::Packet,
-                            source: arrival.source,
-                            port: arrival.port,
-                            destination: arrival.destination,
-                            traffic_class: arrival.traffic_class,
+                            source: meta.source,
+                            port: meta.port,
+                            destination: meta.destination,
+                            traffic_class: meta.traffic_class,
                         };
                         group.forward(member, &forwarded, datagram);
                         *misrouted = Some(index);
@@ -574,7 +574,7 @@ fn has_address(endpoints: &[Endpoint], address: IpAddr) -> bool {
 }
 
 /// Returns the BTH of a frame of this wire.
-fn bth_of(frame: &[u8]) -> Option<&[u8; BTH]> {
+fn bth_of(frame: &[u8]) -> Option<&[u8; BTH_BYTES]> {
     let ipv6 = frame.get(14).is_some_and(|byte| byte >> 4 == 6);
     frame.get(headroom(ipv6)..)?.first_chunk()
 }
@@ -601,7 +601,7 @@ fn is_management(frame: &[u8]) -> bool {
 
 /// Returns the management datagram in a frame for queue pair 1.
 fn management(packet: &Packet) -> Option<&[u8]> {
-    let view = View::of(packet).ok()?;
+    let view = View::parse_packet(packet).ok()?;
     let is_valid = view.bth.opcode == UD_SEND && view.deth()?.qkey == QKEY;
     // The default partition, full or limited membership.
     let is_valid = is_valid && view.bth.pkey & 0x7fff == DEFAULT_PKEY & 0x7fff;
@@ -613,16 +613,16 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 /// Returns the indices of the endpoint and of the source port by which a frame leaves.
-fn sender(endpoints: &[Endpoint], departure: &Departure) -> Option<(usize, usize)> {
-    let from = |endpoint: &Endpoint| endpoint.local.address == departure.source;
+fn sender(endpoints: &[Endpoint], transmit: &Transmit) -> Option<(usize, usize)> {
+    let from = |endpoint: &Endpoint| endpoint.local.address == transmit.source;
     let endpoint = endpoints.iter().position(from)?;
-    let families = [departure.source, departure.destination].map(|it: IpAddr| it.is_ipv6());
-    if families[0] != families[1] || departure.destination.is_multicast() {
+    let families = [transmit.source, transmit.destination].map(|it: IpAddr| it.is_ipv6());
+    if families[0] != families[1] || transmit.destination.is_multicast() {
         return None;
     }
     let senders = &endpoints[endpoint].senders;
     // A frame that was not accepted before has its port already.
-    let known = senders.iter().position(|sender| sender.0 == departure.port);
-    let chosen = usize::from(departure.port & SOURCE_PORT_MASK) % senders.len();
+    let known = senders.iter().position(|sender| sender.0 == transmit.port);
+    let chosen = usize::from(transmit.port & SOURCE_PORT_MASK) % senders.len();
     Some((endpoint, known.unwrap_or(chosen)))
 }

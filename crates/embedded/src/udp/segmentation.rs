@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use softhca::packet::{Departure, Packet, Traits, op};
+use softhca::packet::{OpcodeFlags, Packet, Transmit, op};
 
 use super::socket::{
     self, MAX_MESSAGE_BYTES, MAX_SEGMENTS, MAX_SEND_DATAGRAMS, MAX_SEND_MESSAGES, Message,
@@ -21,7 +21,7 @@ const MAX_HELD_ACKS: usize = 4;
 #[derive(Clone, Debug)]
 struct Run {
     /// Addresses and class of the first datagram, and so of all.
-    first: Departure,
+    first: Transmit,
     /// The receiving process.
     member: Option<u8>,
     bytes: usize,
@@ -32,7 +32,7 @@ struct Run {
 
 impl Run {
     /// Starts a run with a datagram to the given process.
-    fn new(first: Departure, member: Option<u8>) -> Self {
+    fn new(first: Transmit, member: Option<u8>) -> Self {
         Self {
             bytes: first.payload.len(),
             first,
@@ -43,8 +43,8 @@ impl Run {
     }
 
     /// Returns whether the run can be extended by the next datagram.
-    fn accepts(&self, next: &Departure, member: Option<u8>) -> bool {
-        let key = |it: &Departure| (it.destination, it.traffic_class, it.hop_limit);
+    fn accepts(&self, next: &Transmit, member: Option<u8>) -> bool {
+        let key = |it: &Transmit| (it.destination, it.traffic_class, it.hop_limit);
         let length = next.payload.len();
         !self.is_closed
             && self.count != MAX_SEGMENTS
@@ -56,7 +56,7 @@ impl Run {
     }
 
     /// Adds a datagram. Returns its index in the message.
-    fn add(&mut self, next: &Departure) -> u16 {
+    fn add(&mut self, next: &Transmit) -> u16 {
         let (index, length) = (self.count, next.payload.len());
         self.is_closed = length < self.first.payload.len();
         self.bytes += length;
@@ -93,13 +93,13 @@ impl UdpWire {
         let mut runs: [Option<Run>; MAX_SEND_MESSAGES] = [const { None }; MAX_SEND_MESSAGES];
         let (mut socket, mut count, mut last) = (None, 0, 0);
         for packet in self.outgoing.iter_mut().take(MAX_SEND_DATAGRAMS) {
-            let Some(mut departure) = Departure::of(packet.frame()) else {
+            let Some(mut transmit) = Transmit::parse(packet.frame()) else {
                 break;
             };
-            let Some(route) = sender(&self.endpoints, &departure) else {
+            let Some(route) = sender(&self.endpoints, &transmit) else {
                 break;
             };
-            let is_local = has_address(&self.endpoints, departure.destination);
+            let is_local = has_address(&self.endpoints, transmit.destination);
             if is_local || *socket.get_or_insert(route) != route {
                 break;
             }
@@ -107,21 +107,21 @@ impl UdpWire {
             let current = runs[last].as_mut().filter(|_| self.segmentation);
             // The kernel increments the IP identification for each segment of a message.
             let mut index = 0;
-            if let Some(run) = current.filter(|run| run.accepts(&departure, member)) {
-                index = run.add(&departure);
+            if let Some(run) = current.filter(|run| run.accepts(&transmit, member)) {
+                index = run.add(&transmit);
             } else {
                 let next = last + usize::from(runs[last].is_some());
                 let Some(run) = runs.get_mut(next) else {
                     break;
                 };
-                *run = Some(Run::new(departure.clone(), member));
+                *run = Some(Run::new(transmit.clone(), member));
                 last = next;
             }
             let (endpoint, port) = route;
-            departure.set_port(packet, self.endpoints[endpoint].senders[port].0);
-            departure.set_identification(packet, index);
-            packet.seal();
-            payloads[count] = departure.payload;
+            transmit.set_port(packet, self.endpoints[endpoint].senders[port].0);
+            transmit.set_identification(packet, index);
+            packet.add_icrc();
+            payloads[count] = transmit.payload;
             count += 1;
         }
         let Some((endpoint, port)) = socket else {
@@ -190,7 +190,7 @@ fn is_acknowledgement(frame: &[u8]) -> bool {
 }
 
 fn is_request(frame: &[u8]) -> bool {
-    opcode_of(frame).is_some_and(|it| !it.traits().has(Traits::RESPONSE))
+    opcode_of(frame).is_some_and(|it| !it.flags().has(OpcodeFlags::RESPONSE))
 }
 
 /// Returns whether the system may have refused a message because of its segmentation.
@@ -207,8 +207,8 @@ mod tests {
 
     use super::*;
 
-    fn departure(to: u8, length: usize) -> Departure {
-        Departure::of(packet(SEND, to, length).frame()).unwrap()
+    fn transmit(to: u8, length: usize) -> Transmit {
+        Transmit::parse(packet(SEND, to, length).frame()).unwrap()
     }
 
     /// Opcodes of RC.
@@ -275,12 +275,12 @@ mod tests {
 
     #[test]
     fn a_run_has_datagrams_of_one_length_to_one_process() {
-        let run = || Run::new(departure(2, 1000), Some(1));
+        let run = || Run::new(transmit(2, 1000), Some(1));
         let next = |run: &mut Run, length| {
-            let departure = departure(2, length);
-            let accepts = run.accepts(&departure, Some(1));
+            let transmit = transmit(2, length);
+            let accepts = run.accepts(&transmit, Some(1));
             if accepts {
-                run.add(&departure);
+                run.add(&transmit);
             }
             accepts
         };
@@ -289,15 +289,15 @@ mod tests {
         assert!(next(&mut one, 1000) && next(&mut one, 200) && !next(&mut one, 200));
         assert_eq!(one.count, 3);
         assert!(!next(&mut run(), 1004));
-        assert!(!run().accepts(&departure(3, 1000), Some(1)));
-        assert!(!run().accepts(&departure(2, 1000), Some(2)));
+        assert!(!run().accepts(&transmit(3, 1000), Some(1)));
+        assert!(!run().accepts(&transmit(2, 1000), Some(2)));
     }
 
     #[test]
     fn the_length_of_a_run_is_limited() {
         for (length, max) in [(64, MAX_SEGMENTS), (1024, 62), (4096, 15)] {
-            let mut run = Run::new(departure(2, length), None);
-            let next = departure(2, length);
+            let mut run = Run::new(transmit(2, length), None);
+            let next = transmit(2, length);
             while run.accepts(&next, None) {
                 assert_eq!(usize::from(run.add(&next)) + 1, run.count);
             }

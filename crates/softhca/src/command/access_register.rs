@@ -92,7 +92,7 @@ impl<P: Platform> Hca<P> {
                     self.core.nic.port_mtu = MTU_ADMIN.get(given);
                 }
                 let (greatest, now) = match self.core.settings.profile.port {
-                    PortKind::Ethernet => (LARGEST_FRAME, self.core.nic.port_mtu),
+                    PortKind::Ethernet => (MAX_FRAME, self.core.nic.port_mtu),
                     PortKind::InfiniBand => (4096, 4096),
                 };
                 MTU_MAX.put(out, greatest);
@@ -128,4 +128,4 @@ impl<P: Platform> Hca<P> {
 }
 
 /// The largest Ethernet frame without its FCS: the capacity of a packet buffer.
-pub(crate) const LARGEST_FRAME: u32 = crate::packet::CAPACITY as u32;
+pub(crate) const MAX_FRAME: u32 = crate::packet::PACKET_CAPACITY as u32;

@@ -14,7 +14,7 @@ use super::qp::{FetchedWqe, Queue, ReceiveEntry, Ring, Strides, take_receive};
 use super::steering::SelectedQueue;
 use super::wqe::{self, opcode};
 use crate::bits::{Field, field, get32, get64};
-use crate::packet::{CAPACITY, LinkKind, Packet, Pool};
+use crate::packet::{LinkKind, PACKET_CAPACITY, Packet, Pool};
 use crate::platform::Platform;
 
 const MSS: Field = field(4, 15, 0);
@@ -209,7 +209,7 @@ impl<P: Platform> Core<P> {
     /// Delivers a frame to the receive queues that steering selects.
     pub(crate) fn receive_frame(&mut self, frame: &[u8], origin: Origin) {
         let queues = match frame.len() {
-            ..=CAPACITY => self.steering.steer(frame, origin),
+            ..=PACKET_CAPACITY => self.steering.steer(frame, origin),
             _ => Vec::new(),
         };
         if queues.is_empty() {

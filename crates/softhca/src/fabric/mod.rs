@@ -140,13 +140,13 @@ impl Port {
         wake.call();
     }
 
-    /// Returns the next frame that has arrived by `now`, sealed.
+    /// Returns the next frame that has arrived by `now`, with its ICRC.
     #[must_use]
     pub fn recv(&self, now: u64) -> Option<Packet> {
         self.with(|port| {
             port.deliver_due(now);
             let mut packet = port.ready.pop_front()?;
-            packet.seal();
+            packet.add_icrc();
             port.counters.received += 1;
             port.counters.received_bytes += packet.frame().len() as u64;
             Some(packet)
@@ -154,7 +154,7 @@ impl Port {
     }
 
     /// Moves up to `limit` arrived frames to the end of `into`. They may lack their ICRC
-    /// ([`Packet::is_sealed`]).
+    /// ([`Packet::has_icrc`]).
     pub fn recv_all(&self, now: u64, limit: usize, into: &mut VecDeque<Packet>) {
         self.with(|port| {
             port.deliver_due(now);

@@ -196,7 +196,7 @@ impl Net {
         let kind = packet.kind();
         let faults = self.ports[from].faults != Faults::default();
         if faults || self.capture.is_some() || self.tap.is_some() {
-            packet.seal();
+            packet.add_icrc();
         }
         let length = packet.frame().len();
         if let Some(capture) = &mut self.capture {

@@ -67,28 +67,28 @@ fn rdma_frames_are_looped_back() {
 
 /// Frames have a correct ICRC wherever their bytes are observed or changed.
 #[test]
-fn frames_are_sealed_for_taps_faults_and_readers() {
-    struct SealedTap;
-    impl Tap for SealedTap {
+fn frames_have_an_icrc_for_taps_captures_faults_and_recv() {
+    struct IcrcTap;
+    impl Tap for IcrcTap {
         fn transfer(&mut self, _: u64, _: usize, _: usize, packet: &mut Packet) -> Delivery {
-            assert!(packet.is_sealed());
+            assert!(packet.has_icrc());
             Delivery::default()
         }
     }
-    let pool = Pool::with_late_icrc();
+    let pool = Pool::with_deferred_icrc();
     let fabric = Fabric::new(1);
     let a = fabric.port(PortConfig::ethernet(A));
     let b = fabric.port(PortConfig::ethernet(B));
-    let arrives = |sealed| {
+    let arrives = |has_icrc| {
         let mut arrived = VecDeque::new();
         a.send(0, rdma(&pool, B, A));
         b.recv_all(0, 1, &mut arrived);
-        assert_eq!(arrived[0].is_sealed(), sealed);
+        assert_eq!(arrived[0].has_icrc(), has_icrc);
     };
     arrives(false);
     a.send(0, rdma(&pool, B, A));
-    assert!(b.recv(0).unwrap().is_sealed());
-    fabric.set_tap(Some(Box::new(SealedTap)));
+    assert!(b.recv(0).unwrap().has_icrc());
+    fabric.set_tap(Some(Box::new(IcrcTap)));
     arrives(true);
     fabric.set_tap(None);
     arrives(false);

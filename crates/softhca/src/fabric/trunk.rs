@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use std::os::unix::net::UnixDatagram;
 
 use super::{Fabric, Port};
-use crate::packet::{CAPACITY, LinkKind, Packet, Pool};
+use crate::packet::{LinkKind, PACKET_CAPACITY, Packet, Pool};
 
 /// A connected, non-blocking datagram socket.
 pub trait DatagramSocket {
@@ -64,7 +64,7 @@ impl<W: DatagramSocket> Trunk<W> {
     /// Adds an uplink to `fabric`. The socket must be non-blocking.
     #[must_use]
     pub fn new(fabric: &Fabric, pool: Pool, socket: W) -> Self {
-        let buffer = vec![0; CAPACITY + 1].into_boxed_slice();
+        let buffer = vec![0; PACKET_CAPACITY + 1].into_boxed_slice();
         Self {
             port: fabric.uplink(),
             socket,

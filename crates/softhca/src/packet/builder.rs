@@ -1,9 +1,9 @@
 //! Building packets.
 
-use super::header::{BTH, Bth, ICRC};
+use super::header::{BTH_BYTES, Bth, ICRC_BYTES};
 use super::icrc::icrc;
 use super::path::Template;
-use super::pool::{CAPACITY, Packet, Pool};
+use super::pool::{PACKET_CAPACITY, Packet, Pool};
 
 /// A packet under construction: network headers and BTH first, then extended
 /// headers and payload in the order of the wire, then [`PacketBuilder::finish`].
@@ -13,7 +13,7 @@ pub struct PacketBuilder<'a> {
     bth_at: usize,
     at: usize,
     pad: usize,
-    late_icrc: bool,
+    defers_icrc: bool,
 }
 
 impl<'a> PacketBuilder<'a> {
@@ -29,7 +29,7 @@ impl<'a> PacketBuilder<'a> {
         let buffer = packet.buffer_mut();
         buffer[..network.len()].copy_from_slice(network);
         let bth_at = network.len();
-        let at = bth_at + BTH;
+        let at = bth_at + BTH_BYTES;
         buffer[bth_at..at].copy_from_slice(&bth.bytes());
         Self {
             packet,
@@ -37,7 +37,7 @@ impl<'a> PacketBuilder<'a> {
             bth_at,
             at,
             pad,
-            late_icrc: pool.has_late_icrc(),
+            defers_icrc: pool.defers_icrc(),
         }
     }
 
@@ -51,30 +51,30 @@ impl<'a> PacketBuilder<'a> {
     /// ([`super::Mtu::B4096`]) fit.
     #[inline]
     pub fn space(&mut self, length: usize) -> &mut [u8] {
-        let start = self.at.min(CAPACITY);
-        self.at = (start + length).min(CAPACITY);
+        let start = self.at.min(PACKET_CAPACITY);
+        self.at = (start + length).min(PACKET_CAPACITY);
         &mut self.packet.buffer_mut()[start..self.at]
     }
 
-    /// Adds the padding, fills in the lengths and appends the ICRC, if the pool does not
-    /// leave it out.
+    /// Adds the padding, fills in the lengths and appends the ICRC, unless the pool defers
+    /// it.
     #[inline]
     #[must_use]
     pub fn finish(mut self) -> Packet {
         let pad = self.pad;
-        self.space(pad + ICRC)[..pad].fill(0);
+        self.space(pad + ICRC_BYTES)[..pad].fill(0);
         self.packet.set_length(self.at);
         let kind = self.template.kind();
         let (l3, l3_at) = self.template.l3();
         let bth_at = self.bth_at;
         let frame = self.packet.frame_mut();
         self.template.finish(frame);
-        if self.late_icrc {
-            self.packet.leave_unsealed();
+        if self.defers_icrc {
+            self.packet.mark_without_icrc();
             return self.packet;
         }
         let icrc = icrc(frame, kind, l3, l3_at, bth_at).to_le_bytes();
-        let end = frame.len() - ICRC;
+        let end = frame.len() - ICRC_BYTES;
         frame[end..].copy_from_slice(&icrc);
         self.packet
     }

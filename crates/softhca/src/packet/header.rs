@@ -3,9 +3,9 @@
 use super::psn::Psn;
 
 /// Bytes of a BTH.
-pub const BTH: usize = 12;
+pub const BTH_BYTES: usize = 12;
 /// Bytes of the invariant CRC at the end of a packet.
-pub const ICRC: usize = 4;
+pub const ICRC_BYTES: usize = 4;
 
 /// The P_Key of every port: full member of the default partition.
 pub const DEFAULT_PKEY: u16 = 0xffff;
@@ -62,7 +62,7 @@ impl Bth {
     /// Decodes the header.
     #[inline]
     #[must_use]
-    pub fn read(bytes: &[u8; BTH]) -> Self {
+    pub fn read(bytes: &[u8; BTH_BYTES]) -> Self {
         Self {
             opcode: bytes[0],
             solicited: bytes[1] & 0x80 != 0,
@@ -79,8 +79,8 @@ impl Bth {
     /// Encodes the header. Reserved bits are zero.
     #[inline]
     #[must_use]
-    pub fn bytes(&self) -> [u8; BTH] {
-        let mut out = [0; BTH];
+    pub fn bytes(&self) -> [u8; BTH_BYTES] {
+        let mut out = [0; BTH_BYTES];
         out[0] = self.opcode;
         out[1] = u8::from(self.solicited) << 7
             | u8::from(self.migrated) << 6
@@ -271,7 +271,7 @@ impl Deth {
 }
 
 /// Bytes of a [`DcEth`].
-pub const DCETH: usize = 24;
+pub const DCETH_BYTES: usize = 24;
 
 /// Dynamic-connection header: precedes the other extended headers of a request over
 /// a dynamic connection. The format of the hardware is not public. This one is our
@@ -295,7 +295,7 @@ impl DcEth {
     /// Decodes the header.
     #[inline]
     #[must_use]
-    pub fn read(bytes: &[u8; DCETH]) -> Self {
+    pub fn read(bytes: &[u8; DCETH_BYTES]) -> Self {
         Self {
             key: u64_at(bytes, 0),
             connection: u64_at(bytes, 8),
@@ -307,8 +307,8 @@ impl DcEth {
     /// Encodes the header.
     #[inline]
     #[must_use]
-    pub fn bytes(&self) -> [u8; DCETH] {
-        let mut out = [0; DCETH];
+    pub fn bytes(&self) -> [u8; DCETH_BYTES] {
+        let mut out = [0; DCETH_BYTES];
         out[..8].copy_from_slice(&self.key.to_be_bytes());
         out[8..16].copy_from_slice(&self.connection.to_be_bytes());
         out[17..20].copy_from_slice(&be24(self.source_qpn));
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_syndromes_are_refused() {
+    fn reserved_syndromes_are_rejected() {
         let good: Vec<u8> = (0..=255u8)
             .filter(|&s| Aeth::read(&[s, 0, 0, 1]).is_some())
             .collect();
@@ -345,7 +345,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn headers_are_read_as_written(va: u64, rkey: u32, length: u32, swap_add: u64, compare: u64, qkey: u32, qpn in 0u32..1 << 24) {
+        fn headers_are_decoded_as_encoded(va: u64, rkey: u32, length: u32, swap_add: u64, compare: u64, qkey: u32, qpn in 0u32..1 << 24) {
             let reth = Reth { va, rkey, length };
             prop_assert_eq!(Reth::read(&reth.bytes()), reth);
             let atomic = AtomicEth { va, rkey, swap_add, compare };

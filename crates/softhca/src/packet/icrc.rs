@@ -5,9 +5,9 @@
 //! BTH.resv8a. Where there is no LRH, eight bytes of ones stand for it (InfiniBand
 //! Architecture Specification, volume 1, 7.8.1, and annex 17).
 
-use super::header::{BTH, ICRC};
-use super::path::{L3, LinkKind, MAX_NETWORK};
-use super::pool::CAPACITY;
+use super::header::{BTH_BYTES, ICRC_BYTES};
+use super::path::{L3, LinkKind, MAX_NETWORK_BYTES};
+use super::pool::PACKET_CAPACITY;
 
 /// The CRC of eight bytes of ones.
 const ONES: u32 = 0x2144_df1c;
@@ -15,75 +15,75 @@ const ONES: u32 = 0x2144_df1c;
 /// Computes the ICRC of a packet. `frame` is the whole packet; its last four bytes
 /// are the place of the ICRC and do not count. The result is stored little-endian.
 ///
-/// The caller guarantees what [`super::Network::checked`] checks: headers of the
+/// The caller guarantees what [`super::Network::check_bounds`] checks: headers of the
 /// size of `l3` between `l3_at` and `bth_at`, followed by a BTH and an ICRC.
 #[inline]
 #[must_use]
 pub(crate) fn icrc(frame: &[u8], kind: LinkKind, l3: L3, l3_at: usize, bth_at: usize) -> u32 {
-    let mut masked = [0u8; MAX_NETWORK + BTH];
+    let mut masked = [0u8; MAX_NETWORK_BYTES + BTH_BYTES];
     // The covered bytes begin with the LRH on InfiniBand, else with the L3 header.
     let start = if kind == LinkKind::Ib { 0 } else { l3_at };
-    let length = bth_at + BTH - start;
+    let length = bth_at + BTH_BYTES - start;
     let masked = &mut masked[..length];
-    masked.copy_from_slice(&frame[start..bth_at + BTH]);
+    masked.copy_from_slice(&frame[start..bth_at + BTH_BYTES]);
     let mut crc = ONES;
     if kind == LinkKind::Ib {
         crc = 0;
         masked[0] |= 0xf0;
     }
-    let global = l3_at - start;
+    let offset = l3_at - start;
     match l3 {
         L3::None => {}
         L3::Grh | L3::Ipv6 => {
-            masked[global] |= 0x0f;
-            masked[global + 1..global + 4].fill(0xff);
-            masked[global + 7] = 0xff;
+            masked[offset] |= 0x0f;
+            masked[offset + 1..offset + 4].fill(0xff);
+            masked[offset + 7] = 0xff;
             if l3 == L3::Ipv6 {
-                masked[global + 46..global + 48].fill(0xff);
+                masked[offset + 46..offset + 48].fill(0xff);
             }
         }
         L3::Ipv4 => {
-            masked[global + 1] = 0xff;
-            masked[global + 8] = 0xff;
-            masked[global + 10..global + 12].fill(0xff);
-            masked[global + 26..global + 28].fill(0xff);
+            masked[offset + 1] = 0xff;
+            masked[offset + 8] = 0xff;
+            masked[offset + 10..offset + 12].fill(0xff);
+            masked[offset + 26..offset + 28].fill(0xff);
         }
     }
-    masked[length - BTH + 4] = 0xff;
+    masked[length - BTH_BYTES + 4] = 0xff;
     let mut hasher = crc32fast::Hasher::new_with_initial(crc);
     hasher.update(masked);
-    hasher.update(&frame[bth_at + BTH..frame.len() - ICRC]);
+    hasher.update(&frame[bth_at + BTH_BYTES..frame.len() - ICRC_BYTES]);
     hasher.finalize()
 }
 
 /// The generator polynomial, lowest degree first (bit 31 is x^0).
 const POLYNOMIAL: u32 = 0xedb8_8320;
 /// Bytes that may follow a difference.
-const FOLLOWING: usize = CAPACITY + 2;
+const MAX_FOLLOWING: usize = PACKET_CAPACITY + 2;
 
 /// Multiplies by x.
-const fn times_x(value: u32) -> u32 {
+const fn multiply_by_x(value: u32) -> u32 {
     (value >> 1) ^ ((value & 1) * POLYNOMIAL)
 }
 
 /// Divides by x.
-const fn over_x(value: u32) -> u32 {
+const fn divide_by_x(value: u32) -> u32 {
     let carry = value >> 31;
     ((value ^ (carry * POLYNOMIAL)) << 1) | carry
 }
 
 /// x^(8n) for n from 0, or its inverse.
-const fn powers(inverse: bool) -> [u32; FOLLOWING] {
-    let mut table = [1 << 31; FOLLOWING];
+const fn powers(inverse: bool) -> [u32; MAX_FOLLOWING] {
+    let mut table = [1 << 31; MAX_FOLLOWING];
     let mut at = 1;
-    while at < FOLLOWING {
+    while at < MAX_FOLLOWING {
         let mut value = table[at - 1];
         let mut bit = 0;
         while bit < 8 {
             value = if inverse {
-                over_x(value)
+                divide_by_x(value)
             } else {
-                times_x(value)
+                multiply_by_x(value)
             };
             bit += 1;
         }
@@ -93,36 +93,36 @@ const fn powers(inverse: bool) -> [u32; FOLLOWING] {
     table
 }
 
-static POWERS: [u32; FOLLOWING] = powers(false);
-static INVERSES: [u32; FOLLOWING] = powers(true);
+static POWERS: [u32; MAX_FOLLOWING] = powers(false);
+static INVERSES: [u32; MAX_FOLLOWING] = powers(true);
 
 /// Multiplies modulo the polynomial.
-fn times(mut a: u32, mut b: u32) -> u32 {
+fn multiply(mut a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     while a != 0 {
         product ^= b * (a >> 31);
         a <<= 1;
-        b = times_x(b);
+        b = multiply_by_x(b);
     }
     product
 }
 
-/// Returns how an ICRC changes (by exclusive or) if two covered bytes change by
+/// Returns the exclusive or of an ICRC with the one after two covered bytes change by
 /// `bytes`, with `following` covered bytes after them. `None` beyond the longest
 /// packet.
 #[must_use]
 pub fn icrc_change(bytes: [u8; 2], following: usize) -> Option<u32> {
     let power = POWERS.get(following.checked_add(2)?)?;
-    Some(times(u16::from_le_bytes(bytes).into(), *power))
+    Some(multiply(u16::from_le_bytes(bytes).into(), *power))
 }
 
-/// Returns by which two covered bytes, with `following` covered bytes after them,
-/// changed if the ICRC changed by `change`. `None` if no change of only these two
-/// explains it, as is the case for all but one in 65536 arbitrary changes.
+/// Returns the change of two covered bytes, with `following` covered bytes after them,
+/// that changes the ICRC by `change`. `None` if there is no such change of these two
+/// bytes alone, as for all but one in 65536 arbitrary values.
 #[must_use]
 pub fn icrc_cause(change: u32, following: usize) -> Option<[u8; 2]> {
     let inverse = INVERSES.get(following.checked_add(2)?)?;
-    let bytes = u16::try_from(times(change, *inverse)).ok()?;
+    let bytes = u16::try_from(multiply(change, *inverse)).ok()?;
     Some(bytes.to_le_bytes())
 }
 
@@ -135,7 +135,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_change_of_two_bytes_is_computed_and_found(
-            mut data in proptest::collection::vec(any::<u8>(), 2..CAPACITY),
+            mut data in proptest::collection::vec(any::<u8>(), 2..PACKET_CAPACITY),
             at in any::<proptest::sample::Index>(),
             change in any::<[u8; 2]>(),
             noise in 1u32..,
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn most_changes_have_no_cause() {
+    fn most_icrc_changes_have_no_cause_in_two_bytes() {
         let mut found = 0;
         for step in 1..200_000u32 {
             let change = step.wrapping_mul(0x9e37_79b9);
@@ -163,7 +163,7 @@ mod tests {
         }
         // One in 65536.
         assert!(found < 20, "{found}");
-        assert_eq!(icrc_cause(1, FOLLOWING), None);
+        assert_eq!(icrc_cause(1, MAX_FOLLOWING), None);
         assert_eq!(icrc_change([1, 0], usize::MAX), None);
     }
 }

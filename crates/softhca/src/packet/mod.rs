@@ -19,20 +19,20 @@ mod tests;
 
 pub use builder::PacketBuilder;
 pub use header::{
-    Aeth, AtomicEth, BTH, Bth, CREDITS_UNLIMITED, DCETH, DEFAULT_PKEY, DcEth, Deth, ICRC,
-    MULTICAST_QPN, NakCode, Reth, Syndrome,
+    Aeth, AtomicEth, BTH_BYTES, Bth, CREDITS_UNLIMITED, DCETH_BYTES, DEFAULT_PKEY, DcEth, Deth,
+    ICRC_BYTES, MULTICAST_QPN, NakCode, Reth, Syndrome,
 };
 pub use icrc::{icrc_cause, icrc_change};
-pub use opcode::{CNP, Class, Opcode, Traits, op};
+pub use opcode::{CNP, Class, Opcode, OpcodeFlags, op};
 pub(crate) use path::{CE, ECT0};
 pub use path::{
-    Gid, Grh, L3, Link, LinkKind, MAX_NETWORK, Mac, Network, NotPacket, Path, ROCE_V2_PORT, Roce,
-    Template, gid_of_ip, gid_of_ipv4, ipv4_of,
+    Gid, Grh, L3, Link, LinkKind, MAX_NETWORK_BYTES, Mac, Network, NetworkError, Path,
+    ROCE_V2_PORT, Roce, Template, gid_of_ip, gid_of_ipv4, ipv4_of,
 };
-pub use pool::{CAPACITY, Packet, Pool};
+pub use pool::{PACKET_CAPACITY, Packet, Pool};
 pub use psn::Psn;
-pub use udp::{Arrival, Departure, Headers, NotRoce, headroom};
-pub use view::{Payload, Refused, View};
+pub use udp::{DatagramError, Headers, RecvMeta, Transmit, headroom};
+pub use view::{ParseError, Payload, View};
 
 /// Path MTU: the largest payload of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]

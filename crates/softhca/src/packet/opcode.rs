@@ -1,7 +1,7 @@
 //! BTH opcodes: a service class in the upper three bits, an operation in the lower
 //! five (InfiniBand Architecture Specification, volume 1, "Operation code").
 
-use super::header::DCETH;
+use super::header::DCETH_BYTES;
 
 /// The service class in an opcode's upper three bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,12 +51,12 @@ pub mod op {
     pub const SEND_ONLY_INV: u8 = 0x17;
 }
 
-/// Properties of an operation, as bits.
+/// Flags of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Traits(u16);
+pub struct OpcodeFlags(u16);
 
 #[allow(missing_docs, reason = "named after headers and positions")]
-impl Traits {
+impl OpcodeFlags {
     pub const SEND: Self = Self(1 << 0);
     pub const WRITE: Self = Self(1 << 1);
     pub const READ: Self = Self(1 << 2);
@@ -73,7 +73,7 @@ impl Traits {
     pub const AETH: Self = Self(1 << 10);
     /// May have a payload.
     pub const PAYLOAD: Self = Self(1 << 11);
-    const KNOWN: Self = Self(1 << 12);
+    const VALID: Self = Self(1 << 12);
 
     const fn or(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -87,45 +87,45 @@ impl Traits {
     }
 }
 
-const fn traits_of(operation: u8) -> Traits {
-    use Traits as T;
-    let send = T::SEND.or(T::PAYLOAD).or(T::KNOWN);
-    let write = T::WRITE.or(T::PAYLOAD).or(T::KNOWN);
-    let only = T::START.or(T::END);
-    let response = T::RESPONSE.or(T::KNOWN);
-    let read_response = response.or(T::READ).or(T::PAYLOAD);
+const fn flags_of(operation: u8) -> OpcodeFlags {
+    use OpcodeFlags as F;
+    let send = F::SEND.or(F::PAYLOAD).or(F::VALID);
+    let write = F::WRITE.or(F::PAYLOAD).or(F::VALID);
+    let only = F::START.or(F::END);
+    let response = F::RESPONSE.or(F::VALID);
+    let read_response = response.or(F::READ).or(F::PAYLOAD);
     match operation {
-        op::SEND_FIRST => send.or(T::START),
+        op::SEND_FIRST => send.or(F::START),
         op::SEND_MIDDLE => send,
-        op::SEND_LAST => send.or(T::END),
-        op::SEND_LAST_IMM => send.or(T::END).or(T::IMM),
+        op::SEND_LAST => send.or(F::END),
+        op::SEND_LAST_IMM => send.or(F::END).or(F::IMM),
         op::SEND_ONLY => send.or(only),
-        op::SEND_ONLY_IMM => send.or(only).or(T::IMM),
-        op::SEND_LAST_INV => send.or(T::END).or(T::INVALIDATE),
-        op::SEND_ONLY_INV => send.or(only).or(T::INVALIDATE),
-        op::WRITE_FIRST => write.or(T::START).or(T::RETH),
+        op::SEND_ONLY_IMM => send.or(only).or(F::IMM),
+        op::SEND_LAST_INV => send.or(F::END).or(F::INVALIDATE),
+        op::SEND_ONLY_INV => send.or(only).or(F::INVALIDATE),
+        op::WRITE_FIRST => write.or(F::START).or(F::RETH),
         op::WRITE_MIDDLE => write,
-        op::WRITE_LAST => write.or(T::END),
-        op::WRITE_LAST_IMM => write.or(T::END).or(T::IMM),
-        op::WRITE_ONLY => write.or(only).or(T::RETH),
-        op::WRITE_ONLY_IMM => write.or(only).or(T::RETH).or(T::IMM),
-        op::READ_REQUEST => T::READ.or(T::KNOWN).or(only).or(T::RETH),
-        op::READ_RESPONSE_FIRST => read_response.or(T::START).or(T::AETH),
+        op::WRITE_LAST => write.or(F::END),
+        op::WRITE_LAST_IMM => write.or(F::END).or(F::IMM),
+        op::WRITE_ONLY => write.or(only).or(F::RETH),
+        op::WRITE_ONLY_IMM => write.or(only).or(F::RETH).or(F::IMM),
+        op::READ_REQUEST => F::READ.or(F::VALID).or(only).or(F::RETH),
+        op::READ_RESPONSE_FIRST => read_response.or(F::START).or(F::AETH),
         op::READ_RESPONSE_MIDDLE => read_response,
-        op::READ_RESPONSE_LAST => read_response.or(T::END).or(T::AETH),
-        op::READ_RESPONSE_ONLY => read_response.or(only).or(T::AETH),
-        op::ACKNOWLEDGE => response.or(T::AETH).or(only),
-        op::ATOMIC_ACKNOWLEDGE => response.or(T::ATOMIC).or(T::AETH).or(only),
-        op::COMPARE_SWAP | op::FETCH_ADD => T::ATOMIC.or(T::KNOWN).or(only),
-        _ => T(0),
+        op::READ_RESPONSE_LAST => read_response.or(F::END).or(F::AETH),
+        op::READ_RESPONSE_ONLY => read_response.or(only).or(F::AETH),
+        op::ACKNOWLEDGE => response.or(F::AETH).or(only),
+        op::ATOMIC_ACKNOWLEDGE => response.or(F::ATOMIC).or(F::AETH).or(only),
+        op::COMPARE_SWAP | op::FETCH_ADD => F::ATOMIC.or(F::VALID).or(only),
+        _ => F(0),
     }
 }
 
-const TABLE: [Traits; 32] = {
-    let mut table = [Traits(0); 32];
+const FLAGS: [OpcodeFlags; 32] = {
+    let mut table = [OpcodeFlags(0); 32];
     let mut i = 0;
     while i < 32 {
-        table[i] = traits_of(i as u8);
+        table[i] = flags_of(i as u8);
         i += 1;
     }
     table
@@ -147,12 +147,15 @@ impl Opcode {
     #[must_use]
     pub fn decode(byte: u8) -> Option<Self> {
         let operation = byte & 0x1f;
-        let traits = TABLE[usize::from(operation)];
-        if !traits.has(Traits::KNOWN) {
+        let flags = FLAGS[usize::from(operation)];
+        if !flags.has(OpcodeFlags::VALID) {
             return None;
         }
-        let unreliable = !traits.has(Traits(
-            Traits::RESPONSE.0 | Traits::ATOMIC.0 | Traits::READ.0 | Traits::INVALIDATE.0,
+        let unreliable = !flags.has(OpcodeFlags(
+            OpcodeFlags::RESPONSE.0
+                | OpcodeFlags::ATOMIC.0
+                | OpcodeFlags::READ.0
+                | OpcodeFlags::INVALIDATE.0,
         ));
         let class = match byte >> 5 {
             0 => Class::Rc,
@@ -175,32 +178,36 @@ impl Opcode {
     /// The properties of the operation.
     #[inline]
     #[must_use]
-    pub const fn traits(self) -> Traits {
-        TABLE[(self.operation & 0x1f) as usize]
+    pub const fn flags(self) -> OpcodeFlags {
+        FLAGS[(self.operation & 0x1f) as usize]
     }
 
     /// Bytes of the extended headers that follow the BTH.
     #[inline]
     #[must_use]
     pub const fn extended_length(self) -> usize {
-        let traits = self.traits();
+        let flags = self.flags();
         let mut length = 0;
         match self.class {
             Class::Ud => length += 8,
-            Class::Xrc if !traits.has(Traits::RESPONSE) => length += 4,
-            Class::Dc if !traits.has(Traits::RESPONSE) => length += DCETH,
+            Class::Xrc if !flags.has(OpcodeFlags::RESPONSE) => length += 4,
+            Class::Dc if !flags.has(OpcodeFlags::RESPONSE) => length += DCETH_BYTES,
             _ => {}
         }
-        if traits.has(Traits::RETH) {
+        if flags.has(OpcodeFlags::RETH) {
             length += 16;
         }
-        if traits.has(Traits::AETH) {
+        if flags.has(OpcodeFlags::AETH) {
             length += 4;
         }
-        if traits.has(Traits::ATOMIC) {
-            length += if traits.has(Traits::RESPONSE) { 8 } else { 28 };
+        if flags.has(OpcodeFlags::ATOMIC) {
+            length += if flags.has(OpcodeFlags::RESPONSE) {
+                8
+            } else {
+                28
+            };
         }
-        if traits.has(Traits::IMM) || traits.has(Traits::INVALIDATE) {
+        if flags.has(OpcodeFlags::IMM) || flags.has(OpcodeFlags::INVALIDATE) {
             length += 4;
         }
         length

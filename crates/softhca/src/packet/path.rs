@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::header::{BTH, ICRC, u16_at, u32_at};
+use super::header::{BTH_BYTES, ICRC_BYTES, u16_at, u32_at};
 
 /// A 16-byte global identifier.
 pub type Gid = [u8; 16];
@@ -22,7 +22,7 @@ const LNH_BTH: u8 = 2;
 const LNH_GRH: u8 = 3;
 
 /// The most bytes of [`Template::bytes`]: Ethernet with a VLAN tag, IPv6, UDP.
-pub const MAX_NETWORK: usize = 14 + 4 + 40 + 8;
+pub const MAX_NETWORK_BYTES: usize = 14 + 4 + 40 + 8;
 
 /// The link layer of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -177,7 +177,7 @@ pub enum LinkKind {
 /// IPv4 checksum.
 #[derive(Clone, Copy, Debug)]
 pub struct Template {
-    buffer: [u8; MAX_NETWORK],
+    buffer: [u8; MAX_NETWORK_BYTES],
     length: u8,
     l3_at: u8,
     l3: L3,
@@ -187,7 +187,7 @@ pub struct Template {
 }
 
 struct Writer<'a> {
-    out: &'a mut [u8; MAX_NETWORK],
+    out: &'a mut [u8; MAX_NETWORK_BYTES],
     at: usize,
 }
 
@@ -198,7 +198,7 @@ impl Writer<'_> {
     }
 
     /// Writes a GRH or an IPv6 header; both have the same format.
-    fn global(&mut self, grh: &Grh, next_header: u8) {
+    fn grh(&mut self, grh: &Grh, next_header: u8) {
         let first = 6 << 28 | u32::from(grh.traffic_class) << 20 | grh.flow_label & 0xf_ffff;
         self.put(&first.to_be_bytes());
         self.put(&[0, 0, next_header, grh.hop_limit]);
@@ -220,7 +220,7 @@ impl Template {
     /// GIDs.
     #[must_use]
     pub fn new(path: &Path) -> Self {
-        let mut buffer = [0; MAX_NETWORK];
+        let mut buffer = [0; MAX_NETWORK_BYTES];
         let mut w = Writer {
             out: &mut buffer,
             at: 0,
@@ -240,7 +240,7 @@ impl Template {
                 l3_at = w.at;
                 if let Some(grh) = &path.grh {
                     l3 = L3::Grh;
-                    w.global(grh, NEXT_HEADER_BTH);
+                    w.grh(grh, NEXT_HEADER_BTH);
                 }
             }
             Link::Ether { smac, dmac, vlan } => {
@@ -258,12 +258,12 @@ impl Template {
                     (Roce::V1, _) => {
                         l3 = L3::Grh;
                         w.put(&ETHERTYPE_ROCE_V1.to_be_bytes());
-                        w.global(&grh, NEXT_HEADER_BTH);
+                        w.grh(&grh, NEXT_HEADER_BTH);
                     }
                     (Roce::V2, None) => {
                         l3 = L3::Ipv6;
                         w.put(&ETHERTYPE_IPV6.to_be_bytes());
-                        w.global(&grh, PROTOCOL_UDP);
+                        w.grh(&grh, PROTOCOL_UDP);
                         w.udp(path.udp_source);
                     }
                     (Roce::V2, Some((source, destination))) => {
@@ -380,9 +380,9 @@ impl Network {
 
 /// Reasons why a frame is not an RDMA packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NotPacket {
+pub enum NetworkError {
     /// The frame is not RDMA; it is for the network interface.
-    Other,
+    NotRdma,
     /// The frame is RDMA, and malformed.
     Malformed,
 }
@@ -391,30 +391,30 @@ impl Network {
     /// Locates the transport packet in a frame.
     ///
     /// # Errors
-    /// [`NotPacket::Other`] if the frame carries none; [`NotPacket::Malformed`] if
+    /// [`NetworkError::NotRdma`] if the frame carries none; [`NetworkError::Malformed`] if
     /// its lengths or versions are wrong.
     #[inline]
-    pub fn read(kind: LinkKind, frame: &[u8]) -> Result<Self, NotPacket> {
+    pub fn read(kind: LinkKind, frame: &[u8]) -> Result<Self, NetworkError> {
         match kind {
-            LinkKind::Ib => Self::read_ib(frame),
-            LinkKind::Ethernet => Self::read_ethernet(frame),
+            LinkKind::Ib => Self::parse_ib(frame),
+            LinkKind::Ethernet => Self::parse_ethernet(frame),
         }
     }
 
-    fn checked(self, frame: &[u8]) -> Result<Self, NotPacket> {
-        if self.end > frame.len() || self.bth_at + BTH + ICRC > self.end {
-            return Err(NotPacket::Malformed);
+    fn check_bounds(self, frame: &[u8]) -> Result<Self, NetworkError> {
+        if self.end > frame.len() || self.bth_at + BTH_BYTES + ICRC_BYTES > self.end {
+            return Err(NetworkError::Malformed);
         }
         Ok(self)
     }
 
-    fn read_ib(frame: &[u8]) -> Result<Self, NotPacket> {
+    fn parse_ib(frame: &[u8]) -> Result<Self, NetworkError> {
         if frame.len() < 8 {
-            return Err(NotPacket::Malformed);
+            return Err(NetworkError::Malformed);
         }
         // Only link version 0 is defined.
         if frame[0] & 0xf != 0 {
-            return Err(NotPacket::Malformed);
+            return Err(NetworkError::Malformed);
         }
         let end = usize::from(u16_at(frame, 4) & 0x7ff) * 4;
         let link = Link::Ib {
@@ -425,10 +425,10 @@ impl Network {
         let (l3, bth_at) = match frame[1] & 3 {
             LNH_BTH => (L3::None, 8),
             LNH_GRH => {
-                let bth_at = read_global(frame, 8, end, NEXT_HEADER_BTH)?;
+                let bth_at = check_grh(frame, 8, end, NEXT_HEADER_BTH)?;
                 (L3::Grh, bth_at)
             }
-            _ => return Err(NotPacket::Other),
+            _ => return Err(NetworkError::NotRdma),
         };
         Self {
             link,
@@ -437,12 +437,12 @@ impl Network {
             bth_at,
             end,
         }
-        .checked(frame)
+        .check_bounds(frame)
     }
 
-    fn read_ethernet(frame: &[u8]) -> Result<Self, NotPacket> {
+    fn parse_ethernet(frame: &[u8]) -> Result<Self, NetworkError> {
         if frame.len() < 14 {
-            return Err(NotPacket::Malformed);
+            return Err(NetworkError::Malformed);
         }
         let mut dmac = [0; 6];
         let mut smac = [0; 6];
@@ -453,7 +453,7 @@ impl Network {
         let mut vlan = None;
         if ethertype == ETHERTYPE_VLAN {
             if frame.len() < 18 {
-                return Err(NotPacket::Malformed);
+                return Err(NetworkError::Malformed);
             }
             vlan = Some(u16_at(frame, 14));
             ethertype = u16_at(frame, 16);
@@ -463,14 +463,14 @@ impl Network {
         let (l3, bth_at, end) = match ethertype {
             ETHERTYPE_ROCE_V1 => {
                 if frame.len() < at + 40 {
-                    return Err(NotPacket::Malformed);
+                    return Err(NetworkError::Malformed);
                 }
                 let end = at + 40 + usize::from(u16_at(frame, at + 4));
-                (L3::Grh, read_global(frame, at, end, NEXT_HEADER_BTH)?, end)
+                (L3::Grh, check_grh(frame, at, end, NEXT_HEADER_BTH)?, end)
             }
             ETHERTYPE_IPV4 => {
                 if frame.len() < at + 28 {
-                    return Err(NotPacket::Other);
+                    return Err(NetworkError::NotRdma);
                 }
                 let header = &frame[at..at + 28];
                 // Only IPv4 without options, not a fragment, UDP to the port of
@@ -480,11 +480,11 @@ impl Network {
                     || u16_at(header, 6) & 0x3fff != 0
                     || u16_at(header, 22) != ROCE_V2_PORT
                 {
-                    return Err(NotPacket::Other);
+                    return Err(NetworkError::NotRdma);
                 }
                 let length = usize::from(u16_at(header, 2));
                 if usize::from(u16_at(header, 24)) + 20 != length {
-                    return Err(NotPacket::Malformed);
+                    return Err(NetworkError::Malformed);
                 }
                 (L3::Ipv4, at + 28, at + length)
             }
@@ -493,19 +493,15 @@ impl Network {
                     || frame[at + 6] != PROTOCOL_UDP
                     || u16_at(frame, at + 42) != ROCE_V2_PORT
                 {
-                    return Err(NotPacket::Other);
+                    return Err(NetworkError::NotRdma);
                 }
                 let end = at + 40 + usize::from(u16_at(frame, at + 4));
                 if u16_at(frame, at + 44) != u16_at(frame, at + 4) {
-                    return Err(NotPacket::Malformed);
+                    return Err(NetworkError::Malformed);
                 }
-                (
-                    L3::Ipv6,
-                    read_global(frame, at, end, PROTOCOL_UDP)? + 8,
-                    end,
-                )
+                (L3::Ipv6, check_grh(frame, at, end, PROTOCOL_UDP)? + 8, end)
             }
-            _ => return Err(NotPacket::Other),
+            _ => return Err(NetworkError::NotRdma),
         };
         Self {
             link,
@@ -514,7 +510,7 @@ impl Network {
             bth_at,
             end,
         }
-        .checked(frame)
+        .check_bounds(frame)
     }
 
     /// The destination GID; an IPv4 address as an IPv4-mapped GID.
@@ -529,11 +525,11 @@ impl Network {
         self.gid(frame, 8, 12)
     }
 
-    fn gid(&self, frame: &[u8], global: usize, ipv4: usize) -> Option<Gid> {
+    fn gid(&self, frame: &[u8], grh: usize, ipv4: usize) -> Option<Gid> {
         match self.l3 {
             L3::None => None,
             L3::Grh | L3::Ipv6 => frame
-                .get(self.l3_at + global..self.l3_at + global + 16)?
+                .get(self.l3_at + grh..self.l3_at + grh + 16)?
                 .try_into()
                 .ok(),
             L3::Ipv4 => {
@@ -559,12 +555,12 @@ impl Network {
 
 /// Checks a GRH or IPv6 header at `at` in a packet that ends at `end`. Returns the
 /// offset of the next header.
-fn read_global(frame: &[u8], at: usize, end: usize, next_header: u8) -> Result<usize, NotPacket> {
+fn check_grh(frame: &[u8], at: usize, end: usize, next_header: u8) -> Result<usize, NetworkError> {
     if frame.len() < at + 40 || u32_at(frame, at) >> 28 != 6 || frame[at + 6] != next_header {
-        return Err(NotPacket::Malformed);
+        return Err(NetworkError::Malformed);
     }
     if at + 40 + usize::from(u16_at(frame, at + 4)) != end {
-        return Err(NotPacket::Malformed);
+        return Err(NetworkError::Malformed);
     }
     Ok(at + 40)
 }

@@ -2,15 +2,15 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::header::ICRC;
+use super::header::ICRC_BYTES;
 use super::icrc::icrc;
 use super::path::{LinkKind, Network};
 
 /// Capacity of a buffer in bytes: a payload of 4096 with every header, and some
 /// more for frames that are not RDMA.
-pub const CAPACITY: usize = 4352;
+pub const PACKET_CAPACITY: usize = 4352;
 
-/// Always [`CAPACITY`] bytes, except while the packet is dropped.
+/// Always [`PACKET_CAPACITY`] bytes, except while the packet is dropped.
 type Buffer = Box<[u8]>;
 
 /// A pool of packet buffers. Cheap to clone; all clones are one pool. The HCAs of a
@@ -19,7 +19,7 @@ type Buffer = Box<[u8]>;
 #[derive(Clone, Default)]
 pub struct Pool {
     free: Arc<Mutex<Vec<Buffer>>>,
-    late_icrc: bool,
+    defers_icrc: bool,
 }
 
 impl Pool {
@@ -29,19 +29,19 @@ impl Pool {
         Self::default()
     }
 
-    /// Creates an empty pool for packets whose ICRC is added only when they leave this
-    /// host's memory, or their bytes are inspected or changed ([`Packet::seal`]).
+    /// Creates an empty pool for packets that get their ICRC only when they leave this
+    /// host's memory, or when their bytes are inspected or changed ([`Packet::add_icrc`]).
     #[must_use]
-    pub fn with_late_icrc() -> Self {
+    pub fn with_deferred_icrc() -> Self {
         Self {
-            late_icrc: true,
+            defers_icrc: true,
             ..Self::default()
         }
     }
 
-    /// Whether the ICRC of new packets is left out.
-    pub(super) fn has_late_icrc(&self) -> bool {
-        self.late_icrc
+    /// Whether new packets have no ICRC yet.
+    pub(super) fn defers_icrc(&self) -> bool {
+        self.defers_icrc
     }
 
     /// Returns an empty frame. Allocates only if no buffer is free.
@@ -52,17 +52,17 @@ impl Pool {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .pop();
-        let buffer = free.unwrap_or_else(|| vec![0; CAPACITY].into_boxed_slice());
+        let buffer = free.unwrap_or_else(|| vec![0; PACKET_CAPACITY].into_boxed_slice());
         Packet {
             buffer,
-            home: self.clone(),
+            pool: self.clone(),
             length: 0,
             kind,
-            sealed: true,
+            has_icrc: true,
         }
     }
 
-    /// Returns a copy of `frame`; none if it is longer than [`CAPACITY`].
+    /// Returns a copy of `frame`; none if it is longer than [`PACKET_CAPACITY`].
     #[must_use]
     pub fn copy_of(&self, kind: LinkKind, frame: &[u8]) -> Option<Packet> {
         let mut packet = self.get(kind);
@@ -86,11 +86,11 @@ impl Pool {
 /// dropped.
 pub struct Packet {
     buffer: Buffer,
-    home: Pool,
+    pool: Pool,
     length: usize,
     kind: LinkKind,
-    /// It has its ICRC, if it is RDMA.
-    sealed: bool,
+    /// The frame has its ICRC, or is not RDMA.
+    has_icrc: bool,
 }
 
 impl Packet {
@@ -101,13 +101,13 @@ impl Packet {
         self.kind
     }
 
-    /// Makes it a frame of the other kind.
+    /// Sets the link that the frame is for.
     #[inline]
     pub fn set_kind(&mut self, kind: LinkKind) {
         self.kind = kind;
     }
 
-    /// The frame. The four bytes of the ICRC are unspecified if it is not sealed.
+    /// The frame. Without [`Packet::has_icrc`], the four bytes of the ICRC are unspecified.
     #[inline]
     #[must_use]
     pub fn frame(&self) -> &[u8] {
@@ -117,40 +117,40 @@ impl Packet {
     /// Whether the frame has its ICRC, or is not RDMA.
     #[inline]
     #[must_use]
-    pub fn is_sealed(&self) -> bool {
-        self.sealed
+    pub fn has_icrc(&self) -> bool {
+        self.has_icrc
     }
 
-    /// Marks the frame as one whose ICRC is not to be checked: it has not left this
-    /// host's memory, or the ICRC was checked before.
+    /// Marks the frame as one whose ICRC must not be checked: the frame has not left this
+    /// host's memory, or its ICRC is already checked.
     #[inline]
-    pub fn leave_unsealed(&mut self) {
-        self.sealed = false;
+    pub fn mark_without_icrc(&mut self) {
+        self.has_icrc = false;
     }
 
-    /// Adds the ICRC, if it was left out.
-    pub fn seal(&mut self) {
-        if self.sealed {
+    /// Adds the ICRC, if the frame has none.
+    pub fn add_icrc(&mut self) {
+        if self.has_icrc {
             return;
         }
-        self.sealed = true;
+        self.has_icrc = true;
         let frame = &mut self.buffer[..self.length];
         if let Ok(network) = Network::read(self.kind, frame) {
             let frame = &mut frame[..network.end];
             let value = icrc(frame, self.kind, network.l3, network.l3_at, network.bth_at);
-            let end = frame.len() - ICRC;
+            let end = frame.len() - ICRC_BYTES;
             frame[end..].copy_from_slice(&value.to_le_bytes());
         }
     }
 
-    /// The frame, mutable and sealed.
+    /// The frame, mutable and with its ICRC.
     #[inline]
     pub fn frame_mut(&mut self) -> &mut [u8] {
-        self.seal();
+        self.add_icrc();
         &mut self.buffer[..self.length]
     }
 
-    /// The whole buffer of [`CAPACITY`] bytes, with unspecified content.
+    /// The whole buffer of [`PACKET_CAPACITY`] bytes, with unspecified content.
     /// [`Packet::set_length`] makes the written part the frame.
     #[inline]
     pub fn buffer_mut(&mut self) -> &mut [u8] {
@@ -158,19 +158,19 @@ impl Packet {
     }
 
     /// Makes the first `length` bytes of the buffer the frame, at most
-    /// [`CAPACITY`].
+    /// [`PACKET_CAPACITY`].
     #[inline]
     pub fn set_length(&mut self, length: usize) {
-        self.length = length.min(CAPACITY);
+        self.length = length.min(PACKET_CAPACITY);
     }
 }
 
 impl Clone for Packet {
     fn clone(&self) -> Self {
-        let mut copy = self.home.get(self.kind);
+        let mut copy = self.pool.get(self.kind);
         copy.length = self.length;
         copy.frame_mut().copy_from_slice(self.frame());
-        copy.sealed = self.sealed;
+        copy.has_icrc = self.has_icrc;
         copy
     }
 }
@@ -179,7 +179,7 @@ impl Drop for Packet {
     fn drop(&mut self) {
         // `take` leaves an empty box, which allocates nothing.
         let buffer = std::mem::take(&mut self.buffer);
-        self.home
+        self.pool
             .free
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -210,7 +210,7 @@ mod tests {
         let c = pool.copy_of(LinkKind::Ethernet, &[1, 2, 3]).unwrap();
         assert_eq!((pool.free(), c.frame()), (1, &[1, 2, 3][..]));
         assert!(
-            pool.copy_of(LinkKind::Ethernet, &[0; CAPACITY + 1])
+            pool.copy_of(LinkKind::Ethernet, &[0; PACKET_CAPACITY + 1])
                 .is_none()
         );
         assert_eq!(pool.free(), 1);

@@ -85,7 +85,7 @@ mod tests {
     /// Tests every distance from both points where something wraps: the value, and
     /// the sign of a distance.
     #[test]
-    fn every_distance_is_found() {
+    fn every_distance_is_exact() {
         const HALF: i32 = 1 << 23;
         for start in [0x7f_ffff, 0xff_ffff].map(Psn::new) {
             for distance in -HALF..HALF {
@@ -108,7 +108,7 @@ mod tests {
     /// PSNs less than half the range apart are totally ordered, also across the
     /// wrap.
     #[test]
-    fn numbers_of_a_window_are_in_order() {
+    fn psns_of_a_window_are_totally_ordered() {
         const WINDOW: u32 = 24;
         for middle in [0u32, 1 << 22, 1 << 23, 3 << 22] {
             let window = || (0..2 * WINDOW).map(|i| (i, Psn::new(middle).minus(WINDOW).plus(i)));
@@ -124,7 +124,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn distance_undoes_plus(start: u32, count in 0u32..0x80_0000) {
+        fn distance_inverts_plus(start: u32, count in 0u32..0x80_0000) {
             let start = Psn::new(start);
             prop_assert_eq!(start.plus(count).distance(start), count as i32);
             prop_assert_eq!(start.plus(count).minus(count), start);

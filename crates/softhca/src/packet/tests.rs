@@ -166,7 +166,7 @@ fn paths() -> Vec<Path> {
 }
 
 #[test]
-fn each_encapsulation_is_read_back() {
+fn each_encapsulation_is_parsed_as_built() {
     let pool = Pool::new();
     for path in paths() {
         for length in [0, 1, 2, 3, 4, 64, 4096] {
@@ -183,28 +183,34 @@ fn each_encapsulation_is_read_back() {
 }
 
 #[test]
-fn a_late_icrc_is_the_same_and_until_then_is_not_checked() {
-    let (early, late) = (Pool::new(), Pool::with_late_icrc());
+fn a_deferred_icrc_is_the_same_and_is_not_checked_before() {
+    let (immediate, deferred) = (Pool::new(), Pool::with_deferred_icrc());
     for path in paths() {
-        let expected = write_packet(&early, &path, &[3; 70]);
-        let mut packet = write_packet(&late, &path, &[3; 70]);
-        assert!(expected.is_sealed() && !packet.is_sealed() && !packet.clone().is_sealed());
-        assert_eq!(View::of(&packet).unwrap().payload.bytes(), [3; 70]);
-        // Whoever changes it has a right one before, so that the change is noticed.
+        let expected = write_packet(&immediate, &path, &[3; 70]);
+        let mut packet = write_packet(&deferred, &path, &[3; 70]);
+        assert!(expected.has_icrc() && !packet.has_icrc() && !packet.clone().has_icrc());
+        assert_eq!(
+            View::parse_packet(&packet).unwrap().payload.bytes(),
+            [3; 70]
+        );
+        // A mutable borrow adds the ICRC first, so that the change is detected.
         let mut changed = packet.clone();
         let last = changed.frame().len() - 6;
         changed.frame_mut()[last] ^= 1;
-        assert_eq!(View::of(&changed).map(|_| ()), Err(Refused::BadIcrc));
-        packet.seal();
-        assert!(packet.is_sealed() && View::of(&packet).is_ok());
+        assert_eq!(
+            View::parse_packet(&changed).map(|_| ()),
+            Err(ParseError::BadIcrc)
+        );
+        packet.add_icrc();
+        assert!(packet.has_icrc() && View::parse_packet(&packet).is_ok());
         assert_eq!(packet.frame(), expected.frame(), "{path:?}");
     }
     // Not RDMA, cut, or of no bytes.
     for length in [0, 7, 13, 40] {
         for kind in [LinkKind::Ib, LinkKind::Ethernet] {
-            let mut packet = late.copy_of(kind, &[0; 40][..length]).unwrap();
-            packet.leave_unsealed();
-            packet.seal();
+            let mut packet = deferred.copy_of(kind, &[0; 40][..length]).unwrap();
+            packet.mark_without_icrc();
+            packet.add_icrc();
             assert_eq!(packet.frame(), &[0; 40][..length]);
         }
     }
@@ -221,7 +227,7 @@ fn ipv4_checksum_adds_up() {
 }
 
 #[test]
-fn a_changed_bit_is_noticed() {
+fn a_changed_bit_fails_the_icrc_check() {
     let pool = Pool::new();
     for path in paths() {
         let packet = write_packet(&pool, &path, &[5; 40]);
@@ -234,7 +240,7 @@ fn a_changed_bit_is_noticed() {
             copy.frame_mut()[at] ^= 0x10;
             assert_eq!(
                 View::read(copy.kind(), copy.frame()).map(|_| ()),
-                Err(Refused::BadIcrc),
+                Err(ParseError::BadIcrc),
                 "{path:?} byte {at}"
             );
         }
@@ -251,15 +257,15 @@ fn a_changed_bit_is_noticed() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200), ib: bool) {
+    fn any_bytes_are_parsed_or_rejected(bytes in proptest::collection::vec(any::<u8>(), 0..200), ib: bool) {
         let kind = if ib { LinkKind::Ib } else { LinkKind::Ethernet };
         let _ = View::read(kind, &bytes);
     }
 
     /// A valid packet with a few bytes changed, cut at any length.
     #[test]
-    fn a_damaged_packet_is_read_or_refused(which in 0usize..6, changes in proptest::collection::vec((0usize..120, any::<u8>()), 0..4), cut in 0usize..200) {
-        let mut packet = write_packet(&Pool::new(), &paths()[which], &[1; 20]);
+    fn a_damaged_packet_is_parsed_or_rejected(path in 0usize..6, changes in proptest::collection::vec((0usize..120, any::<u8>()), 0..4), cut in 0usize..200) {
+        let mut packet = write_packet(&Pool::new(), &paths()[path], &[1; 20]);
         for (at, value) in changes {
             if let Some(byte) = packet.frame_mut().get_mut(at) {
                 *byte = value;

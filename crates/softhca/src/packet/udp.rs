@@ -4,10 +4,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::Range;
 
-use super::header::{BTH, ICRC, u16_at};
+use super::header::{BTH_BYTES, ICRC_BYTES, u16_at};
 use super::icrc::{icrc, icrc_cause, icrc_change};
 use super::path::{Grh, L3, Link, LinkKind, Mac, Network, Path, Roce, Template, gid_of_ip};
-use super::pool::{CAPACITY, Packet, Pool};
+use super::pool::{PACKET_CAPACITY, Packet, Pool};
 
 /// Lengths of the headers that are invisible to a socket.
 const ETHERNET: usize = 14;
@@ -25,7 +25,7 @@ pub const fn headroom(ipv6: bool) -> usize {
 
 /// Reasons why a datagram is not a RoCE v2 packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NotRoce {
+pub enum DatagramError {
     /// It is too short, too long, or between addresses of two families.
     Length,
     /// The ICRC is wrong.
@@ -34,7 +34,7 @@ pub enum NotRoce {
 
 /// Ancillary data of a received datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Arrival {
+pub struct RecvMeta {
     /// Sender.
     pub source: IpAddr,
     /// UDP source port.
@@ -45,14 +45,14 @@ pub struct Arrival {
     pub traffic_class: u8,
 }
 
-impl Arrival {
+impl RecvMeta {
     /// Returns the headers for the frames of such datagrams; `None` if the addresses are of
     /// two families.
     #[must_use]
     pub fn headers(&self, smac: Mac, dmac: Mac) -> Option<Headers> {
         let mapped = |address: IpAddr| address != address.to_canonical();
-        let odd = mapped(self.source) || mapped(self.destination);
-        if odd || self.source.is_ipv6() != self.destination.is_ipv6() {
+        let is_mapped = mapped(self.source) || mapped(self.destination);
+        if is_mapped || self.source.is_ipv6() != self.destination.is_ipv6() {
             return None;
         }
         let template = Template::new(&Path {
@@ -90,12 +90,12 @@ impl Headers {
     /// the ICRC are checked.
     ///
     /// # Errors
-    /// [`NotRoce`].
-    pub fn frame(&self, pool: &Pool, datagram: &[u8]) -> Result<Packet, NotRoce> {
+    /// [`DatagramError`].
+    pub fn frame(&self, pool: &Pool, datagram: &[u8]) -> Result<Packet, DatagramError> {
         let headers = self.template.bytes();
         let bth_at = headers.len();
-        if !(BTH + ICRC..=CAPACITY - bth_at).contains(&datagram.len()) {
-            return Err(NotRoce::Length);
+        if !(BTH_BYTES + ICRC_BYTES..=PACKET_CAPACITY - bth_at).contains(&datagram.len()) {
+            return Err(DatagramError::Length);
         }
         let mut packet = pool.get(LinkKind::Ethernet);
         packet.set_length(bth_at + datagram.len());
@@ -106,7 +106,7 @@ impl Headers {
         frame[bth_at..].copy_from_slice(datagram);
         self.template.finish(frame);
         let (l3, l3_at) = self.template.l3();
-        let end = frame.len() - ICRC;
+        let end = frame.len() - ICRC_BYTES;
         let computed = icrc(frame, LinkKind::Ethernet, l3, l3_at, bth_at);
         let stored = frame[end..]
             .iter()
@@ -115,22 +115,22 @@ impl Headers {
         let change = computed ^ stored;
         if change != 0 {
             if l3 != L3::Ipv4 {
-                return Err(NotRoce::Icrc);
+                return Err(DatagramError::Icrc);
             }
             let at = l3_at + IDENTIFICATION;
-            let cause = icrc_cause(change, end - at - 2).ok_or(NotRoce::Icrc)?;
+            let cause = icrc_cause(change, end - at - 2).ok_or(DatagramError::Icrc)?;
             // The kernel has checked the header's checksum.
             frame[at..at + 2].copy_from_slice(&cause);
         }
         // The ICRC is right: the transport does not check it again.
-        packet.leave_unsealed();
+        packet.mark_without_icrc();
         Ok(packet)
     }
 }
 
-/// A frame as it is to be sent by a socket.
+/// Where and how a socket sends a frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Departure {
+pub struct Transmit {
     /// Sender.
     pub source: IpAddr,
     /// Receiver.
@@ -141,16 +141,16 @@ pub struct Departure {
     pub traffic_class: u8,
     /// Hop limit, or TTL.
     pub hop_limit: u8,
-    /// The datagram's place in the frame.
+    /// The range of the datagram in the frame.
     pub payload: Range<usize>,
     l3: L3,
     l3_at: usize,
 }
 
-impl Departure {
-    /// Returns how a frame is to be sent; `None` if it is not RoCE v2.
+impl Transmit {
+    /// Decodes the headers of a frame; `None` if it is not RoCE v2.
     #[must_use]
-    pub fn of(frame: &[u8]) -> Option<Self> {
+    pub fn parse(frame: &[u8]) -> Option<Self> {
         let network = Network::read(LinkKind::Ethernet, frame).ok()?;
         let at = network.l3_at;
         let (source, destination, traffic_class, hop_limit): (IpAddr, IpAddr, _, _) =
@@ -183,7 +183,7 @@ impl Departure {
     /// Changes the source port of the frame, and the ICRC with it.
     pub fn set_port(&mut self, packet: &mut Packet, port: u16) {
         let at = self.payload.start - UDP;
-        self.change(packet, at, port ^ self.port);
+        self.apply_change(packet, at, port ^ self.port);
         self.port = port;
     }
 
@@ -193,22 +193,22 @@ impl Departure {
         if self.l3 == L3::Ipv4 {
             let at = self.l3_at + IDENTIFICATION;
             let change = u16_at(packet.frame(), at) ^ identification;
-            self.change(packet, at, change);
+            self.apply_change(packet, at, change);
         }
     }
 
-    fn change(&self, packet: &mut Packet, at: usize, by: u16) {
-        let by = by.to_be_bytes();
-        let end = self.payload.end - ICRC;
-        let sealed = packet.is_sealed();
+    fn apply_change(&self, packet: &mut Packet, at: usize, change: u16) {
+        let change = change.to_be_bytes();
+        let end = self.payload.end - ICRC_BYTES;
+        let has_icrc = packet.has_icrc();
         let frame = packet.buffer_mut();
-        for (byte, by) in frame.iter_mut().skip(at).zip(by) {
-            *byte ^= by;
+        for (byte, change) in frame.iter_mut().skip(at).zip(change) {
+            *byte ^= change;
         }
-        if !sealed || by == [0, 0] {
+        if !has_icrc || change == [0, 0] {
             return;
         }
-        if let Some(change) = icrc_change(by, end - at - 2) {
+        if let Some(change) = icrc_change(change, end - at - 2) {
             for (byte, change) in frame.iter_mut().skip(end).zip(change.to_le_bytes()) {
                 *byte ^= change;
             }
@@ -251,42 +251,42 @@ mod tests {
         builder.finish()
     }
 
-    /// Passes a frame through a socket that shows nothing else than the arrival.
-    fn carry(pool: &Pool, packet: &Packet) -> Result<Packet, NotRoce> {
-        let gone = Departure::of(packet.frame()).unwrap();
-        let arrival = Arrival {
-            source: gone.source,
-            port: gone.port,
-            destination: gone.destination,
-            traffic_class: gone.traffic_class,
+    /// Passes a frame through a socket, whose receiver sees only the [`RecvMeta`].
+    fn pass_through_socket(pool: &Pool, packet: &Packet) -> Result<Packet, DatagramError> {
+        let transmit = Transmit::parse(packet.frame()).unwrap();
+        let meta = RecvMeta {
+            source: transmit.source,
+            port: transmit.port,
+            destination: transmit.destination,
+            traffic_class: transmit.traffic_class,
         };
-        let headers = arrival.headers(MACS.0, MACS.1).unwrap();
-        headers.frame(pool, &packet.frame()[gone.payload.clone()])
+        let headers = meta.headers(MACS.0, MACS.1).unwrap();
+        headers.frame(pool, &packet.frame()[transmit.payload.clone()])
     }
 
     proptest! {
         #[test]
-        fn a_packet_arrives_as_it_was_sent(
+        fn a_packet_is_received_as_it_was_sent(
             ipv6 in any::<bool>(),
             payload in proptest::collection::vec(any::<u8>(), 0..4097),
             port in any::<u16>(),
             identification in any::<u16>(),
             traffic_class in any::<u8>(),
-            late_icrc in any::<bool>(),
+            deferred_icrc in any::<bool>(),
         ) {
-            let pool = if late_icrc { Pool::with_late_icrc() } else { Pool::new() };
+            let pool = if deferred_icrc { Pool::with_deferred_icrc() } else { Pool::new() };
             let mut packet = frame(&pool, ipv6, &payload, traffic_class);
-            let mut gone = Departure::of(packet.frame()).unwrap();
-            prop_assert_eq!((gone.traffic_class, gone.hop_limit), (traffic_class, 64));
-            gone.set_port(&mut packet, port);
-            gone.set_identification(&mut packet, identification);
-            packet.seal();
+            let mut transmit = Transmit::parse(packet.frame()).unwrap();
+            prop_assert_eq!((transmit.traffic_class, transmit.hop_limit), (traffic_class, 64));
+            transmit.set_port(&mut packet, port);
+            transmit.set_identification(&mut packet, identification);
+            packet.add_icrc();
             View::read(LinkKind::Ethernet, packet.frame()).unwrap();
-            let there = carry(&Pool::new(), &packet).unwrap();
-            let view = View::read(LinkKind::Ethernet, there.frame()).unwrap();
+            let received = pass_through_socket(&Pool::new(), &packet).unwrap();
+            let view = View::read(LinkKind::Ethernet, received.frame()).unwrap();
             prop_assert_eq!(view.payload.bytes(), &payload[..]);
-            let sent = Departure::of(packet.frame());
-            prop_assert_eq!(Departure::of(there.frame()), sent);
+            let sent = Transmit::parse(packet.frame());
+            prop_assert_eq!(Transmit::parse(received.frame()), sent);
         }
 
         #[test]
@@ -301,12 +301,12 @@ mod tests {
             // Bits that no ICRC covers.
             if bit / 8 != at / 8 + 4 {
                 packet.frame_mut()[bit / 8] ^= 1 << (bit % 8);
-                match carry(&Pool::new(), &packet) {
-                    Err(error) => prop_assert_eq!(error, NotRoce::Icrc),
+                match pass_through_socket(&Pool::new(), &packet) {
+                    Err(error) => prop_assert_eq!(error, DatagramError::Icrc),
                     // One in 65536: another identification explains it.
-                    Ok(there) => {
+                    Ok(received) => {
                         let at = ETHERNET + IDENTIFICATION;
-                        prop_assert!(!ipv6 && there.frame()[at..at + 2] != [0; 2]);
+                        prop_assert!(!ipv6 && received.frame()[at..at + 2] != [0; 2]);
                     }
                 }
             }
@@ -314,24 +314,24 @@ mod tests {
 
         #[test]
         fn any_datagram_is_framed_or_refused(
-            bytes in proptest::collection::vec(any::<u8>(), 0..CAPACITY + 9),
+            bytes in proptest::collection::vec(any::<u8>(), 0..PACKET_CAPACITY + 9),
             source in any::<IpAddr>(),
             destination in any::<IpAddr>(),
         ) {
-            let arrival = Arrival { source, port: 0, destination, traffic_class: 3 };
-            if let Some(headers) = arrival.headers(MACS.0, MACS.1) {
+            let meta = RecvMeta { source, port: 0, destination, traffic_class: 3 };
+            if let Some(headers) = meta.headers(MACS.0, MACS.1) {
                 let _ = headers.frame(&Pool::new(), &bytes);
             }
         }
     }
 
     #[test]
-    fn other_frames_do_not_depart() {
-        assert_eq!(Departure::of(&[]), None);
-        assert_eq!(Departure::of(&[0; 100]), None);
+    fn frames_other_than_roce_v2_are_not_sent() {
+        assert_eq!(Transmit::parse(&[]), None);
+        assert_eq!(Transmit::parse(&[0; 100]), None);
         let mut packet = frame(&Pool::new(), false, &[], 0);
         packet.frame_mut()[12] = 0x89;
         packet.frame_mut()[13] = 0x15;
-        assert_eq!(Departure::of(packet.frame()), None);
+        assert_eq!(Transmit::parse(packet.frame()), None);
     }
 }

@@ -6,7 +6,7 @@ use super::host::{Fault, Host, Operation, Status};
 use super::io::Io;
 use super::qp::Qp;
 use super::state::GRACE;
-use crate::packet::{NakCode, Psn, Syndrome, Traits, View};
+use crate::packet::{NakCode, OpcodeFlags, Psn, Syndrome, View};
 
 /// Result of [`Qp::take_response`].
 pub(super) enum ResponseOutcome {
@@ -35,13 +35,13 @@ impl<L> Qp<L> {
         // Read responses other than first, last and only have no AETH.
         let syndrome = match view.aeth() {
             Some(aeth) => aeth.syndrome,
-            None if view.has(Traits::AETH) => {
+            None if view.has(OpcodeFlags::AETH) => {
                 io.counters.malformed += 1;
                 return;
             }
             None => Syndrome::Ack(0),
         };
-        let answers = view.has(Traits::READ) || view.has(Traits::ATOMIC);
+        let answers = view.has(OpcodeFlags::READ) || view.has(OpcodeFlags::ATOMIC);
         match syndrome {
             Syndrome::Ack(_) if answers && self.recovers => self.answered(host, io, now, view),
             Syndrome::Ack(_) if answers => self.answer(host, now, view),
@@ -272,7 +272,7 @@ impl<L> Qp<L> {
         let mtu = self.config.mtu;
         let pending = &mut self.req.works[index];
         let local = &mut pending.work.local;
-        if view.has(Traits::ATOMIC) {
+        if view.has(OpcodeFlags::ATOMIC) {
             return view
                 .atomic_value()
                 .filter(|_| pending.work.operation != Operation::Read)
@@ -281,7 +281,7 @@ impl<L> Qp<L> {
         let place = psn.distance(pending.first).max(0) as u32;
         let offset = place << mtu.log2();
         let rest = pending.work.length.saturating_sub(offset);
-        let (ends, last) = (view.has(Traits::END), place + 1 == pending.packets);
+        let (ends, last) = (view.has(OpcodeFlags::END), place + 1 == pending.packets);
         let fits = pending.work.operation == Operation::Read
             && view.payload.len() == rest.min(mtu.bytes()) as usize
             // A partial read that was requested again may end before the read itself.

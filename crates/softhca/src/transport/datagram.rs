@@ -4,7 +4,7 @@ use super::host::{Fault, Host, RecvDone, RecvKind, Source, Status};
 use super::io::Io;
 use super::qp::Qp;
 use super::{Operation, QpState};
-use crate::packet::{Deth, Link, MULTICAST_QPN, PacketBuilder, Template, Traits, View, op};
+use crate::packet::{Deth, Link, MULTICAST_QPN, OpcodeFlags, PacketBuilder, Template, View, op};
 
 /// Length of the GRH area that precedes the payload in a receive buffer.
 const GRH_AREA: u32 = 40;
@@ -106,7 +106,7 @@ impl<L> Qp<L> {
         }
         let done = RecvDone {
             status,
-            kind: if view.has(Traits::IMM) {
+            kind: if view.has(OpcodeFlags::IMM) {
                 RecvKind::SendImm
             } else {
                 RecvKind::Send

@@ -3,7 +3,7 @@
 use super::model::{Range, Region, World};
 use super::{Datagram, Fence, Operation, QpConfig, QpState, Service};
 use crate::fabric::Faults;
-use crate::packet::{BTH, Bth, LinkKind, Mtu, PacketBuilder, Pool, Psn, Template};
+use crate::packet::{BTH_BYTES, Bth, LinkKind, Mtu, PacketBuilder, Pool, Psn, Template};
 
 const QPN: u32 = 200;
 const MEMORY: usize = 64 * 1024;
@@ -122,7 +122,7 @@ pub fn play(script: &[u8]) {
                 } else {
                     view.send_psn
                 };
-                let mut bth = Bth::read(&[0; BTH]);
+                let mut bth = Bth::read(&[0; BTH_BYTES]);
                 bth.opcode = opcode;
                 bth.solicited = bits & 2 != 0;
                 bth.ack_request = bits & 4 != 0;

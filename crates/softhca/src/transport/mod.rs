@@ -57,7 +57,9 @@ pub use host::{
 pub use io::Counters;
 
 use crate::fabric::Port;
-use crate::packet::{CNP, Class, Gid, MULTICAST_QPN, Mtu, Packet, Pool, Refused, Traits, View};
+use crate::packet::{
+    CNP, Class, Gid, MULTICAST_QPN, Mtu, OpcodeFlags, Packet, ParseError, Pool, View,
+};
 use io::Io;
 use qp::Qp;
 use recovery::FollowUp;
@@ -297,14 +299,14 @@ impl<L> Transport<L> {
         now: u64,
         packet: Packet,
     ) -> Option<Packet> {
-        let view = match View::of(&packet) {
+        let view = match View::parse_packet(&packet) {
             Ok(view) => view,
-            Err(Refused::Other) => return Some(packet),
-            Err(Refused::Malformed) => {
+            Err(ParseError::NotRdma) => return Some(packet),
+            Err(ParseError::Malformed) => {
                 self.io.counters.malformed += 1;
                 return None;
             }
-            Err(Refused::BadIcrc) => {
+            Err(ParseError::BadIcrc) => {
                 self.io.counters.bad_icrc += 1;
                 return None;
             }
@@ -389,7 +391,7 @@ impl<L> Transport<L> {
             if view.opcode.is_some() {
                 qp.datagram(host, io, view);
             }
-        } else if view.has(Traits::RESPONSE) {
+        } else if view.has(OpcodeFlags::RESPONSE) {
             if !matches!(qp.config.service, Service::XrcTarget | Service::DcTarget) {
                 qp.response(host, io, now, view);
             }

@@ -210,7 +210,7 @@ impl<L> Qp<L> {
         let mut any = false;
         while let Some(packet) = self.resp.kept.take(self.resp.expected) {
             let expected = self.resp.expected;
-            if let Ok(view) = View::again(&packet) {
+            if let Ok(view) = View::parse_checked(&packet) {
                 self.request(host, io, &view);
             }
             if self.resp.expected == expected {

@@ -12,7 +12,7 @@ use super::host::{Fault, Fence, Host, Operation, QpEvent, SendDone, Status};
 use super::io::Io;
 use super::qp::Qp;
 use super::state::{MAX_WORKS, Pending};
-use crate::packet::{AtomicEth, Bth, DCETH, PacketBuilder, Psn, Reth, op};
+use crate::packet::{AtomicEth, Bth, DCETH_BYTES, PacketBuilder, Psn, Reth, op};
 
 /// Time before absent memory is tried again, in nanoseconds.
 const PAGE_WAIT: u64 = 100_000;
@@ -430,7 +430,7 @@ impl<L> Qp<L> {
 }
 
 /// Longest extended headers of a request: of an atomic over a dynamic connection.
-const MAX_HEADERS: usize = DCETH + 28;
+const MAX_HEADERS: usize = DCETH_BYTES + 28;
 
 /// A request packet.
 pub(super) struct Request {

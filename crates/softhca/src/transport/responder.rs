@@ -14,7 +14,7 @@ use super::qp::{Qp, nak_of};
 use super::recovery::FollowUp;
 use super::state::{Message, ReadReply, Reply};
 use crate::packet::{
-    Aeth, CREDITS_UNLIMITED, NakCode, PacketBuilder, Psn, Syndrome, Traits, View, op,
+    Aeth, CREDITS_UNLIMITED, NakCode, OpcodeFlags, PacketBuilder, Psn, Syndrome, View, op,
 };
 
 /// Number of queued replies at which duplicates no longer get one, and slack beyond
@@ -67,7 +67,7 @@ impl<L> Qp<L> {
                 self.duplicate(host, view);
                 return after;
             }
-        } else if view.has(Traits::START) {
+        } else if view.has(OpcodeFlags::START) {
             // A new message begins (UC): the rest of the previous one is lost.
             if distance != 0 {
                 io.counters.out_of_sequence += 1;
@@ -165,7 +165,7 @@ impl<L> Qp<L> {
         if view.opcode.is_none() {
             return Err(INVALID);
         }
-        let (start, end) = (view.has(Traits::START), view.has(Traits::END));
+        let (start, end) = (view.has(OpcodeFlags::START), view.has(OpcodeFlags::END));
         let mtu = self.config.mtu.bytes();
         let length = view.payload.len() as u32;
         let fits = match (start, end) {
@@ -175,17 +175,17 @@ impl<L> Qp<L> {
         };
         let in_order = match &self.resp.message {
             Message::None => start,
-            Message::Send { .. } => !start && view.has(Traits::SEND),
-            Message::Write { .. } => !start && view.has(Traits::WRITE),
+            Message::Send { .. } => !start && view.has(OpcodeFlags::SEND),
+            Message::Write { .. } => !start && view.has(OpcodeFlags::WRITE),
         };
         if !fits || !in_order {
             return Err(INVALID);
         }
-        if view.has(Traits::SEND) {
+        if view.has(OpcodeFlags::SEND) {
             self.execute_send(host, view)
-        } else if view.has(Traits::WRITE) {
+        } else if view.has(OpcodeFlags::WRITE) {
             self.execute_write(host, view)
-        } else if view.has(Traits::READ) {
+        } else if view.has(OpcodeFlags::READ) {
             self.execute_read(host, view)
         } else {
             self.execute_atomic(host, view)
@@ -263,9 +263,9 @@ impl<L> Qp<L> {
         host: &mut H,
         view: &View<'_>,
     ) -> Result<u32, Refusal> {
-        let kind = if view.has(Traits::IMM) {
+        let kind = if view.has(OpcodeFlags::IMM) {
             RecvKind::SendImm
-        } else if view.has(Traits::INVALIDATE) {
+        } else if view.has(OpcodeFlags::INVALIDATE) {
             RecvKind::SendInvalidate
         } else {
             RecvKind::Send
@@ -275,7 +275,7 @@ impl<L> Qp<L> {
             _ => {
                 let start = MessageStart {
                     payload: view.payload.bytes(),
-                    whole: view.has(Traits::END),
+                    whole: view.has(OpcodeFlags::END),
                     may_read: self.state == QpState::ReadyToSend,
                 };
                 (self.take_recv(host, view, Some(&start))?, 0)
@@ -304,7 +304,7 @@ impl<L> Qp<L> {
             return Err(Refusal::Completed(NakCode::RemoteOperation));
         }
         let offset = offset + length;
-        if view.has(Traits::END) {
+        if view.has(OpcodeFlags::END) {
             if kind == RecvKind::SendInvalidate
                 && host.invalidate(self.target(view), view.imm()).is_err()
             {
@@ -337,7 +337,7 @@ impl<L> Qp<L> {
     ) -> Result<u32, Refusal> {
         const INVALID: Refusal = Refusal::Nak(NakCode::InvalidRequest);
         let length = view.payload.len() as u32;
-        let end = view.has(Traits::END);
+        let end = view.has(OpcodeFlags::END);
         let (rkey, va, left, total) = match self.resp.message {
             Message::Write {
                 rkey,
@@ -367,7 +367,7 @@ impl<L> Qp<L> {
         if if end { length != left } else { length >= left } {
             return Err(INVALID);
         }
-        let recv = if end && view.has(Traits::IMM) {
+        let recv = if end && view.has(OpcodeFlags::IMM) {
             Some(self.take_recv(host, view, None)?)
         } else {
             None
@@ -492,7 +492,7 @@ impl<L> Qp<L> {
         if self.resp.replies.len() >= MAX_REPLIES {
             return;
         }
-        if view.has(Traits::SEND) || view.has(Traits::WRITE) {
+        if view.has(OpcodeFlags::SEND) || view.has(OpcodeFlags::WRITE) {
             if view.bth.ack_request {
                 // Acknowledges the last executed PSN rather than the duplicate's: a
                 // waiting acknowledgement of a later PSN is replaced by this one.

@@ -65,7 +65,7 @@ impl Subnet {
     /// Handles a packet sent to the subnet manager's port and returns the packets
     /// to send back. Anything but a request to subnet administration is discarded.
     pub(super) fn receive(&mut self, packet: &Packet, ports: &Ports) -> Vec<Packet> {
-        let Ok(view) = View::of(packet) else {
+        let Ok(view) = View::parse_packet(packet) else {
             return Vec::new();
         };
         let (Some(deth), Link::Ib { slid, sl, .. }) = (view.deth(), view.network.link) else {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::fabric::{Delivery, Tap};
-use crate::packet::{BTH, Bth, CNP, Packet, PacketBuilder, Psn, Template, View};
+use crate::packet::{BTH_BYTES, Bth, CNP, Packet, PacketBuilder, Psn, Template, View};
 
 const MEMORY: usize = 1 << 20;
 const CE: u8 = 3;
@@ -236,7 +236,7 @@ fn a_mark_is_answered_by_one_cnp_in_50_us() {
     // DSCP 48 without ECN; BECN.
     let bth = view.network.bth_at;
     assert_eq!((frame[15], frame[bth], frame[bth + 4]), (0xc0, 0x81, 0x40));
-    assert_eq!(frame.len(), bth + BTH + 16 + 4);
+    assert_eq!(frame.len(), bth + BTH_BYTES + 16 + 4);
     // Of the past, as rdma_rxe needs it.
     assert!(view.bth.psn.before(Psn::new(0)));
 }

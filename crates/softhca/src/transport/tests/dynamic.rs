@@ -2,7 +2,9 @@
 //! initiators.
 
 use super::*;
-use crate::packet::{AtomicEth, BTH, Bth, Class, DcEth, PacketBuilder, Pool, Psn, Template, op};
+use crate::packet::{
+    AtomicEth, BTH_BYTES, Bth, Class, DcEth, PacketBuilder, Pool, Psn, Template, op,
+};
 use proptest::prelude::*;
 
 const KEY: u64 = 0x0bad_c0de_0000_0001;
@@ -244,7 +246,7 @@ fn a_receive_of_a_message_that_never_ended_serves_the_next() {
 /// Sends a delayed packet of an initiator that adds 1.
 fn late_add(world: &mut World, source_qpn: u32, connection: u64, psn: u32) {
     let template = Template::new(&world.hcas[0].path_to(1));
-    let mut bth = Bth::read(&[0; BTH]);
+    let mut bth = Bth::read(&[0; BTH_BYTES]);
     bth.opcode = Class::Dc as u8 | op::FETCH_ADD;
     (bth.pkey, bth.dest_qpn, bth.psn) = (0xffff, 200, Psn::new(psn));
     let mut builder = PacketBuilder::new(&Pool::new(), &template, bth, 0);

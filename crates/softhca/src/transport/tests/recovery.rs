@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::fabric::{Delivery, Tap};
-use crate::packet::{Packet, Traits, View};
+use crate::packet::{OpcodeFlags, Packet, View};
 
 /// Loses the frames for which the function returns true; it is called with the sender.
 struct LossTap<F>(F);
@@ -60,7 +60,10 @@ fn is_request(from: usize, view: &View<'_>, number: u32) -> bool {
 }
 
 fn is_ack(from: usize, view: &View<'_>) -> bool {
-    from == 1 && view.has(Traits::RESPONSE) && !view.has(Traits::READ) && !view.has(Traits::ATOMIC)
+    from == 1
+        && view.has(OpcodeFlags::RESPONSE)
+        && !view.has(OpcodeFlags::READ)
+        && !view.has(OpcodeFlags::ATOMIC)
 }
 
 /// Loses the first `count` frames that match.
