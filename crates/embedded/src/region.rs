@@ -150,7 +150,7 @@ impl State {
         let number = make(&mut self.hca, &input)?;
         self.hca.set_key_memory(number, wanted.address);
         if !access.contains(AccessFlags::MW_BIND) {
-            self.hca.seal_key(number);
+            self.hca.forbid_binding(number);
         }
         let platform = self.hca.platform_mut();
         // SAFETY: guaranteed by the caller.

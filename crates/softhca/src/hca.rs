@@ -14,7 +14,7 @@ use crate::engine::loopback::Origin;
 use crate::engine::mkey::{Rights, Translation};
 use crate::engine::qp::{BlueFlame, Queue, Ring};
 use crate::engine::registers::{FIRST_UAR, NIC_STATE, Registers};
-use crate::engine::wqe::{self, Local};
+use crate::engine::wqe::{self, LocalBuffers};
 use crate::fabric::Port;
 use crate::packet::{Packet, Pool};
 use crate::platform::Platform;
@@ -75,7 +75,7 @@ struct Pending {
 /// of them for now, and then [`Hca::run`].
 pub struct Hca<P: Platform> {
     pub(crate) core: Core<P>,
-    pub(crate) transport: Transport<Local>,
+    pub(crate) transport: Transport<LocalBuffers>,
     port: Arc<Port>,
     pool: Pool,
     /// Ethernet send queues that may have WQEs to process.
@@ -209,12 +209,12 @@ impl<P: Platform> Hca<P> {
         self.transport.set_lossy(lossy);
     }
 
-    /// Seals the mkey with this number, so that no window or other mkey of the driver can
-    /// refer to it. This is for regions without the right to bind windows, which no command
-    /// conveys. Returns whether the mkey exists.
-    pub fn seal_key(&mut self, number: u32) -> bool {
+    /// Forbids windows and other mkeys of the driver to refer to the mkey with this number.
+    /// This is for regions without the right to bind windows, which no command conveys.
+    /// Returns whether the mkey exists.
+    pub fn forbid_binding(&mut self, number: u32) -> bool {
         let mkey = self.core.mkeys.get_mut(number);
-        mkey.map(|mkey| mkey.sealed = true).is_some()
+        mkey.map(|mkey| mkey.forbids_binding = true).is_some()
     }
 
     /// Changes the protection domain and the rights of the mkey with this number; the bits
@@ -237,7 +237,7 @@ impl<P: Platform> Hca<P> {
 
     /// Plugs in or unplugs the cable.
     pub fn set_cable(&mut self, plugged: bool) {
-        self.core.cable = plugged;
+        self.core.cable_plugged = plugged;
         self.port.set_link(plugged);
         self.update_link();
     }
@@ -315,7 +315,7 @@ impl<P: Platform> Hca<P> {
     pub(crate) fn update_link(&mut self) {
         let core = &mut self.core;
         let wanted = core.settings.profile.port == PortKind::InfiniBand || core.nic.admin_up;
-        let up = core.cable && wanted;
+        let up = core.cable_plugged && wanted;
         if up != core.link_up {
             core.link_up = up;
             core.post_port_change(if up { PORT_ACTIVE } else { PORT_DOWN });
@@ -343,10 +343,10 @@ impl<P: Platform> Hca<P> {
         self.core.pages = fresh_pages;
         clear(&mut self.core.srqs);
         clear(&mut self.core.cqs);
-        self.core.holding.clear();
+        self.core.cqs_with_session.clear();
         clear(&mut self.core.mkeys);
         self.core.protected_keys = 0;
-        self.core.parts.clear();
+        self.core.partial_blocks.clear();
         clear(&mut self.core.psvs);
         clear(&mut self.core.encryption_keys);
         clear(&mut self.core.logins);
@@ -360,7 +360,7 @@ impl<P: Platform> Hca<P> {
         clear(&mut self.core.address_mappings);
         clear(&mut self.core.q_counters);
         self.core.steering.clear();
-        self.core.nic.loopback_off = 0;
+        self.core.nic.disabled_loopback = 0;
         self.core.device_memory.clear();
         self.core.paging.clear();
         self.rung.clear();
@@ -381,7 +381,7 @@ impl<P: Platform> Hca<P> {
 
     /// Reads registers or device memory.
     pub fn read(&mut self, offset: u64, out: &mut [u8]) {
-        match device_memory::access(offset) {
+        match device_memory::decode_offset(offset) {
             Some(Access::Plain) => {
                 if self.core.device_memory.read(offset, out).is_err() {
                     out.fill(0);
@@ -389,7 +389,7 @@ impl<P: Platform> Hca<P> {
                 return;
             }
             Some(Access::MemicOperation(operation, at)) => {
-                self.core.device_memory.read_at_once(operation, at, out);
+                self.core.device_memory.read_atomic(operation, at, out);
                 return;
             }
             None => {}
@@ -422,14 +422,14 @@ impl<P: Platform> Hca<P> {
 
     /// Writes registers, device memory or UARs.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
-        match device_memory::access(offset) {
+        match device_memory::decode_offset(offset) {
             // Writes past the end of device memory are ignored, as a bus ignores them.
             Some(Access::Plain) => {
                 let _ = self.core.device_memory.write(offset, data);
                 return;
             }
             Some(Access::MemicOperation(operation, at)) => {
-                self.core.device_memory.write_at_once(operation, at, data);
+                self.core.device_memory.write_atomic(operation, at, data);
                 return;
             }
             None => {}
@@ -614,7 +614,7 @@ impl<P: Platform> Hca<P> {
             }
         }
         let more = self.transport.run(&mut self.core, now, BUDGET);
-        self.core.release_all();
+        self.core.write_sessions();
         while let Some(packet) = self.transport.pop() {
             self.frames.push(packet);
         }

@@ -103,12 +103,12 @@ const COMMON: &[Cap] = &[
     (
         DeviceMemory,
         MEMIC_INCREMENT_LENGTHS,
-        MemicOperation::LENGTHS,
+        MemicOperation::OPERAND_SIZES,
     ),
     (
         DeviceMemory,
         MEMIC_TEST_AND_SET_LENGTHS,
-        MemicOperation::LENGTHS,
+        MemicOperation::OPERAND_SIZES,
     ),
     (DeviceMemory, MEMIC_OPERATIONS, MemicOperation::ALL),
     (

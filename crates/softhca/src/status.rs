@@ -24,28 +24,28 @@ pub enum Status {
     BadSizeOutstandingCqes = 0x40,
 }
 
-/// A refused command: its status, and the reason for the log.
+/// The error of a command: its status, and the reason for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refused {
+pub struct CommandError {
     /// The status that the driver reads.
     pub status: Status,
     /// The reason.
-    pub why: &'static str,
+    pub reason: &'static str,
 }
 
-impl Refused {
+impl CommandError {
     /// The syndrome in the output, which the driver prints: a hash of the reason.
     /// Equal reasons have equal syndromes, and the log has both, so that a line of
     /// the kernel log leads to its reason.
     pub fn syndrome(&self) -> u32 {
         // FNV-1a.
-        self.why.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+        self.reason.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
             (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
         })
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -53,15 +53,15 @@ impl fmt::Display for Refused {
             self.status,
             self.status as u8,
             self.syndrome(),
-            self.why
+            self.reason
         )
     }
 }
 
-/// Builds a refusal from a status and a reason.
-pub const fn refuse(status: Status, why: &'static str) -> Refused {
-    Refused { status, why }
+/// Creates the error of a command.
+pub const fn refuse(status: Status, reason: &'static str) -> CommandError {
+    CommandError { status, reason }
 }
 
 /// The result of a command handler.
-pub type Outcome = Result<(), Refused>;
+pub type Outcome = Result<(), CommandError>;

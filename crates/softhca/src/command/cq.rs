@@ -48,7 +48,7 @@ const FAILED: u32 = 0xa;
 
 /// The compression format that a context asks for, if any. The stride index format
 /// is refused.
-fn compression(context: &[u8]) -> Result<Option<Format>, super::Refused> {
+fn compression(context: &[u8]) -> Result<Option<Format>, super::CommandError> {
     if !COMPRESS.is_set(context) {
         return Ok(None);
     }
@@ -70,7 +70,7 @@ impl<P: Platform> Core<P> {
         input: &[u8],
         log_size: u32,
         wide: bool,
-    ) -> Result<Buffer, super::Refused> {
+    ) -> Result<Buffer, super::CommandError> {
         let context = &input[CONTEXT.min(input.len())..];
         let entry: u64 = if wide { 128 } else { 64 };
         let umem = (IN_UMEM.is_set(input)).then(|| (UMEM.get(input), get64(input, UMEM_OFFSET)));
@@ -170,7 +170,7 @@ impl<P: Platform> Core<P> {
         }
         let wide = matches!(CQE_SIZE.get(context), CQE_128 | CQE_128_PADDED);
         let new = self.cq_buffer(input, log_size, wide)?;
-        self.release(number(input));
+        self.write_session(number(input));
         let time = self.platform.now();
         let Some(cq) = self.cqs.get_mut(number(input)) else {
             return Err(refuse(Status::BadResource, "no such completion queue"));

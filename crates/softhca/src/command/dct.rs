@@ -105,18 +105,18 @@ impl<P: Platform> Hca<P> {
             send: None,
             recv: None,
             out_of_order: false,
-            receive_left: None,
+            skipped_receive: None,
             blue_flame: None,
-            scatter_received: scatter(CS_RES.get(&context), cq.wide),
-            scatter_read: 0,
+            recv_scatter_limit: scatter(CS_RES.get(&context), cq.wide),
+            read_scatter_limit: 0,
             context: Box::new(context),
             config: config.clone(),
             in_error: false,
-            transfers_rendezvous: false,
+            offloads_rendezvous: false,
             transfers: 0,
-            of_device: VecDeque::new(),
-            stops_at_wrong_signatures: false,
-            stop_due: false,
+            device_requests: VecDeque::new(),
+            drains_on_signature_error: false,
+            drain_pending: false,
         };
         let Ok(dctn) = core.queues.insert(Queue::Qp(Box::new(qp))) else {
             return Err(refuse(
@@ -177,5 +177,5 @@ impl<P: Platform> Hca<P> {
     }
 }
 
-const UNKNOWN: crate::status::Refused =
+const UNKNOWN: crate::status::CommandError =
     refuse(Status::BadResource, "there is no DC target of this number");

@@ -11,9 +11,9 @@ use crate::status::{Outcome, Status, refuse};
 /// page, which satisfies every alignment up to the limit.
 const LOG_ALIGNMENT: Field = field(0xc, 7, 0);
 const MAX_LOG_ALIGNMENT: u32 = 6;
-const FROM: usize = 0x10;
+const RANGE_START: usize = 0x10;
 const LENGTH: Field = field(0x1c, 31, 0);
-const GIVEN: usize = 8;
+const ALLOCATED_START: usize = 8;
 
 const OPERATION_ALLOC: u32 = 0;
 const OPERATION_DEALLOC: u32 = 1;
@@ -23,49 +23,55 @@ const OPERATION_ADDRESS: usize = 0x10;
 impl<P: Platform> Core<P> {
     pub(crate) fn alloc_memic(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         if LOG_ALIGNMENT.get(input) > MAX_LOG_ALIGNMENT {
-            return Err(refuse(Status::BadParameter, "the alignment"));
+            return Err(refuse(
+                Status::BadParameter,
+                "unsupported alignment of device memory",
+            ));
         }
-        let from = get64(input, FROM);
-        if !self.device_memory.take(from, u64::from(LENGTH.get(input))) {
+        let from = get64(input, RANGE_START);
+        if !self
+            .device_memory
+            .allocate(from, u64::from(LENGTH.get(input)))
+        {
             return Err(refuse(
                 Status::NoResources,
                 "the range of device memory is not free",
             ));
         }
-        put64(output, GIVEN, from);
+        put64(output, ALLOCATED_START, from);
         Ok(())
     }
 
     pub(crate) fn modify_memic(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let from = get64(input, FROM);
-        let yes = match OP_MOD.get(input) {
+        let from = get64(input, RANGE_START);
+        let enabled = match OP_MOD.get(input) {
             OPERATION_ALLOC => true,
             OPERATION_DEALLOC => false,
             _ => {
                 return Err(refuse(
                     Status::BadParameter,
-                    "no such change of device memory",
+                    "unknown modification of device memory",
                 ));
             }
         };
-        let operation = MemicOperation::numbered(OPERATION.get(input)).ok_or(refuse(
+        let operation = MemicOperation::from_number(OPERATION.get(input)).ok_or(refuse(
             Status::BadParameter,
             "no such operation of device memory",
         ))?;
-        if !self.device_memory.allow(from, operation, yes) {
+        if !self.device_memory.set_operation(from, operation, enabled) {
             return Err(refuse(
                 Status::BadResource,
                 "no such device memory, or the operation is set already",
             ));
         }
-        if yes {
+        if enabled {
             put64(output, OPERATION_ADDRESS, operation.address(from));
         }
         Ok(())
     }
 
     pub(crate) fn dealloc_memic(&mut self, input: &[u8]) -> Outcome {
-        if self.device_memory.give_back(get64(input, FROM)) {
+        if self.device_memory.free(get64(input, RANGE_START)) {
             Ok(())
         } else {
             Err(refuse(Status::BadResource, "no device memory begins there"))

@@ -3,7 +3,7 @@
 use super::load::number;
 use super::resource::created;
 use crate::bits::{Field, field, get64};
-use crate::engine::buffer::{Buffer, PAGES_AT};
+use crate::engine::buffer::{Buffer, PAGE_LIST_OFFSET};
 use crate::engine::core::Core;
 use crate::engine::eq::Eq;
 use crate::platform::Platform;
@@ -34,9 +34,9 @@ impl<P: Platform> Core<P> {
                 "the event queue's UAR does not exist",
             ));
         }
-        let Some(buffer) = Buffer::listed(
+        let Some(buffer) = Buffer::from_page_list(
             input,
-            PAGES_AT,
+            PAGE_LIST_OFFSET,
             64 << log_size,
             LOG_PAGE_SIZE.get(context),
             PAGE_OFFSET.get(context),

@@ -46,7 +46,7 @@ const CQN: Field = field(8, 23, 0);
 const TIS: Field = field(0x2c, 23, 0);
 
 /// Returns the state that a command moves a queue to.
-fn state(input: &[u8]) -> Result<u32, super::Refused> {
+fn state(input: &[u8]) -> Result<u32, super::CommandError> {
     match STATE.at(CONTEXT).get(input) {
         state @ (RESET | READY | ERROR) => Ok(state),
         _ => Err(refuse(Status::BadParameter, "an unknown state of a queue")),
@@ -54,7 +54,7 @@ fn state(input: &[u8]) -> Result<u32, super::Refused> {
 }
 
 /// Decodes the strides of a work queue, if it has any.
-fn strides(wq: &[u8]) -> Result<Option<Strides>, super::Refused> {
+fn strides(wq: &[u8]) -> Result<Option<Strides>, super::CommandError> {
     let log_count = WQ_LOG_STRIDES.get(wq) + LEAST_LOG_STRIDES;
     match WQ_TYPE.get(wq) {
         STRIDING if log_count > MAX_LOG_STRIDES => {
@@ -73,7 +73,7 @@ fn strides(wq: &[u8]) -> Result<Option<Strides>, super::Refused> {
 
 impl<P: Platform> Core<P> {
     /// Decodes the work queue of a context. Returns its ring and protection domain.
-    fn ring(&mut self, input: &[u8], send: bool) -> Result<(Ring, u32), super::Refused> {
+    fn ring(&mut self, input: &[u8], send: bool) -> Result<(Ring, u32), super::CommandError> {
         let wq = &input[(CONTEXT + WQ).min(input.len())..];
         let log_size = WQ_LOG_SIZE.get(wq);
         let log_stride = WQ_LOG_STRIDE.get(wq);
@@ -110,7 +110,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns the completion queue, the user index and the bytes of a context.
-    fn queue_context(&self, input: &[u8]) -> Result<(u32, u32, Vec<u8>), super::Refused> {
+    fn queue_context(&self, input: &[u8]) -> Result<(u32, u32, Vec<u8>), super::CommandError> {
         let context = &input[CONTEXT.min(input.len())..];
         let cqn = CQN.get(context);
         if self.cqs.get(cqn).is_none() {
@@ -174,7 +174,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn destroy_rq(&mut self, input: &[u8]) -> Outcome {
         let rqn = number(input);
         match self.queues.get(rqn) {
-            Some(Queue::Rq(_)) if self.steering.refers_to_queue(rqn) => Err(refuse(
+            Some(Queue::Rq(_)) if self.steering.is_queue_referenced(rqn) => Err(refuse(
                 Status::ResourceBusy,
                 "TIRs or RQTs still refer to the receive queue",
             )),

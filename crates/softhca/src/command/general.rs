@@ -6,7 +6,7 @@ use super::resource::{created, removed};
 use crate::bits::{Field, field};
 use crate::engine::core::Core;
 use crate::platform::Platform;
-use crate::status::{Outcome, Refused, Status, refuse};
+use crate::status::{CommandError, Outcome, Status, refuse};
 
 const TYPE: Field = field(4, 15, 0);
 pub(crate) const OBJECT: Field = field(8, 31, 0);
@@ -106,4 +106,4 @@ impl<P: Platform> Core<P> {
 
 const MAPPED_QPN: Field = field(0x1c, 23, 0);
 
-const UNKNOWN_TYPE: Refused = refuse(Status::BadOpcode, "this type of object is not modelled");
+const UNKNOWN_TYPE: CommandError = refuse(Status::BadOpcode, "this type of object is not modelled");

@@ -4,9 +4,9 @@ use super::NUMBER;
 use super::load::number;
 use crate::bits::{Field, field, flag, get64, put64};
 use crate::engine::core::Core;
-use crate::engine::mkey::{Klm, LARGEST_PAGE, Mkey, READABLE, Translation, WRITABLE, rights};
+use crate::engine::mkey::{Klm, MAX_LOG_PAGE_SIZE, Mkey, READABLE, Translation, WRITABLE, rights};
 use crate::platform::Platform;
-use crate::status::{Outcome, Refused, Status, refuse};
+use crate::status::{CommandError, Outcome, Status, refuse};
 
 pub(crate) const CONTEXT: usize = 0x10;
 const FREE: Field = flag(0, 30);
@@ -16,28 +16,28 @@ const MODE_LOW: Field = field(0, 9, 8);
 const QPN: Field = field(4, 31, 8);
 const VARIANT: Field = field(4, 7, 0);
 const LENGTH64: Field = flag(0xc, 31);
-const FORMATS_EN: Field = flag(0xc, 30);
+const BSF_EN: Field = flag(0xc, 30);
 const REMOTE_INVALIDATE: Field = flag(0xc, 24);
 const PD: Field = field(0xc, 23, 0);
 const START: usize = 0x10;
 const LENGTH: usize = 0x18;
 /// 16-byte units of byte stream formats.
-const FORMATS: Field = field(0x20, 31, 0);
+const BSF_OCTWORDS: Field = field(0x20, 31, 0);
 const CAPACITY: Field = field(0x34, 31, 0);
 const LOG_PAGE_SIZE: Field = field(0x38, 5, 0);
 /// The number of 16-byte units of translation entries in the command.
-const CARRIED: Field = field(0x60, 31, 0);
+const ACTUAL_OCTWORDS: Field = field(0x60, 31, 0);
 const LIST: usize = 0x110;
 /// The memory of a program, in place of a list of pages.
 const IN_UMEM: Field = flag(0xc, 30);
 const UMEM: Field = field(0x64, 31, 0);
 const UMEM_OFFSET: usize = 0x68;
 
-const MODE_PHYSICAL: u32 = 0;
-const MODE_PAGES: u32 = 1;
-const MODE_KEYS: u32 = 2;
-const MODE_EQUAL_KEYS: u32 = 3;
-const MODE_DEVICE: u32 = 5;
+const MODE_PA: u32 = 0;
+const MODE_MTT: u32 = 1;
+const MODE_KLMS: u32 = 2;
+const MODE_KSM: u32 = 3;
+const MODE_MEMIC: u32 = 5;
 
 /// Mask for a page entry: the address and the bits for readable and writable.
 const PAGE: u64 = !0x4;
@@ -50,7 +50,7 @@ pub(crate) fn translation(
     log_page_size: u32,
     entries: &[u8],
     start: u64,
-) -> Result<Translation, Refused> {
+) -> Result<Translation, CommandError> {
     let keys = || entries.chunks_exact(16).map(Klm::parse).collect();
     // The driver gives 0 if there is only one page size.
     let shift = if log_page_size == 0 {
@@ -59,20 +59,20 @@ pub(crate) fn translation(
         log_page_size
     };
     match mode {
-        MODE_PHYSICAL => Ok(Translation::Contiguous(start)),
-        MODE_DEVICE => Ok(Translation::Device(start)),
-        MODE_PAGES | MODE_EQUAL_KEYS if shift > LARGEST_PAGE => {
+        MODE_PA => Ok(Translation::Contiguous(start)),
+        MODE_MEMIC => Ok(Translation::Device(start)),
+        MODE_MTT | MODE_KSM if shift > MAX_LOG_PAGE_SIZE => {
             Err(refuse(Status::BadParameter, "the memory key's page size"))
         }
-        MODE_PAGES => Ok(Translation::Pages {
+        MODE_MTT => Ok(Translation::Pages {
             pages: entries
                 .chunks_exact(8)
                 .map(|entry| get64(entry, 0) & PAGE)
                 .collect(),
             shift,
         }),
-        MODE_KEYS => Ok(Translation::Keys(keys())),
-        MODE_EQUAL_KEYS => Ok(Translation::EqualKeys {
+        MODE_KLMS => Ok(Translation::Klms(keys())),
+        MODE_KSM => Ok(Translation::Ksms {
             keys: keys(),
             shift,
         }),
@@ -95,17 +95,17 @@ impl<P: Platform> Core<P> {
             ));
         }
         let mode = MODE_HIGH.get(context) << 2 | MODE_LOW.get(context);
-        let of_driver = matches!(mode, MODE_PHYSICAL | MODE_DEVICE);
-        if of_driver && self.users.is_program() {
+        let driver_only = matches!(mode, MODE_PA | MODE_MEMIC);
+        if driver_only && self.users.is_program() {
             return Err(refuse(
                 Status::BadParameter,
                 "a memory key that only the driver may have",
             ));
         }
         let log_page_size = LOG_PAGE_SIZE.get(context);
-        let carried = CARRIED.get(input) as usize;
+        let octwords = ACTUAL_OCTWORDS.get(input) as usize;
         let list = &input[LIST.min(input.len())..];
-        let bytes = carried
+        let bytes = octwords
             .checked_mul(16)
             .and_then(|bytes| list.get(..bytes))
             .ok_or(refuse(
@@ -114,7 +114,7 @@ impl<P: Platform> Core<P> {
             ))?;
         let start = get64(context, START);
         let length = get64(context, LENGTH);
-        if mode == MODE_DEVICE && !self.device_memory.is_taken(start, length) {
+        if mode == MODE_MEMIC && !self.device_memory.is_allocated(start, length) {
             return Err(refuse(
                 Status::BadParameter,
                 "the memory key's device memory is not allocated",
@@ -122,7 +122,7 @@ impl<P: Platform> Core<P> {
         }
         let in_umem = IN_UMEM.is_set(input);
         let mut translation = match in_umem {
-            true => self.of_umem(input, mode)?,
+            true => self.umem_translation(input, mode)?,
             false => translation(mode, log_page_size, bytes, start)?,
         };
         if let Translation::Pages { pages, .. } = &mut translation {
@@ -140,19 +140,19 @@ impl<P: Platform> Core<P> {
             rights: rights(context),
             // Keys of device memory are zero-based: addresses are offsets into
             // their range.
-            start: if mode == MODE_DEVICE { 0 } else { start },
+            start: if mode == MODE_MEMIC { 0 } else { start },
             length,
             length64: LENGTH64.is_set(context),
             umr: UMR_EN.is_set(context),
             remote_invalidate: REMOTE_INVALIDATE.is_set(context),
-            sealed: false,
-            window: !self.users.is_program(),
+            forbids_binding: false,
+            created_by_driver: !self.users.is_program(),
             translation,
             capacity: CAPACITY.get(context),
             mode,
             log_page_size,
-            formats: match FORMATS_EN.is_set(context) {
-                true => FORMATS.get(context),
+            bsf_octwords: match BSF_EN.is_set(context) {
+                true => BSF_OCTWORDS.get(context),
                 false => 0,
             },
             protection: None,
@@ -163,21 +163,21 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns the translation of a key to the memory of a program.
-    fn of_umem(&mut self, input: &[u8], mode: u32) -> Result<Translation, Refused> {
+    fn umem_translation(&mut self, input: &[u8], mode: u32) -> Result<Translation, CommandError> {
         let context = &input[CONTEXT.min(input.len())..];
-        if mode != MODE_PAGES {
+        if mode != MODE_MTT {
             return Err(refuse(
                 Status::BadParameter,
                 "the access mode of a key to memory of a program",
             ));
         }
         let shift = LOG_PAGE_SIZE.get(context);
-        if !(12..=LARGEST_PAGE).contains(&shift) {
+        if !(12..=MAX_LOG_PAGE_SIZE).contains(&shift) {
             return Err(refuse(Status::BadParameter, "the memory key's page size"));
         }
         let page = 1u64 << shift;
-        let before = get64(context, START) & (page - 1);
-        let Some(length) = before.checked_add(get64(context, LENGTH)) else {
+        let page_offset = get64(context, START) & (page - 1);
+        let Some(length) = page_offset.checked_add(get64(context, LENGTH)) else {
             return Err(refuse(Status::BadParameter, "the memory key's length"));
         };
         let umem = (UMEM.get(input), get64(input, UMEM_OFFSET));
@@ -192,7 +192,8 @@ impl<P: Platform> Core<P> {
         match self.mkeys.remove(number(input)) {
             Some(mkey) => {
                 self.protected_keys -= usize::from(mkey.protection.is_some());
-                self.parts.retain(|(key, _), _| *key != number(input));
+                self.partial_blocks
+                    .retain(|(key, _), _| *key != number(input));
                 Ok(())
             }
             None => Err(refuse(Status::BadResource, "no such memory key")),

@@ -25,7 +25,7 @@ use crate::bits::{Field, field, put32};
 use crate::hca::Hca;
 use crate::platform::Platform;
 pub use crate::status;
-use crate::status::{Outcome, Refused, Status, refuse};
+use crate::status::{CommandError, Outcome, Status, refuse};
 use opcode as op;
 
 /// Fields that all commands share.
@@ -213,4 +213,4 @@ impl<P: Platform> Hca<P> {
     }
 }
 
-const UNKNOWN: Refused = refuse(Status::BadOpcode, "this command is not modelled");
+const UNKNOWN: CommandError = refuse(Status::BadOpcode, "this command is not modelled");

@@ -382,18 +382,18 @@ impl<P: Platform> Hca<P> {
             send,
             recv,
             out_of_order: false,
-            receive_left: None,
+            skipped_receive: None,
             blue_flame: None,
-            scatter_received: scatter(CS_RES.get(context), wide(recv_cq)),
-            scatter_read: scatter(CS_REQ.get(context), wide(send_cq)),
+            recv_scatter_limit: scatter(CS_RES.get(context), wide(recv_cq)),
+            read_scatter_limit: scatter(CS_REQ.get(context), wide(send_cq)),
             context: Box::new(padded(input, CONTEXT)),
             config: config.clone(),
             in_error: false,
-            transfers_rendezvous: OFFLOAD.get(context) == OFFLOAD_RENDEZVOUS,
+            offloads_rendezvous: OFFLOAD.get(context) == OFFLOAD_RENDEZVOUS,
             transfers: 0,
-            of_device: VecDeque::new(),
-            stops_at_wrong_signatures: false,
-            stop_due: false,
+            device_requests: VecDeque::new(),
+            drains_on_signature_error: false,
+            drain_pending: false,
         };
         let Ok(qpn) = core.queues.insert(Queue::Qp(Box::new(qp))) else {
             return Err(refuse(
@@ -507,16 +507,16 @@ impl<P: Platform> Hca<P> {
             return Err(refuse(Status::BadParameter, "the path MTU"));
         }
         qp.counter_set = COUNTER_SET.get(context);
-        qp.stops_at_wrong_signatures = DRAIN_SIGERR.is_set(context);
-        qp.stop_due = false;
+        qp.drains_on_signature_error = DRAIN_SIGERR.is_set(context);
+        qp.drain_pending = false;
         qp.out_of_order = DP_ORDERING_FORCE.is_set(context) && DP_ORDERING_1.is_set(context);
         if to == QpState::Reset {
-            qp.receive_left = None;
+            qp.skipped_receive = None;
             for ring in [&mut qp.send, &mut qp.recv].into_iter().flatten() {
                 (ring.head, ring.tail) = (0, 0);
             }
             qp.blue_flame = None;
-            qp.forget_transfers();
+            qp.discard_transfers();
         }
         qp.in_error = to == QpState::Error;
         let context = qp.context.clone();

@@ -110,7 +110,7 @@ impl<P: Platform> Core<P> {
     }
 }
 
-const UNKNOWN: crate::status::Refused = refuse(
+const UNKNOWN: crate::status::CommandError = refuse(
     Status::BadResource,
     "there is no scheduling element of this number",
 );

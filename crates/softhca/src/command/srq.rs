@@ -109,7 +109,7 @@ impl<P: Platform> Core<P> {
         pages: (u32, u32),
         umem: Option<(u32, u64)>,
         (doorbell, records): (u64, Option<u32>),
-    ) -> Result<Srq, super::Refused> {
+    ) -> Result<Srq, super::CommandError> {
         if !self.has_pd(pd) {
             return Err(refuse(Status::BadResource, "the SRQ's protection domain"));
         }
@@ -133,7 +133,7 @@ impl<P: Platform> Core<P> {
             doorbell,
             privileged: false,
             head: 0,
-            used: 0,
+            consumed: 0,
             posted: 0,
             limit: 0,
             state: 0,
@@ -197,14 +197,14 @@ impl<P: Platform> Core<P> {
         XRC_LIMIT.at(XRC).put(output, u32::from(srq.limit));
         XRC_COUNT
             .at(XRC)
-            .put(output, u32::from(srq.posted.wrapping_sub(srq.used)));
+            .put(output, u32::from(srq.posted.wrapping_sub(srq.consumed)));
         put64(output, XRC + XRC_DOORBELL, srq.doorbell);
         Ok(())
     }
 
     /// Creates the part that the context of a work queue describes. `input` is the command,
     /// from where its list of pages is as far on as in CREATE_RMP.
-    fn of_work_queue(&mut self, input: &[u8], wq: &[u8]) -> Result<Srq, super::Refused> {
+    fn of_work_queue(&mut self, input: &[u8], wq: &[u8]) -> Result<Srq, super::CommandError> {
         let mut srq = self.srq(
             input,
             WQ_PD.get(wq),

@@ -10,20 +10,21 @@ use crate::engine::core::Core;
 use crate::engine::header_change;
 use crate::engine::qp::Queue;
 use crate::engine::steering::{
-    ACTION_CHANGE_HEADER, Destination, LOG_DESTINATIONS, Object, Rule, Tir, TirDestination, Traffic,
+    ACTION_CHANGE_HEADER, Destination, FlowCounter, LOG_DESTINATIONS, Object, Rule, Tir,
+    TirDestination,
 };
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
 
 const CONTEXT: usize = 0x20;
-const TIR_CHOICE: Field = field(0x24, 31, 28);
-const TIR_QUEUE: Field = field(0x3c, 23, 0);
-const TIR_TABLE: Field = field(0x40, 23, 0);
+const TIR_DISP_TYPE: Field = field(0x24, 31, 28);
+const TIR_INLINE_RQN: Field = field(0x3c, 23, 0);
+const TIR_INDIRECT_TABLE: Field = field(0x40, 23, 0);
 /// Linux calls this field `self_lb_block`, but sets the bits of what passes: for
 /// its loopback test, and where the interface receives its own frames.
-const TIR_OWN: Field = field(0x44, 25, 24);
+const TIR_SELF_LB: Field = field(0x44, 25, 24);
 const TIR_DOMAIN: Field = field(0x44, 23, 0);
-const MODIFY_OWN: Field = flag(0x14, 4);
+const MODIFY_SELF_LB: Field = flag(0x14, 4);
 const TIS_DOMAIN: Field = field(0x44, 23, 0);
 /// The port of a bond that the queue's frames leave through; and in QUERY_TIS.
 const TIS_LAG_PORT: Field = field(CONTEXT, 27, 24);
@@ -58,9 +59,9 @@ const RULE_COUNTERS: Field = field(0x54, 23, 0);
 const RULE_VALUE: usize = 0x80;
 const RULE_LIST: usize = 0x340;
 /// QUERY_FLOW_COUNTER: the counter, whether it is cleared, and its values.
-pub(super) const QUERIED: Field = field(0x1c, 31, 0);
-const CLEARED: Field = flag(0x18, 31);
-const VALUES: usize = 0x10;
+pub(super) const QUERIED_COUNTER: Field = field(0x1c, 31, 0);
+const CLEAR_COUNTER: Field = flag(0x18, 31);
+const COUNTER_VALUES: usize = 0x10;
 /// A header change: the number of its actions, which follow, and its own.
 const ACTION_COUNT: Field = field(0xc, 7, 0);
 const ACTIONS: usize = 0x10;
@@ -68,29 +69,29 @@ const HEADER_CHANGE: Field = field(0x8, 31, 0);
 const TO_TABLE: u32 = 1;
 const TO_TIR: u32 = 2;
 
-const UNKNOWN: super::Refused = refuse(Status::BadResource, "no such steering object");
-const TOO_MANY: super::Refused =
+const UNKNOWN: super::CommandError = refuse(Status::BadResource, "no such steering object");
+const TOO_MANY: super::CommandError =
     refuse(Status::ExceedsLimit, "there are too many steering objects");
 
-fn tir(input: &[u8]) -> Tir {
+fn parse_tir(input: &[u8]) -> Tir {
     Tir {
-        to: match TIR_CHOICE.is_set(input) {
-            true => TirDestination::Table(TIR_TABLE.get(input)),
-            false => TirDestination::Queue(TIR_QUEUE.get(input)),
+        destination: match TIR_DISP_TYPE.is_set(input) {
+            true => TirDestination::Table(TIR_INDIRECT_TABLE.get(input)),
+            false => TirDestination::Queue(TIR_INLINE_RQN.get(input)),
         },
         domain: TIR_DOMAIN.get(input),
-        own: TIR_OWN.get(input),
+        self_loopback: TIR_SELF_LB.get(input),
     }
 }
 
-fn rqt(input: &[u8]) -> Vec<u32> {
+fn parse_rqt(input: &[u8]) -> Vec<u32> {
     let count = (RQT_LENGTH.get(input) as usize).min(MAX_QUEUES);
     (0..count)
         .map(|n| get32(input, RQT_LIST + 4 * n) & 0xff_ffff)
         .collect()
 }
 
-fn miss(input: &[u8]) -> Option<u32> {
+fn miss_table(input: &[u8]) -> Option<u32> {
     (MISS_ACTION.get(input) == MISS_FORWARD).then(|| MISS_TABLE.get(input))
 }
 
@@ -102,15 +103,15 @@ impl<P: Platform> Core<P> {
         output: &mut [u8],
     ) -> Outcome {
         let object = match opcode {
-            op::CREATE_TIR => Object::Tir(tir(input)),
+            op::CREATE_TIR => Object::Tir(parse_tir(input)),
             op::CREATE_TIS => Object::Tis {
                 domain: TIS_DOMAIN.get(input),
                 lag_port: TIS_LAG_PORT.get(input),
             },
-            op::CREATE_RQT => Object::Rqt(rqt(input)),
+            op::CREATE_RQT => Object::Rqt(parse_rqt(input)),
             op::CREATE_FLOW_TABLE => Object::Table {
                 receives: TABLE_TYPE.get(input) == RECEIVES,
-                next: miss(input),
+                next: miss_table(input),
                 rules: BTreeMap::new(),
             },
             op::CREATE_FLOW_GROUP => {
@@ -127,10 +128,10 @@ impl<P: Platform> Core<P> {
             op::ALLOC_MODIFY_HEADER_CONTEXT => {
                 let actions = input.get(ACTIONS..).unwrap_or(&[]);
                 let decoded = header_change::decode(actions, ACTION_COUNT.get(input));
-                let what = "an action on a header";
-                Object::HeaderChange(decoded.ok_or(refuse(Status::BadParameter, what))?)
+                let message = "an action on a header";
+                Object::HeaderChange(decoded.ok_or(refuse(Status::BadParameter, message))?)
             }
-            _ => Object::Counter(Traffic::default()),
+            _ => Object::Counter(FlowCounter::default()),
         };
         let number = self.steering.insert(object).ok_or(TOO_MANY)?;
         NUMBER.put(output, number);
@@ -145,7 +146,7 @@ impl<P: Platform> Core<P> {
             op::DEALLOC_MODIFY_HEADER_CONTEXT => HEADER_CHANGE.get(input),
             _ => number(input),
         };
-        let right = match self.steering.get(number) {
+        let destroy_opcode = match self.steering.get(number) {
             Some(Object::Tir(_)) => op::DESTROY_TIR,
             Some(Object::Tis { .. }) => op::DESTROY_TIS,
             Some(Object::Rqt(_)) => op::DESTROY_RQT,
@@ -155,11 +156,11 @@ impl<P: Platform> Core<P> {
             Some(Object::HeaderChange(_)) => op::DEALLOC_MODIFY_HEADER_CONTEXT,
             None => return Err(UNKNOWN),
         };
-        if right != opcode {
+        if destroy_opcode != opcode {
             return Err(UNKNOWN);
         }
         let sends = |queue: &Queue| matches!(queue, Queue::Sq(sq) if sq.tis == number);
-        if self.steering.refers_to(number) || self.queues.iter().any(|(_, it)| sends(it)) {
+        if self.steering.is_referenced(number) || self.queues.iter().any(|(_, it)| sends(it)) {
             return Err(refuse(
                 Status::ResourceBusy,
                 "rules, TIRs or send queues still refer to it",
@@ -175,8 +176,8 @@ impl<P: Platform> Core<P> {
             op::MODIFY_TIR => match self.steering.get_mut(number(input)) {
                 // Its destination does not change.
                 Some(Object::Tir(tir)) => {
-                    if MODIFY_OWN.is_set(input) {
-                        tir.own = TIR_OWN.get(input);
+                    if MODIFY_SELF_LB.is_set(input) {
+                        tir.self_loopback = TIR_SELF_LB.get(input);
                     }
                     Ok(())
                 }
@@ -193,7 +194,7 @@ impl<P: Platform> Core<P> {
             },
             op::MODIFY_RQT => match self.steering.get_mut(number(input)) {
                 Some(Object::Rqt(queues)) => {
-                    *queues = rqt(input);
+                    *queues = parse_rqt(input);
                     Ok(())
                 }
                 _ => Err(UNKNOWN),
@@ -201,7 +202,7 @@ impl<P: Platform> Core<P> {
             op::MODIFY_FLOW_TABLE => match self.steering.get_mut(table) {
                 Some(Object::Table { next, .. }) => {
                     if MODIFY_MISS.is_set(input) {
-                        *next = miss(input);
+                        *next = miss_table(input);
                     }
                     Ok(())
                 }
@@ -238,16 +239,17 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_flow_counter(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let Some(Object::Counter(traffic)) = self.steering.get_mut(QUERIED.get(input)) else {
+        let Some(Object::Counter(counter)) = self.steering.get_mut(QUERIED_COUNTER.get(input))
+        else {
             return Err(UNKNOWN);
         };
-        if output.len() < VALUES + 16 {
+        if output.len() < COUNTER_VALUES + 16 {
             return Err(refuse(Status::BadOutputLength, "no room for the counter"));
         }
-        put64(output, VALUES, traffic.packets);
-        put64(output, VALUES + 8, traffic.bytes);
-        if CLEARED.is_set(input) {
-            *traffic = Traffic::default();
+        put64(output, COUNTER_VALUES, counter.packets);
+        put64(output, COUNTER_VALUES + 8, counter.bytes);
+        if CLEAR_COUNTER.is_set(input) {
+            *counter = FlowCounter::default();
         }
         Ok(())
     }
@@ -268,8 +270,8 @@ impl<P: Platform> Core<P> {
                 "destinations or counters of the rule are missing",
             ));
         }
-        let (to, counted) = list.split_at(8 * count);
-        let counters: Vec<u32> = counted
+        let (destination_list, counter_list) = list.split_at(8 * count);
+        let counters: Vec<u32> = counter_list
             .chunks_exact(8)
             .take(counters)
             .map(|entry| get32(entry, 0))
@@ -278,7 +280,7 @@ impl<P: Platform> Core<P> {
         if !counters.iter().all(|number| is_counter(*number)) {
             return Err(UNKNOWN);
         }
-        let destinations = to
+        let destinations = destination_list
             .chunks_exact(8)
             .map(|entry| {
                 let (kind, number) = (get32(entry, 0) >> 24, get32(entry, 0) & 0xff_ffff);
@@ -290,9 +292,9 @@ impl<P: Platform> Core<P> {
             })
             .collect();
         let (action, header_change) = (RULE_ACTION.get(input), RULE_HEADER_CHANGE.get(input));
-        let changed = self.steering.get(header_change);
-        let is_change = matches!(changed, Some(Object::HeaderChange(_)));
-        if action & ACTION_CHANGE_HEADER != 0 && !is_change {
+        let header_change_object = self.steering.get(header_change);
+        let is_header_change = matches!(header_change_object, Some(Object::HeaderChange(_)));
+        if action & ACTION_CHANGE_HEADER != 0 && !is_header_change {
             return Err(UNKNOWN);
         }
         let rule = Rule {

@@ -9,13 +9,13 @@ use std::collections::HashMap;
 use super::NUMBER;
 use super::opcode as op;
 use super::qp::ST_DCI;
-use super::steering::QUERIED as QUERIED_COUNTER;
+use super::steering::QUERIED_COUNTER;
 use crate::bits::{Field, field, get32, get64};
-use crate::engine::buffer::{Buffer, PAGES_AT};
+use crate::engine::buffer::{Buffer, PAGE_LIST_OFFSET};
 use crate::engine::core::Core;
 use crate::engine::umem::Umem;
 use crate::platform::Platform;
-use crate::status::{Outcome, Refused, Status, refuse};
+use crate::status::{CommandError, Outcome, Status, refuse};
 
 /// Number of the user context.
 const UID: Field = field(0, 15, 0);
@@ -26,7 +26,7 @@ const LONG_NUMBER: Field = field(8, 31, 0);
 const SHORT_NUMBER: Field = field(8, 7, 0);
 const COUNTER_SET: Field = field(0x1c, 7, 0);
 const GENERAL_TYPE: Field = field(4, 15, 0);
-const TIR_CHOICE: Field = field(0x24, 31, 28);
+const TIR_DISP_TYPE: Field = field(0x24, 31, 28);
 const RQT_LENGTH: Field = field(0x38, 15, 0);
 const RQT_LIST: usize = 0x110;
 
@@ -313,7 +313,7 @@ fn references(opcode: u16, input: &[u8]) -> &'static [(Kind, Field)] {
                 ]
             }
         }
-        op::CREATE_TIR if TIR_CHOICE.is_set(input) => {
+        op::CREATE_TIR if TIR_DISP_TYPE.is_set(input) => {
             const {
                 &[
                     (Kind::Steering, field(0x40, 23, 0)),
@@ -334,12 +334,14 @@ fn references(opcode: u16, input: &[u8]) -> &'static [(Kind, Field)] {
     }
 }
 
-const OTHER_CONTEXT: Refused = refuse(Status::BadResource, "an object of another user context");
-const NOT_FOR_PROGRAMS: Refused = refuse(Status::BadOpcode, "not a command for programs");
-const NO_CONTEXT: Refused = refuse(Status::BadParameter, "no such user context");
-const MISSING: Refused = refuse(Status::BadResource, "no such memory of a program");
-const OUT_OF_BOUNDS: Refused = refuse(Status::BadParameter, "beyond the memory of the program");
-const READ_ONLY: Refused = refuse(Status::BadParameter, "the memory is read-only");
+const OTHER_CONTEXT: CommandError =
+    refuse(Status::BadResource, "an object of another user context");
+const NOT_FOR_PROGRAMS: CommandError = refuse(Status::BadOpcode, "not a command for programs");
+const NO_CONTEXT: CommandError = refuse(Status::BadParameter, "no such user context");
+const MISSING: CommandError = refuse(Status::BadResource, "no such memory of a program");
+const OUT_OF_BOUNDS: CommandError =
+    refuse(Status::BadParameter, "beyond the memory of the program");
+const READ_ONLY: CommandError = refuse(Status::BadParameter, "the memory is read-only");
 
 impl<P: Platform> Core<P> {
     /// Begins a command: checks that its user context may issue it.
@@ -407,7 +409,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns a umem of the command's user context.
-    fn umem(&self, umem: u32) -> Result<&Umem, Refused> {
+    fn umem(&self, umem: u32) -> Result<&Umem, CommandError> {
         match self.umems.get(umem) {
             Some(found) if self.users.owns(Kind::Umem, umem) => Ok(found),
             _ => Err(MISSING),
@@ -424,12 +426,13 @@ impl<P: Platform> Core<P> {
         umem: Option<(u32, u64)>,
         pages: (u32, u32),
         written: bool,
-    ) -> Result<Buffer, Refused> {
+    ) -> Result<Buffer, CommandError> {
         let Some((number, at)) = umem.filter(|_| length != 0) else {
-            return Buffer::listed(input, PAGES_AT, length, pages.0, pages.1).ok_or(refuse(
-                Status::BadInputLength,
-                "pages of the queue are missing",
-            ));
+            return Buffer::from_page_list(input, PAGE_LIST_OFFSET, length, pages.0, pages.1)
+                .ok_or(refuse(
+                    Status::BadInputLength,
+                    "pages of the queue are missing",
+                ));
         };
         let umem = self.umem(number)?;
         if written && !umem.writable {
@@ -447,7 +450,7 @@ impl<P: Platform> Core<P> {
         address: u64,
         umem: Option<u32>,
         written: bool,
-    ) -> Result<u64, Refused> {
+    ) -> Result<u64, CommandError> {
         const BYTES: u64 = 8;
         let Some(number) = umem else {
             return Ok(address);
@@ -474,7 +477,7 @@ impl<P: Platform> Core<P> {
         (number, at): (u32, u64),
         shift: u32,
         count: u64,
-    ) -> Result<(Vec<u64>, bool), Refused> {
+    ) -> Result<(Vec<u64>, bool), CommandError> {
         /// As many as a command can list.
         const MAX_PAGES: u64 = 1 << 21;
         if count > MAX_PAGES {

@@ -156,7 +156,7 @@ impl<P: Platform> Core<P> {
         let Some(context) = output.get_mut(CONTEXT..) else {
             return Err(refuse(Status::BadOutputLength, "no room for the context"));
         };
-        NIC_LOOPBACK_OFF.put(context, self.nic.loopback_off);
+        NIC_LOOPBACK_OFF.put(context, self.nic.disabled_loopback);
         NIC_ROCE.put(context, u32::from(self.nic.roce));
         NIC_MTU.put(context, self.nic.mtu);
         put64(context, SYSTEM_IMAGE_GUID, guid);
@@ -186,7 +186,7 @@ impl<P: Platform> Core<P> {
         ] {
             if select & selected != 0 {
                 let off = NIC_LOOPBACK_OFF.get(context) & of;
-                self.nic.loopback_off = self.nic.loopback_off & !of | off;
+                self.nic.disabled_loopback = self.nic.disabled_loopback & !of | off;
             }
         }
         if select & SELECT_ADDRESS != 0 {

@@ -13,7 +13,7 @@ pub(crate) struct Buffer {
 }
 
 /// Offset of the page list, which is at the end, in commands that carry one.
-pub(crate) const PAGES_AT: usize = 0x110;
+pub(crate) const PAGE_LIST_OFFSET: usize = 0x110;
 
 /// log2 of the parts of a page that `page_offset` fields count.
 const OFFSET_PARTS_SHIFT: u32 = 6;
@@ -22,7 +22,7 @@ impl Buffer {
     /// Returns a buffer of `length` bytes in the pages listed in `input` from byte `at`
     /// on. `log_page_size` counts from 4 KiB, `page_offset` in 64ths of a page. `None`
     /// if pages are missing.
-    pub(crate) fn listed(
+    pub(crate) fn from_page_list(
         input: &[u8],
         at: usize,
         length: u64,
@@ -33,26 +33,25 @@ impl Buffer {
         let offset = u64::from(page_offset) << (page_shift - OFFSET_PARTS_SHIFT);
         let count = (offset.checked_add(length)?).div_ceil(1 << page_shift);
         let count = usize::try_from(count).ok()?;
-        let listed = input.len().saturating_sub(at) / 8;
-        if count > listed {
+        let listed_pages = input.len().saturating_sub(at) / 8;
+        if count > listed_pages {
             return None;
         }
         let pages = (0..count)
             .map(|n| get64(input, at + 8 * n) & !0xfff)
             .collect();
-        Some(Buffer::of_pages(pages, page_shift, offset, length))
+        Some(Buffer::from_pages(pages, page_shift, offset, length))
     }
 
-    /// Returns a buffer of `length` bytes from byte `offset` of these pages on, which
-    /// contain it.
-    pub(crate) fn of_pages(
+    /// Returns a buffer of `length` bytes that begins at byte `offset` of these pages.
+    pub(crate) fn from_pages(
         mut pages: Vec<u64>,
         mut page_shift: u32,
         offset: u64,
         length: u64,
     ) -> Buffer {
-        let follow = |pair: &[u64]| pair[0].checked_add(1 << page_shift) == Some(pair[1]);
-        if pages.len() > 1 && pages.windows(2).all(follow) {
+        let are_consecutive = |pair: &[u64]| pair[0].checked_add(1 << page_shift) == Some(pair[1]);
+        if pages.len() > 1 && pages.windows(2).all(are_consecutive) {
             // One page: entries at an odd offset may cross the listed ones.
             page_shift = (offset + length).next_power_of_two().ilog2();
             pages.truncate(1);
@@ -81,7 +80,7 @@ impl Buffer {
     /// page if entries are aligned to their size.
     pub(crate) fn entry(&self, at: u64, size: u64) -> Result<u64, Unmapped> {
         match self.locate(at) {
-            Some((address, left)) if left >= size => Ok(address),
+            Some((address, remaining)) if remaining >= size => Ok(address),
             _ => Err(Unmapped { address: at }),
         }
     }
@@ -94,10 +93,12 @@ impl Buffer {
         mut out: &mut [u8],
     ) -> Result<(), Unmapped> {
         while !out.is_empty() {
-            let (address, left) = self.locate(at).ok_or(Unmapped { address: at })?;
-            let n = out.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            let (now, rest) = out.split_at_mut(n);
-            memory.read(address, now)?;
+            let (address, remaining) = self.locate(at).ok_or(Unmapped { address: at })?;
+            let n = out
+                .len()
+                .min(usize::try_from(remaining).unwrap_or(usize::MAX));
+            let (part, rest) = out.split_at_mut(n);
+            memory.read(address, part)?;
             out = rest;
             at += n as u64;
         }
@@ -115,13 +116,13 @@ mod tests {
         let mut input = vec![0; 16 + 16];
         put64(&mut input, 16, 0x10_0000 | 3);
         put64(&mut input, 24, 0x50_0000);
-        let buffer = Buffer::listed(&input, 16, 8192 - 128, 0, 2).unwrap();
+        let buffer = Buffer::from_page_list(&input, 16, 8192 - 128, 0, 2).unwrap();
         assert_eq!(buffer.entry(0, 64), Ok(0x10_0080));
         assert_eq!(buffer.entry(4096 - 128, 64), Ok(0x50_0000));
         assert!(buffer.entry(8192 - 128, 64).is_err());
         assert!(buffer.entry(u64::MAX, 64).is_err());
-        assert!(Buffer::listed(&input, 16, 8192, 0, 2).is_none());
-        assert!(Buffer::listed(&input, 16, u64::MAX, 0, 2).is_none());
-        assert!(Buffer::listed(&input, 16, 1, 63, 2).is_none());
+        assert!(Buffer::from_page_list(&input, 16, 8192, 0, 2).is_none());
+        assert!(Buffer::from_page_list(&input, 16, u64::MAX, 0, 2).is_none());
+        assert!(Buffer::from_page_list(&input, 16, 1, 63, 2).is_none());
     }
 }

@@ -17,9 +17,9 @@ use crate::bits::put32;
 use crate::platform::{Platform, Unmapped};
 
 /// Number of mini CQEs in an array.
-const ARRAY: usize = 8;
+const MINI_CQES_PER_ARRAY: usize = 8;
 /// Size of a mini CQE in bytes.
-const MINI: usize = 8;
+const MINI_CQE_SIZE: usize = 8;
 /// Maximum number of completions in a session.
 pub(crate) const MAX_SESSION: u32 = 64;
 
@@ -37,7 +37,7 @@ pub(crate) enum Format {
 pub(crate) struct Session {
     pub(crate) format: Format,
     title: Completion<'static>,
-    minis: Vec<[u8; MINI]>,
+    minis: Vec<[u8; MINI_CQE_SIZE]>,
 }
 
 impl Session {
@@ -55,7 +55,7 @@ impl Session {
     }
 
     /// Returns whether a mini CQE can express a completion.
-    fn continues(&self, next: &Completion<'_>) -> bool {
+    fn can_express(&self, next: &Completion<'_>) -> bool {
         let mut expected = self.title;
         expected.byte_count = next.byte_count;
         if next.opcode == opcode::REQUESTER {
@@ -71,17 +71,17 @@ impl Session {
     }
 
     /// Adds a completion to the session. Returns false if it cannot be part of it.
-    fn keep(&mut self, next: &Completion<'_>) -> bool {
+    fn try_push(&mut self, next: &Completion<'_>) -> bool {
         if self.minis.is_empty() {
             self.title = Completion {
                 data: &[],
                 signature: None,
                 ..*next
             };
-        } else if !self.continues(next) {
+        } else if !self.can_express(next) {
             return false;
         }
-        let mut mini = [0; MINI];
+        let mut mini = [0; MINI_CQE_SIZE];
         if next.opcode == opcode::REQUESTER {
             mini[..2].copy_from_slice(&next.wqe_counter.to_be_bytes());
             mini[2] = next.request;
@@ -98,12 +98,12 @@ impl Session {
         if self.len() == 1 {
             return cq::write(platform, cq, &self.title, time);
         }
-        for (n, array) in self.minis.chunks(ARRAY).enumerate() {
-            let mut bytes = [0; ARRAY * MINI];
-            for (place, mini) in bytes.chunks_exact_mut(MINI).zip(array) {
-                place.copy_from_slice(mini);
+        for (n, array) in self.minis.chunks(MINI_CQES_PER_ARRAY).enumerate() {
+            let mut bytes = [0; MINI_CQES_PER_ARRAY * MINI_CQE_SIZE];
+            for (slot, mini) in bytes.chunks_exact_mut(MINI_CQE_SIZE).zip(array) {
+                slot.copy_from_slice(mini);
             }
-            let after_title = (n * ARRAY).max(1) as u32;
+            let after_title = (n * MINI_CQES_PER_ARRAY).max(1) as u32;
             let address = cq.fields(cq.producer.wrapping_add(after_title))?;
             platform.write(address, &bytes)?;
         }
@@ -127,24 +127,24 @@ fn compressible(completion: &Completion<'_>) -> bool {
 impl<P: Platform> Core<P> {
     /// Adds a completion to the session of a queue with compression. Returns false if
     /// the caller has to write it as a plain CQE; the session is then written already.
-    pub(super) fn hold(&mut self, cqn: u32, completion: &Completion<'_>) -> bool {
+    pub(super) fn compress(&mut self, cqn: u32, completion: &Completion<'_>) -> bool {
         let compressible = compressible(completion);
         let Some(session) = self.session(cqn) else {
             return false;
         };
-        if compressible && session.keep(completion) {
-            let held = session.len();
-            if held == 1 {
-                self.holding.push(cqn);
+        if compressible && session.try_push(completion) {
+            let length = session.len();
+            if length == 1 {
+                self.cqs_with_session.push(cqn);
             }
-            if held >= self.longest_session(cqn) {
-                self.release(cqn);
+            if length >= self.max_session(cqn) {
+                self.write_session(cqn);
             }
             return true;
         }
-        self.release(cqn);
+        self.write_session(cqn);
         // The session is empty now and accepts any compressible completion.
-        compressible && self.hold(cqn, completion)
+        compressible && self.compress(cqn, completion)
     }
 
     fn session(&mut self, cqn: u32) -> Option<&mut Session> {
@@ -153,7 +153,7 @@ impl<P: Platform> Core<P> {
 
     /// Returns how long a session that begins now may become. DPDK's driver reads its
     /// arrays as contiguous, so that none continues at the beginning of the ring.
-    fn longest_session(&self, cqn: u32) -> u32 {
+    fn max_session(&self, cqn: u32) -> u32 {
         self.cqs.get(cqn).map_or(1, |cq| {
             let size = 1 << cq.log_size;
             MAX_SESSION.min(size - (cq.producer & (size - 1)))
@@ -161,7 +161,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Writes the session of a completion queue, if it has completions.
-    pub(crate) fn release(&mut self, cqn: u32) {
+    pub(crate) fn write_session(&mut self, cqn: u32) {
         let Some(cq) = self.cqs.get_mut(cqn) else {
             return;
         };
@@ -186,9 +186,9 @@ impl<P: Platform> Core<P> {
     }
 
     /// Writes all sessions, because the device has nothing more to do at once.
-    pub(crate) fn release_all(&mut self) {
-        while let Some(cqn) = self.holding.pop() {
-            self.release(cqn);
+    pub(crate) fn write_sessions(&mut self) {
+        while let Some(cqn) = self.cqs_with_session.pop() {
+            self.write_session(cqn);
         }
     }
 }

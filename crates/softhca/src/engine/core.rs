@@ -20,14 +20,14 @@ use super::signed::{PartialBlock, Psv};
 use super::srq::Srq;
 use super::steering::Steering;
 use super::umem::Umem;
-use super::wqe::LONGEST_SEND;
+use super::wqe::MAX_SEND_WQE;
 use crate::command::protection::LOG_MOST_KEYS;
 use crate::command::user::Users;
 use crate::settings::Settings;
 use crate::table::Table;
 
 /// Limit of ranges of reserved queue pair numbers; keeps the numbers within 24 bits.
-const RANGES: usize = 1 << 14;
+const MAX_RESERVED_QPN_RANGES: usize = 1 << 14;
 /// Initial port capabilities: extended speeds, multicast, a communication manager,
 /// and little more.
 const PORT_CAPABILITIES: u32 = 0x0251_0868;
@@ -50,7 +50,7 @@ pub(crate) struct Nic {
     pub(crate) port_mtu: u32,
     pub(crate) roce: bool,
     /// Kinds of sent frames that are not looped back: `UNICAST`, `MULTICAST`.
-    pub(crate) loopback_off: u32,
+    pub(crate) disabled_loopback: u32,
     pub(crate) admin_up: bool,
 }
 
@@ -68,7 +68,7 @@ pub struct Core<P> {
     pub(crate) node_description: [u8; 64],
     pub(crate) link_up: bool,
     /// The cable is plugged in.
-    pub(crate) cable: bool,
+    pub(crate) cable_plugged: bool,
     pub(crate) nic: Nic,
     pub(crate) roce_addresses: Vec<Option<RoceAddress>>,
     pub(crate) uars: Table<()>,
@@ -90,7 +90,7 @@ pub struct Core<P> {
     pub(crate) eqs: Table<Eq>,
     pub(crate) cqs: Table<Cq>,
     /// Completion queues with a session of compressed CQEs that is not written yet.
-    pub(crate) holding: Vec<u32>,
+    pub(crate) cqs_with_session: Vec<u32>,
     pub(crate) mkeys: Table<Mkey>,
     /// Number of memory keys with signatures or encryption.
     pub(crate) protected_keys: usize,
@@ -99,28 +99,28 @@ pub struct Core<P> {
     /// Logins, by their user contexts.
     pub(crate) logins: Table<u32>,
     /// Partially received blocks, by key and block number.
-    pub(crate) parts: HashMap<(u32, u64), PartialBlock>,
+    pub(crate) partial_blocks: HashMap<(u32, u64), PartialBlock>,
     pub(crate) queues: Table<Queue>,
     /// Buffer into which the next WQE of a send queue is read.
-    pub(crate) entry: Option<Box<[u8; LONGEST_SEND]>>,
+    pub(crate) send_wqe_buffer: Option<Box<[u8; MAX_SEND_WQE]>>,
     pub(crate) srqs: Table<Srq>,
     pub(crate) steering: Steering,
     pub(crate) device_memory: DeviceMemory,
     /// The absent page that the last translation found.
-    pub(crate) missing: Cell<Option<AbsentPage>>,
+    pub(crate) absent_page: Cell<Option<AbsentPage>>,
     pub(crate) paging: Paging,
     /// The first reports of misuse.
     pub(crate) complaints: Vec<String>,
 }
 
 /// Maximum number of reports that are kept.
-const MAX_REPORTS: usize = 100;
+const MAX_COMPLAINTS: usize = 100;
 
 impl<P> Core<P> {
     pub(crate) fn new(platform: P, settings: Settings) -> Core<P> {
-        let mut description = [0; 64];
+        let mut node_description = [0; 64];
         let name = b"softhca";
-        description[..name.len()].copy_from_slice(name);
+        node_description[..name.len()].copy_from_slice(name);
         Core {
             platform,
             registers: Registers::default(),
@@ -129,15 +129,15 @@ impl<P> Core<P> {
             faults: Faults::default(),
             issi: 0,
             pages: Vec::new(),
-            node_description: description,
+            node_description,
             link_up: settings.profile.port == crate::profile::PortKind::InfiniBand,
-            cable: true,
+            cable_plugged: true,
             nic: Nic {
                 mac: settings.mac,
                 mtu: 1500,
                 port_mtu: 1522,
                 roce: false,
-                loopback_off: 0,
+                disabled_loopback: 0,
                 admin_up: false,
             },
             roce_addresses: vec![None; 128],
@@ -150,25 +150,25 @@ impl<P> Core<P> {
             user_contexts: Table::new(1, (1 << 16) - 2),
             users: Users::default(),
             umems: Table::new(1, 1 << 16),
-            reserved_qpns: Table::new(0, RANGES),
+            reserved_qpns: Table::new(0, MAX_RESERVED_QPN_RANGES),
             scheduling: Table::new(1, scheduling::MAX_ELEMENTS),
             address_mappings: Table::new(1, 1 << 16),
             q_counters: Table::new(1, 127),
             eqs: Table::new(1, 63),
             cqs: Table::new(1, 1 << 16),
-            holding: Vec::new(),
+            cqs_with_session: Vec::new(),
             mkeys: Table::new(settings.first_mkey, 1 << 22),
             protected_keys: 0,
             psvs: Table::new(1, 1 << 16),
             encryption_keys: Table::new(1, 1 << LOG_MOST_KEYS),
             logins: Table::new(1, 1 << 16),
-            parts: HashMap::new(),
+            partial_blocks: HashMap::new(),
             queues: Table::new(settings.first_qpn, 1 << 17),
-            entry: None,
+            send_wqe_buffer: None,
             srqs: Table::new(1, 1 << 16),
             steering: Steering::default(),
             device_memory: DeviceMemory::new(),
-            missing: Cell::new(None),
+            absent_page: Cell::new(None),
             paging: Paging::default(),
             complaints: Vec::new(),
             settings,
@@ -184,16 +184,16 @@ impl<P> Core<P> {
 
     /// Records and logs misuse by the driver or a program: as an error in strict mode,
     /// else as a warning.
-    pub(crate) fn report_misuse(&mut self, what: impl FnOnce() -> String) {
+    pub(crate) fn report_misuse(&mut self, message: impl FnOnce() -> String) {
         self.stats.complaints += 1;
-        let what = what();
+        let message = message();
         if self.settings.strict {
-            tracing::error!("strict: {what}");
+            tracing::error!("strict: {message}");
         } else {
-            tracing::warn!("{what}");
+            tracing::warn!("{message}");
         }
-        if self.complaints.len() < MAX_REPORTS {
-            self.complaints.push(what);
+        if self.complaints.len() < MAX_COMPLAINTS {
+            self.complaints.push(message);
         }
     }
 }

@@ -190,7 +190,7 @@ impl<P: Platform> Core<P> {
             }
         }
         if cq.full() && !cq.ignore_overrun {
-            self.release(cqn);
+            self.write_session(cqn);
             self.break_cq(cqn, SYNDROME_OVERRUN, "overrun");
             return;
         }
@@ -203,7 +203,7 @@ impl<P: Platform> Core<P> {
         if !completion.data.is_empty() {
             self.stats.cqes_inline += 1;
         }
-        if self.hold(cqn, completion) {
+        if self.compress(cqn, completion) {
             return;
         }
         let Some(cq) = self.cqs.get(cqn) else {
@@ -307,7 +307,7 @@ impl<P: Platform> Core<P> {
 /// A signature error, whose CQE names a memory key and no work request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SignatureErrorCqe {
-    pub(crate) wrong: SignatureError,
+    pub(crate) error: SignatureError,
     pub(crate) key: u32,
     /// Offset in the data of the key.
     pub(crate) offset: u64,
@@ -322,8 +322,8 @@ impl SignatureErrorCqe {
             expected,
             actual,
             of_memory,
-            within: _,
-        } = self.wrong;
+            offset: _,
+        } = self.error;
         put32(&mut bytes, 0x10, (expected >> 32) as u32);
         put32(&mut bytes, 0x14, (actual >> 32) as u32);
         put32(&mut bytes, 0x18, expected as u32);
@@ -382,11 +382,11 @@ pub(crate) fn write<P: Platform>(
 
     let mut short = 32;
     if let Some(tag) = &completion.tag {
-        bytes[..tag.head.len()].copy_from_slice(&tag.head);
+        bytes[..tag.header.len()].copy_from_slice(&tag.header);
         bytes[APP] = APP_TAG_MATCHING;
         bytes[APP_OPERATION] = tag.operation;
         bytes[APP_INFO..APP_INFO + 2].copy_from_slice(&tag.index.to_be_bytes());
-        if tag.has_head() {
+        if tag.has_header() {
             short = 0;
         }
     }

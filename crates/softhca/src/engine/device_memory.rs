@@ -11,7 +11,7 @@ pub const START: u64 = 0x1f8_0000;
 /// Size of device memory in bytes.
 pub const SIZE: u64 = 0x2_0000;
 /// Alignment of allocations, since they are mapped in pages.
-pub(crate) const PAGE: u64 = 4096;
+pub(crate) const PAGE_SIZE: u64 = 4096;
 
 /// An atomic operation of a processor on one byte of device memory. Each operation has
 /// an address range of its own, with an address for each byte.
@@ -27,10 +27,10 @@ impl MemicOperation {
     /// All operations, as a bit mask by number.
     pub(crate) const ALL: u32 = 0b11;
     /// Supported operand sizes, as a bit mask by log2 of the size: one byte.
-    pub(crate) const LENGTHS: u32 = 1;
+    pub(crate) const OPERAND_SIZES: u32 = 1;
 
     /// Returns the operation with this number.
-    pub(crate) fn numbered(number: u32) -> Option<MemicOperation> {
+    pub(crate) fn from_number(number: u32) -> Option<MemicOperation> {
         match number {
             0 => Some(MemicOperation::Increment),
             1 => Some(MemicOperation::TestAndSet),
@@ -60,12 +60,12 @@ pub(crate) enum Access {
 }
 
 /// Returns what an offset refers to, or `None` if it is outside of these ranges.
-pub(crate) fn access(offset: u64) -> Option<Access> {
+pub(crate) fn decode_offset(offset: u64) -> Option<Access> {
     let from = offset.checked_sub(START)?;
     let at = START + from % SIZE;
     match from / SIZE {
         0 => Some(Access::Plain),
-        n => MemicOperation::numbered(u32::try_from(n - 1).ok()?)
+        n => MemicOperation::from_number(u32::try_from(n - 1).ok()?)
             .map(|op| Access::MemicOperation(op, at)),
     }
 }
@@ -79,74 +79,80 @@ pub(crate) struct DeviceMemory {
     // In a cell, since keys are translated through a shared reference, as for guest
     // memory.
     bytes: RefCell<Vec<u8>>,
-    taken: Vec<Range>,
+    allocations: Vec<Range>,
     /// Operations permitted on the allocation that begins at this offset.
-    at_once: Vec<(u64, MemicOperation)>,
+    operations: Vec<(u64, MemicOperation)>,
 }
 
 impl DeviceMemory {
     pub(crate) fn new() -> DeviceMemory {
         DeviceMemory {
             bytes: RefCell::new(vec![0; SIZE as usize]),
-            taken: Vec::new(),
-            at_once: Vec::new(),
+            allocations: Vec::new(),
+            operations: Vec::new(),
         }
     }
 
     /// Allocates a range that begins at `from` in the register space. Returns false if
     /// the range is invalid or not free.
-    pub(crate) fn take(&mut self, from: u64, length: u64) -> bool {
+    pub(crate) fn allocate(&mut self, from: u64, length: u64) -> bool {
         let end = from.saturating_add(length);
         let free = self
-            .taken
+            .allocations
             .iter()
             .all(|(at, size)| end <= *at || from >= at + size);
-        let good = length != 0 && from % PAGE == 0 && from >= START && end <= START + SIZE && free;
-        if good {
-            self.taken.push((from, length));
+        let is_valid =
+            length != 0 && from % PAGE_SIZE == 0 && from >= START && end <= START + SIZE && free;
+        if is_valid {
+            self.allocations.push((from, length));
         }
-        good
+        is_valid
     }
 
     /// Frees the allocation that begins at `from`. Returns false if there is none.
-    pub(crate) fn give_back(&mut self, from: u64) -> bool {
-        let before = self.taken.len();
-        self.taken.retain(|(at, _)| *at != from);
-        self.at_once.retain(|(at, _)| *at != from);
-        self.taken.len() < before
+    pub(crate) fn free(&mut self, from: u64) -> bool {
+        let before = self.allocations.len();
+        self.allocations.retain(|(at, _)| *at != from);
+        self.operations.retain(|(at, _)| *at != from);
+        self.allocations.len() < before
     }
 
     /// Returns whether a range lies within one allocation.
-    pub(crate) fn is_taken(&self, from: u64, length: u64) -> bool {
-        self.taken
+    pub(crate) fn is_allocated(&self, from: u64, length: u64) -> bool {
+        self.allocations
             .iter()
             .any(|(at, size)| from >= *at && from.saturating_add(length) <= at + size)
     }
 
     /// Permits or forbids an operation on the allocation that begins at `from`. Returns
     /// false if there is no such allocation or nothing changes.
-    pub(crate) fn allow(&mut self, from: u64, operation: MemicOperation, yes: bool) -> bool {
-        let before = self.at_once.len();
-        self.at_once.retain(|entry| *entry != (from, operation));
-        let had = self.at_once.len() < before;
-        if yes && self.taken.iter().any(|(at, _)| *at == from) {
-            self.at_once.push((from, operation));
-            return !had;
+    pub(crate) fn set_operation(
+        &mut self,
+        from: u64,
+        operation: MemicOperation,
+        enabled: bool,
+    ) -> bool {
+        let before = self.operations.len();
+        self.operations.retain(|entry| *entry != (from, operation));
+        let was_enabled = self.operations.len() < before;
+        if enabled && self.allocations.iter().any(|(at, _)| *at == from) {
+            self.operations.push((from, operation));
+            return !was_enabled;
         }
-        !yes && had
+        !enabled && was_enabled
     }
 
     fn is_allowed(&self, at: u64, operation: MemicOperation) -> bool {
         let range = self
-            .taken
+            .allocations
             .iter()
             .find(|(from, size)| at >= *from && at - from < *size);
-        range.is_some_and(|(from, _)| self.at_once.contains(&(*from, operation)))
+        range.is_some_and(|(from, _)| self.operations.contains(&(*from, operation)))
     }
 
     /// Handles a processor's read in the range of an operation; it reads 0 unless the
     /// operation is permitted.
-    pub(crate) fn read_at_once(&self, operation: MemicOperation, at: u64, out: &mut [u8]) {
+    pub(crate) fn read_atomic(&self, operation: MemicOperation, at: u64, out: &mut [u8]) {
         out.fill(0);
         if let [byte] = out {
             if operation == MemicOperation::TestAndSet && self.is_allowed(at, operation) {
@@ -159,7 +165,7 @@ impl DeviceMemory {
     }
 
     /// Handles a processor's write in the range of an operation.
-    pub(crate) fn write_at_once(&self, operation: MemicOperation, at: u64, data: &[u8]) {
+    pub(crate) fn write_atomic(&self, operation: MemicOperation, at: u64, data: &[u8]) {
         if let [byte] = data {
             if operation == MemicOperation::Increment && self.is_allowed(at, operation) {
                 if let Ok(range) = Self::range(at, 1) {
@@ -172,8 +178,8 @@ impl DeviceMemory {
 
     /// Frees all allocations.
     pub(crate) fn clear(&mut self) {
-        self.taken.clear();
-        self.at_once.clear();
+        self.allocations.clear();
+        self.operations.clear();
     }
 
     fn range(at: u64, length: usize) -> Result<std::ops::Range<usize>, Fault> {
@@ -207,16 +213,25 @@ mod tests {
     #[test]
     fn allocations_do_not_overlap() {
         let mut memory = DeviceMemory::new();
-        assert!(memory.take(START, 2 * PAGE));
-        assert!(!memory.take(START + PAGE, PAGE));
-        assert!(memory.take(START + 2 * PAGE, 64));
-        assert!(!memory.take(START + 4 * PAGE + 64, 64), "not on a page");
-        assert!(!memory.take(START + SIZE - PAGE, PAGE + 1), "past its end");
-        assert!(!memory.take(START - PAGE, PAGE) && !memory.take(START, 0));
-        assert!(memory.is_taken(START + 64, PAGE));
-        assert!(!memory.is_taken(START + PAGE, 2 * PAGE), "two ranges");
-        assert!(memory.give_back(START) && !memory.give_back(START));
-        assert!(memory.take(START + PAGE, PAGE));
+        assert!(memory.allocate(START, 2 * PAGE_SIZE));
+        assert!(!memory.allocate(START + PAGE_SIZE, PAGE_SIZE));
+        assert!(memory.allocate(START + 2 * PAGE_SIZE, 64));
+        assert!(
+            !memory.allocate(START + 4 * PAGE_SIZE + 64, 64),
+            "not on a page"
+        );
+        assert!(
+            !memory.allocate(START + SIZE - PAGE_SIZE, PAGE_SIZE + 1),
+            "past its end"
+        );
+        assert!(!memory.allocate(START - PAGE_SIZE, PAGE_SIZE) && !memory.allocate(START, 0));
+        assert!(memory.is_allocated(START + 64, PAGE_SIZE));
+        assert!(
+            !memory.is_allocated(START + PAGE_SIZE, 2 * PAGE_SIZE),
+            "two ranges"
+        );
+        assert!(memory.free(START) && !memory.free(START));
+        assert!(memory.allocate(START + PAGE_SIZE, PAGE_SIZE));
     }
 
     #[test]

@@ -26,8 +26,8 @@ pub mod event {
 }
 
 /// Size of an EQE in bytes.
-const ENTRY: u64 = 64;
-const OWNER: u64 = 63;
+const EQE_SIZE: u64 = 64;
+const OWNER_OFFSET: u64 = 63;
 const TYPE: usize = 1;
 const SUBTYPE: usize = 3;
 const DATA: usize = 32;
@@ -55,7 +55,7 @@ pub(crate) struct Eq {
 }
 
 impl Eq {
-    fn takes(&self, kind: u8) -> bool {
+    fn receives(&self, kind: u8) -> bool {
         self.mask[usize::from(kind >> 6)] & 1 << (kind & 63) != 0
     }
 }
@@ -65,7 +65,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn event_queue_for(&self, kind: u8) -> Option<u32> {
         self.eqs
             .iter()
-            .find(|(_, eq)| eq.takes(kind))
+            .find(|(_, eq)| eq.receives(kind))
             .map(|(number, _)| number)
     }
 
@@ -84,15 +84,15 @@ impl<P: Platform> Core<P> {
             });
             return;
         }
-        let mut bytes = [0; ENTRY as usize - 1];
+        let mut bytes = [0; EQE_SIZE as usize - 1];
         bytes[TYPE] = kind;
         bytes[SUBTYPE] = subtype;
         bytes[DATA..DATA + data.len()].copy_from_slice(data);
         let owner = (eq.producer >> eq.log_size & 1) as u8;
-        let at = u64::from(eq.producer & (size - 1)) * ENTRY;
-        let written = eq.buffer.entry(at, ENTRY).and_then(|address| {
+        let at = u64::from(eq.producer & (size - 1)) * EQE_SIZE;
+        let written = eq.buffer.entry(at, EQE_SIZE).and_then(|address| {
             self.platform.write(address, &bytes)?;
-            self.platform.publish(address + OWNER, owner)
+            self.platform.publish(address + OWNER_OFFSET, owner)
         });
         if written.is_err() {
             self.report_misuse(|| format!("event queue {eqn} is not in memory"));

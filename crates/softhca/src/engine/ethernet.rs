@@ -43,17 +43,17 @@ pub(crate) const ERROR: u32 = 3;
 /// Maximum length of a frame before segmentation.
 const MAX_UNSEGMENTED: usize = 256 << 10;
 /// Maximum number of frames from one segmentation, since all of them are buffered.
-const MAX_PARTS: usize = 4096;
+const MAX_SEGMENTS: usize = 4096;
 /// Number of frames after which a send queue waits for its next turn.
-const TURN: usize = 256;
+const MAX_FRAMES_PER_TURN: usize = 256;
 
 impl<P: Platform> Core<P> {
     /// Processes a send queue; the frames are appended to `out`. Returns true if there
     /// may be more to do.
     pub(crate) fn run_sq(&mut self, sqn: u32, pool: &Pool, out: &mut Vec<Packet>) -> bool {
-        let mut bytes = [0; wqe::LONGEST_SEND];
-        for _ in 0..TURN {
-            if out.len() >= TURN {
+        let mut bytes = [0; wqe::MAX_SEND_WQE];
+        for _ in 0..MAX_FRAMES_PER_TURN {
+            if out.len() >= MAX_FRAMES_PER_TURN {
                 return true;
             }
             let Some(Queue::Sq(sq)) = self.queues.get(sqn) else {
@@ -68,8 +68,8 @@ impl<P: Platform> Core<P> {
             let index = sq.ring.head;
             let length = match self.fetch(sqn, &mut bytes) {
                 FetchedWqe::Nothing => return false,
-                FetchedWqe::Malformed(why) => {
-                    self.report_misuse(|| format!("send queue {sqn}: {why}"));
+                FetchedWqe::Malformed(message) => {
+                    self.report_misuse(|| format!("send queue {sqn}: {message}"));
                     // The WQEs after it cannot be found, so they are dropped.
                     if let Some(Queue::Sq(sq)) = self.queues.get_mut(sqn) {
                         sq.ring.head = sq.ring.tail;
@@ -93,20 +93,20 @@ impl<P: Platform> Core<P> {
             let result = match request {
                 opcode::NOP => Ok(()),
                 opcode::UMR => self.change_key(accessor, get32(entry, 12), entry),
-                opcode::SEND => self.frame(accessor, entry).map(|frame| {
+                opcode::SEND => self.gather_frame(accessor, entry).map(|frame| {
                     self.send_frame(&frame, pool, out);
                 }),
-                opcode::TSO => self.frame(accessor, entry).map(|frame| {
+                opcode::TSO => self.gather_frame(accessor, entry).map(|frame| {
                     let mss = MSS.at(CONTROL).get(entry) as usize;
                     let header = HEADER_LENGTH.at(CONTROL).get(entry) as usize;
-                    for part in segmented(&frame, header, mss) {
-                        self.send_frame(&part, pool, out);
+                    for segment in segment_tcp(&frame, header, mss) {
+                        self.send_frame(&segment, pool, out);
                     }
                 }),
                 _ => Err("an opcode invalid for send queues"),
             };
-            if let Err(why) = result {
-                self.report_misuse(|| format!("send queue {sqn}, index {index}: {why}"));
+            if let Err(message) = result {
+                self.report_misuse(|| format!("send queue {sqn}, index {index}: {message}"));
                 self.fail_sq(sqn, index, MALFORMED);
                 continue;
             }
@@ -149,7 +149,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns the frame of a WQE, including its inline header.
-    fn frame(&self, accessor: Accessor, entry: &[u8]) -> Result<Vec<u8>, &'static str> {
+    fn gather_frame(&self, accessor: Accessor, entry: &[u8]) -> Result<Vec<u8>, &'static str> {
         let segment = entry.get(CONTROL..).ok_or("no Ethernet segment")?;
         let header = HEADER_LENGTH.get(segment) as usize;
         let inline = segment
@@ -187,7 +187,7 @@ impl<P: Platform> Core<P> {
         }
         let flags = CHECKSUMS.get(segment);
         if flags & (L3_CHECKSUM | L4_CHECKSUM) != 0 && wqe::opcode_of(entry) == opcode::SEND {
-            checksums(&mut frame, flags & L4_CHECKSUM != 0);
+            set_checksums(&mut frame, flags & L4_CHECKSUM != 0);
         }
         Ok(frame)
     }
@@ -261,7 +261,7 @@ impl<P: Platform> Core<P> {
         };
         let (pd, cqn, uidx, privileged) = (rq.pd, rq.cqn, rq.uidx, rq.privileged);
         let (frame, vlan) = match rq.strips_vlan {
-            true => untagged(frame),
+            true => strip_vlan_tag(frame),
             false => (Cow::Borrowed(frame), None),
         };
         let frame = &*frame;
@@ -269,7 +269,7 @@ impl<P: Platform> Core<P> {
             self.stats.ethernet_dropped += 1;
             return;
         }
-        let place = match &mut rq.strides {
+        let slot = match &mut rq.strides {
             None => take_receive(&self.platform, &mut rq.ring).map(|taken| {
                 taken.map(|(index, entry)| ReceiveSlot {
                     index,
@@ -285,7 +285,7 @@ impl<P: Platform> Core<P> {
             entry: (bytes, length),
             stride,
             filler,
-        })) = place
+        })) = slot
         else {
             self.stats.ethernet_dropped += 1;
             return;
@@ -304,8 +304,8 @@ impl<P: Platform> Core<P> {
             );
         }
         // A WQE with strides begins with a segment that links it to the next.
-        let begin = if stride.is_some() { 16 } else { 0 };
-        let (local, room) = wqe::receive(&bytes[begin..length], pd, privileged);
+        let skip = if stride.is_some() { 16 } else { 0 };
+        let (local, capacity) = wqe::parse_receive(&bytes[skip..length], pd, privileged);
         let offset = stride.as_ref().map_or(0, |stride| stride.offset);
         let accessor = Accessor {
             qpn: rqn,
@@ -313,7 +313,7 @@ impl<P: Platform> Core<P> {
             privileged,
         };
         let mut at = 0;
-        let mut stored = (frame.len() as u64 + offset <= u64::from(room))
+        let mut stored = (frame.len() as u64 + offset <= u64::from(capacity))
             .then_some(())
             .ok_or(TOO_LONG);
         let mut before = offset;
@@ -322,17 +322,17 @@ impl<P: Platform> Core<P> {
             before -= skipped;
             let n = (frame.len() - at).min((u64::from(segment.length) - skipped) as usize);
             if stored.is_ok() && n > 0 {
-                let part = &frame[at..at + n];
+                let chunk = &frame[at..at + n];
                 let va = segment.va.wrapping_add(skipped);
                 stored = self
-                    .write_key(accessor, segment.key, va, part, Rights::LOCAL_WRITE)
+                    .write_key(accessor, segment.key, va, chunk, Rights::LOCAL_WRITE)
                     .map_err(|_| NOT_WRITABLE);
                 at += n;
             }
         }
         let strides = stride.as_ref().map_or(0, |stride| stride.count);
         let error = stored.err();
-        let (checked, kinds) = checked(frame);
+        let (checked, types) = verify_checksums(frame);
         self.stats.ethernet_received += 1;
         self.complete(
             cqn,
@@ -349,9 +349,9 @@ impl<P: Platform> Core<P> {
                 wqe_counter: stride.as_ref().map_or(index, |stride| stride.first as u16),
                 wqe_id: stride.as_ref().map_or(0, |_| index),
                 byte_count: frame.len() as u32 | strides << CONSUMED_STRIDES,
-                checksum: packet_sum(frame),
+                checksum: ip_packet_sum(frame),
                 checked,
-                l3_l4: kinds | u8::from(vlan.is_some()),
+                l3_l4: types | u8::from(vlan.is_some()),
                 vlan: vlan.unwrap_or(0),
                 error,
                 ..Completion::default()
@@ -365,7 +365,7 @@ impl<P: Platform> Core<P> {
 const CONSUMED_STRIDES: u32 = 16;
 const FILLER: u32 = 1 << 31;
 
-/// Where a frame is received.
+/// The WQE, or the strides of it, that receive a frame.
 struct ReceiveSlot {
     /// The WQE, by index.
     index: u16,
@@ -386,7 +386,8 @@ struct UsedStrides {
     offset: u64,
 }
 
-/// Takes strides for a frame of that length; from the next WQE if this one has not enough.
+/// Takes strides for a frame of `length` bytes, from the next WQE if the current one has
+/// too few left.
 fn take_strides<P: Platform>(
     platform: &P,
     ring: &mut Ring,
@@ -453,13 +454,13 @@ pub(crate) fn u16_at(frame: &[u8], at: usize) -> Option<u16> {
 /// Returns the layers of a frame that holds an IP packet.
 pub(crate) fn layers(frame: &[u8]) -> Option<Layers> {
     let mut at = 12;
-    let mut kind = u16_at(frame, at)?;
-    while kind == VLAN {
+    let mut ethertype = u16_at(frame, at)?;
+    while ethertype == VLAN {
         at += 4;
-        kind = u16_at(frame, at)?;
+        ethertype = u16_at(frame, at)?;
     }
     let l3 = at + 2;
-    match kind {
+    match ethertype {
         IPV4 => Some(Layers {
             ipv4: true,
             l3,
@@ -484,7 +485,7 @@ pub(super) fn sum(bytes: &[u8]) -> u64 {
         .sum()
 }
 
-/// Returns the checksum of what has that sum: the complement of its 16-bit sum.
+/// Returns the checksum of data with this sum: the complement of the 16-bit sum.
 pub(super) fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -494,7 +495,7 @@ pub(super) fn fold(mut sum: u64) -> u16 {
 
 /// Returns the one's complement sum of the IP packet in a frame, without the padding of
 /// a short frame; 0 if there is no IP packet.
-fn packet_sum(frame: &[u8]) -> u16 {
+fn ip_packet_sum(frame: &[u8]) -> u16 {
     let Some(at) = layers(frame) else { return 0 };
     let length = if at.ipv4 {
         u16_at(frame, at.l3 + 2).map(usize::from)
@@ -505,9 +506,9 @@ fn packet_sum(frame: &[u8]) -> u16 {
     !fold(sum(frame.get(at.l3..end).unwrap_or(&[])))
 }
 
-/// Returns which checksums of a received frame are right, and the types of its layers, as
-/// a CQE tells them.
-pub(super) fn checked(frame: &[u8]) -> (u8, u8) {
+/// Returns which checksums of a received frame are valid, and the types of its layers, as
+/// fields of a CQE.
+pub(super) fn verify_checksums(frame: &[u8]) -> (u8, u8) {
     const L2_OK: u8 = 1 << 0;
     const L3_OK: u8 = 1 << 1;
     const L4_OK: u8 = 1 << 2;
@@ -518,34 +519,34 @@ pub(super) fn checked(frame: &[u8]) -> (u8, u8) {
     let Some(at) = layers(frame) else {
         return (L2_OK, 0);
     };
-    let (mut right, mut kinds) = (L2_OK, if at.ipv4 { L3_IPV4 } else { L3_IPV6 });
+    let (mut valid, mut types) = (L2_OK, if at.ipv4 { L3_IPV4 } else { L3_IPV6 });
     let header = frame.get(at.l3..at.l4).unwrap_or(&[]);
     // The sum over a header with its checksum is all ones.
     if header.len() >= 20 && (!at.ipv4 || fold(sum(header)) == 0) {
-        right |= L3_OK;
+        valid |= L3_OK;
     }
-    let fragment = at.ipv4 && u16_at(frame, at.l3 + 6).is_none_or(|bits| bits & 0x3fff != 0);
-    let kind = match at.protocol {
+    let is_fragment = at.ipv4 && u16_at(frame, at.l3 + 6).is_none_or(|bits| bits & 0x3fff != 0);
+    let l4_type = match at.protocol {
         TCP => L4_TCP,
         UDP => L4_UDP,
-        _ => return (right, kinds),
+        _ => return (valid, types),
     };
-    if fragment {
-        return (right, kinds);
+    if is_fragment {
+        return (valid, types);
     }
-    kinds |= kind;
-    if let Some((pseudo, segment)) = segment_of(frame, &at) {
-        let unused = kind == L4_UDP && at.ipv4 && segment.get(6..8) == Some(&[0; 2]);
+    types |= l4_type;
+    if let Some((pseudo, segment)) = l4_segment(frame, &at) {
+        let no_checksum = l4_type == L4_UDP && at.ipv4 && segment.get(6..8) == Some(&[0; 2]);
         let all = pseudo + u64::from(at.protocol) + segment.len() as u64 + sum(segment);
-        if !segment.is_empty() && (unused || fold(all) == 0) {
-            right |= L4_OK;
+        if !segment.is_empty() && (no_checksum || fold(all) == 0) {
+            valid |= L4_OK;
         }
     }
-    (right, kinds)
+    (valid, types)
 }
 
 /// Returns the sum of the addresses of an IP packet, and its payload.
-fn segment_of<'a>(frame: &'a [u8], at: &Layers) -> Option<(u64, &'a [u8])> {
+fn l4_segment<'a>(frame: &'a [u8], at: &Layers) -> Option<(u64, &'a [u8])> {
     let (addresses, end) = if at.ipv4 {
         let total = usize::from(u16_at(frame, at.l3 + 2)?);
         (at.l3 + 12..at.l3 + 20, at.l3 + total)
@@ -558,7 +559,7 @@ fn segment_of<'a>(frame: &'a [u8], at: &Layers) -> Option<(u64, &'a [u8])> {
 }
 
 /// Returns a frame without its VLAN tag, and the tag.
-fn untagged(frame: &[u8]) -> (Cow<'_, [u8]>, Option<u16>) {
+fn strip_vlan_tag(frame: &[u8]) -> (Cow<'_, [u8]>, Option<u16>) {
     match (u16_at(frame, 12), u16_at(frame, 14)) {
         (Some(VLAN), Some(tag)) => {
             let mut without = frame[..12].to_vec();
@@ -570,7 +571,7 @@ fn untagged(frame: &[u8]) -> (Cow<'_, [u8]>, Option<u16>) {
 }
 
 /// Sets the checksum of the IPv4 header and, with `l4`, that of TCP or UDP.
-pub(super) fn checksums(frame: &mut [u8], l4: bool) {
+pub(super) fn set_checksums(frame: &mut [u8], l4: bool) {
     let Some(at) = layers(frame) else { return };
     if at.ipv4 {
         if let Some(header) = frame.get_mut(at.l3..at.l4) {
@@ -581,7 +582,7 @@ pub(super) fn checksums(frame: &mut [u8], l4: bool) {
             }
         }
     }
-    let place = match at.protocol {
+    let offset = match at.protocol {
         TCP => 16,
         UDP => 6,
         _ => return,
@@ -603,7 +604,7 @@ pub(super) fn checksums(frame: &mut [u8], l4: bool) {
     let Some(segment) = frame.get_mut(at.l4..end) else {
         return;
     };
-    let Some(field) = segment.get_mut(place..place + 2) else {
+    let Some(field) = segment.get_mut(offset..offset + 2) else {
         return;
     };
     field.fill(0);
@@ -613,12 +614,12 @@ pub(super) fn checksums(frame: &mut [u8], l4: bool) {
     } else {
         value
     };
-    segment[place..place + 2].copy_from_slice(&value.to_be_bytes());
+    segment[offset..offset + 2].copy_from_slice(&value.to_be_bytes());
 }
 
 /// Splits a TCP frame whose first `header` bytes are headers into frames with at most
 /// `mss` bytes of data each.
-fn segmented(frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
+fn segment_tcp(frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
     let (Some(at), true) = (layers(frame), mss > 0 && header <= frame.len()) else {
         return Vec::new();
     };
@@ -626,7 +627,7 @@ fn segmented(frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
         return Vec::new();
     }
     let (headers, data) = frame.split_at(header);
-    if data.len() / mss >= MAX_PARTS {
+    if data.len() / mss >= MAX_SEGMENTS {
         return Vec::new();
     }
     let first = get32_at(headers, at.l4 + 4);
@@ -635,9 +636,9 @@ fn segmented(frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
     let last = parts.len().saturating_sub(1);
     parts
         .enumerate()
-        .map(|(n, part)| {
+        .map(|(n, segment)| {
             let mut out = headers.to_vec();
-            out.extend_from_slice(part);
+            out.extend_from_slice(segment);
             let length = (out.len() - at.l3) as u16;
             if at.ipv4 {
                 out[at.l3 + 2..at.l3 + 4].copy_from_slice(&length.to_be_bytes());
@@ -653,7 +654,7 @@ fn segmented(frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
                 // Only the last frame keeps FIN and PSH.
                 out[at.l4 + 13] &= !0b1001;
             }
-            checksums(&mut out, true);
+            set_checksums(&mut out, true);
             out
         })
         .collect()
@@ -680,26 +681,34 @@ mod tests {
     }
 
     #[test]
-    fn right_checksums_are_told_from_wrong_ones() {
+    fn valid_and_wrong_checksums_are_distinguished() {
         let mut frame = tcp(5);
         frame[54..].copy_from_slice(b"hello");
-        assert_eq!(checked(&frame), (0b001, 0x18), "nothing is computed");
-        checksums(&mut frame, false);
-        assert_eq!(checked(&frame), (0b011, 0x18));
-        checksums(&mut frame, true);
-        assert_eq!(checked(&frame), (0b111, 0x18));
+        assert_eq!(
+            verify_checksums(&frame),
+            (0b001, 0x18),
+            "nothing is computed"
+        );
+        set_checksums(&mut frame, false);
+        assert_eq!(verify_checksums(&frame), (0b011, 0x18));
+        set_checksums(&mut frame, true);
+        assert_eq!(verify_checksums(&frame), (0b111, 0x18));
         let mut padded = frame.clone();
         padded.extend([1; 9]);
-        assert_eq!(checked(&padded), (0b111, 0x18), "padding is not part of it");
+        assert_eq!(
+            verify_checksums(&padded),
+            (0b111, 0x18),
+            "padding is not part of it"
+        );
         let mut wrong = frame.clone();
         wrong[54] ^= 1;
-        assert_eq!(checked(&wrong), (0b011, 0x18));
-        assert_eq!(checked(&frame[..58]), (0b011, 0x18), "cut off");
+        assert_eq!(verify_checksums(&wrong), (0b011, 0x18));
+        assert_eq!(verify_checksums(&frame[..58]), (0b011, 0x18), "cut off");
         frame[24] ^= 1;
-        assert_eq!(checked(&frame), (0b101, 0x18));
-        assert_eq!(checked(&[0; 14]), (0b001, 0));
+        assert_eq!(verify_checksums(&frame), (0b101, 0x18));
+        assert_eq!(verify_checksums(&[0; 14]), (0b001, 0));
         for length in 0..frame.len() {
-            checked(&frame[..length]);
+            verify_checksums(&frame[..length]);
         }
     }
 
@@ -707,49 +716,49 @@ mod tests {
     fn checksums_add_up_to_zero() {
         let mut frame = tcp(5);
         frame[54..].copy_from_slice(b"hello");
-        checksums(&mut frame, true);
+        set_checksums(&mut frame, true);
         assert_eq!(fold(sum(&frame[14..34])), 0);
         let pseudo = sum(&frame[26..34]) + 6 + 25;
         assert_eq!(fold(pseudo + sum(&frame[34..])), 0);
     }
 
     #[test]
-    fn the_sum_is_of_the_packet_alone() {
+    fn padding_is_excluded_from_the_sum() {
         let mut frame = tcp(5);
         frame[54..].copy_from_slice(b"hello");
-        checksums(&mut frame, true);
+        set_checksums(&mut frame, true);
         // The header sums to zero, so this is the sum of the rest.
         let pseudo = sum(&frame[26..34]) + 6 + 25;
-        assert_eq!(fold(pseudo + u64::from(packet_sum(&frame))), 0);
-        let before = packet_sum(&frame);
+        assert_eq!(fold(pseudo + u64::from(ip_packet_sum(&frame))), 0);
+        let before = ip_packet_sum(&frame);
         frame.extend([0xa5; 6]);
-        assert_eq!(packet_sum(&frame), before, "filled up");
-        assert_eq!(packet_sum(&frame[..13]), 0);
+        assert_eq!(ip_packet_sum(&frame), before, "filled up");
+        assert_eq!(ip_packet_sum(&frame[..13]), 0);
     }
 
     #[test]
     fn a_vlan_tag_is_removed() {
         let plain = tcp(5);
         let tagged = [&plain[..12], &[0x81, 0, 0x61, 0x23], &plain[12..]].concat();
-        let (without, tag) = untagged(&tagged);
+        let (without, tag) = strip_vlan_tag(&tagged);
         assert_eq!((&*without, tag), (&plain[..], Some(0x6123)));
-        assert_eq!(untagged(&plain).1, None);
+        assert_eq!(strip_vlan_tag(&plain).1, None);
         for end in 0..16 {
-            assert_eq!(untagged(&tagged[..end]).1, None, "{end}");
+            assert_eq!(strip_vlan_tag(&tagged[..end]).1, None, "{end}");
         }
-        assert_eq!(untagged(&tagged[..16]).0.len(), 12);
+        assert_eq!(strip_vlan_tag(&tagged[..16]).0.len(), 12);
     }
 
     #[test]
-    fn a_long_frame_is_cut() {
-        let parts = segmented(&tcp(2500), 54, 1000);
+    fn a_long_frame_is_segmented() {
+        let parts = segment_tcp(&tcp(2500), 54, 1000);
         let lengths: Vec<_> = parts.iter().map(Vec::len).collect();
         assert_eq!(lengths, [1054, 1054, 554]);
         assert_eq!(get32(&parts[2], 38), 2000);
         assert_eq!(parts[0][47], 0b1_0000);
         assert_eq!(parts[2][47], 0b1_1001);
-        assert!(segmented(&tcp(10), 54, 0).is_empty());
-        assert!(segmented(&tcp(10), 99, 100).is_empty());
-        assert!(segmented(&tcp(5000), 54, 1).is_empty(), "too many");
+        assert!(segment_tcp(&tcp(10), 54, 0).is_empty());
+        assert!(segment_tcp(&tcp(10), 99, 100).is_empty());
+        assert!(segment_tcp(&tcp(5000), 54, 1).is_empty(), "too many");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::status::{Refused, Status, refuse};
+use crate::status::{CommandError, Status, refuse};
 
 /// Injected faults. A count is the number of times that a fault still occurs.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ impl Faults {
         self.not_ready = count;
     }
 
-    pub(crate) fn command(&mut self, opcode: u16) -> Option<Refused> {
+    pub(crate) fn command(&mut self, opcode: u16) -> Option<CommandError> {
         if self.commands.is_empty() {
             return None;
         }

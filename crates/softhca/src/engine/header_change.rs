@@ -6,13 +6,13 @@ use crate::bits::{Field, field, get32};
 /// Maximum number of actions of a change.
 pub(crate) const MAX_ACTIONS: u32 = 16;
 
-const KIND: Field = field(0, 31, 28);
+const ACTION_TYPE: Field = field(0, 31, 28);
 const HEADER_FIELD: Field = field(0, 27, 16);
 const OFFSET: Field = field(0, 12, 8);
 const LENGTH: Field = field(0, 4, 0);
 const DATA: usize = 4;
 /// Bytes of an action.
-const ACTION: usize = 8;
+const ACTION_SIZE: usize = 8;
 const SET: u32 = 1;
 const ADD: u32 = 2;
 
@@ -41,11 +41,11 @@ enum Change {
 
 /// Decodes `count` actions. Returns `None` if one of them is not modelled.
 pub(crate) fn decode(bytes: &[u8], count: u32) -> Option<Vec<Action>> {
-    let list = bytes.get(..ACTION * count as usize)?;
-    let decoded = list.chunks_exact(ACTION).map(|bytes| {
+    let list = bytes.get(..ACTION_SIZE * count as usize)?;
+    let decoded = list.chunks_exact(ACTION_SIZE).map(|bytes| {
         let field = HEADER_FIELD.get(bytes);
         let (data, offset) = (get32(bytes, DATA), OFFSET.get(bytes));
-        let change = match KIND.get(bytes) {
+        let change = match ACTION_TYPE.get(bytes) {
             SET => {
                 let mask = match LENGTH.get(bytes) {
                     0 => u32::MAX,
@@ -59,17 +59,17 @@ pub(crate) fn decode(bytes: &[u8], count: u32) -> Option<Vec<Action>> {
             ADD => Change::Add(data),
             _ => return None,
         };
-        is_known(field).then_some(Action { field, change })
+        is_supported_field(field).then_some(Action { field, change })
     });
     (count <= MAX_ACTIONS).then(|| decoded.collect())?
 }
 
-fn is_known(field: u32) -> bool {
+fn is_supported_field(field: u32) -> bool {
     matches!(field, 1..=5 | 8..=0xc | 0x15 | 0x16)
 }
 
 /// Returns the offset of a field in a frame, and its bytes.
-fn place(field: u32, frame: &[u8]) -> Option<(usize, usize)> {
+fn locate(field: u32, frame: &[u8]) -> Option<(usize, usize)> {
     // The parts of the addresses, source and destination, and the type.
     match field {
         1 => return Some((6, 4)),
@@ -105,22 +105,22 @@ fn place(field: u32, frame: &[u8]) -> Option<(usize, usize)> {
 /// Checksums are updated incrementally, so that a wrong checksum stays wrong.
 pub(crate) fn apply(frame: &mut [u8], actions: &[Action]) {
     for action in actions {
-        let Some((at, bytes)) = place(action.field, frame) else {
+        let Some((at, length)) = locate(action.field, frame) else {
             continue;
         };
-        let Some(place) = frame.get_mut(at..at + bytes) else {
+        let Some(bytes) = frame.get_mut(at..at + length) else {
             continue;
         };
         let mut old = [0; 4];
-        old[..bytes].copy_from_slice(place);
-        let shift = 32 - 8 * bytes as u32;
+        old[..length].copy_from_slice(bytes);
+        let shift = 32 - 8 * length as u32;
         let value = u32::from_be_bytes(old) >> shift;
         let value = match action.change {
             Change::Set { mask, value: new } => value & !mask | new & mask,
             Change::Add(data) => value.wrapping_add(data),
         };
         let new = (value << shift).to_be_bytes();
-        place.copy_from_slice(&new[..bytes]);
+        bytes.copy_from_slice(&new[..length]);
         if old != new {
             update_checksums(frame, action.field, old, new);
         }
@@ -143,10 +143,10 @@ fn update_checksums(frame: &mut [u8], field: u32, old: [u8; 4], new: [u8; 4]) {
         TCP => update_checksum(frame, at.l4 + 16, old, new),
         // Zero says that there is none.
         UDP if u16_at(frame, at.l4 + 6) != Some(0) => {
-            let place = at.l4 + 6;
-            update_checksum(frame, place, old, new);
-            if u16_at(frame, place) == Some(0) {
-                frame[place..place + 2].fill(0xff);
+            let offset = at.l4 + 6;
+            update_checksum(frame, offset, old, new);
+            if u16_at(frame, offset) == Some(0) {
+                frame[offset..offset + 2].fill(0xff);
             }
         }
         _ => {}
@@ -154,16 +154,16 @@ fn update_checksums(frame: &mut [u8], field: u32, old: [u8; 4], new: [u8; 4]) {
 }
 
 /// Updates one checksum (RFC 1624), if the frame has it.
-fn update_checksum(frame: &mut [u8], place: usize, old: [u8; 4], new: [u8; 4]) {
-    let Some(checksum) = u16_at(frame, place) else {
+fn update_checksum(frame: &mut [u8], offset: usize, old: [u8; 4], new: [u8; 4]) {
+    let Some(checksum) = u16_at(frame, offset) else {
         return;
     };
     let words = |bytes: [u8; 4]| [[bytes[0], bytes[1]], [bytes[2], bytes[3]]];
     let number = |word| u64::from(u16::from_be_bytes(word));
-    let less: u64 = words(old).map(|word| 0xffff - number(word)).iter().sum();
-    let more: u64 = words(new).map(number).iter().sum();
-    let sum = u64::from(!checksum) + less + more;
-    frame[place..place + 2].copy_from_slice(&fold(sum).to_be_bytes());
+    let removed: u64 = words(old).map(|word| 0xffff - number(word)).iter().sum();
+    let added: u64 = words(new).map(number).iter().sum();
+    let sum = u64::from(!checksum) + removed + added;
+    frame[offset..offset + 2].copy_from_slice(&fold(sum).to_be_bytes());
 }
 
 /// Returns whether the header of layer 4 is in an earlier fragment.
@@ -173,7 +173,7 @@ fn is_later_fragment(frame: &[u8], at: &Layers) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ethernet::{checked, checksums};
+    use super::super::ethernet::{set_checksums, verify_checksums};
     use super::*;
 
     fn action(kind: u32, field: u32, offset: u32, length: u32, data: u32) -> Vec<u8> {
@@ -221,7 +221,7 @@ mod tests {
         frame[16..18].copy_from_slice(&length.to_be_bytes());
         frame[23] = protocol;
         frame[26..34].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
-        checksums(&mut frame, true);
+        set_checksums(&mut frame, true);
         let port = if protocol == TCP { 9 } else { 0xc };
         let bytes = [
             action(1, IPV4_SOURCE, 0, 0, 0xc0a8_0909),
@@ -239,22 +239,22 @@ mod tests {
                 let (mut frame, actions) = packet(protocol, payload);
                 apply(&mut frame, &actions);
                 assert_eq!(frame[26..34], [192, 168, 9, 9, 10, 0, 0, 9]);
-                assert_eq!(checked(&frame).0, 0b111, "{protocol}");
+                assert_eq!(verify_checksums(&frame).0, 0b111, "{protocol}");
                 // What is wrong before is wrong after.
                 let (mut frame, actions) = packet(protocol, payload);
                 *frame.last_mut().unwrap() ^= 1;
                 apply(&mut frame, &actions);
-                assert_eq!(checked(&frame).0, 0b011, "{protocol}");
+                assert_eq!(verify_checksums(&frame).0, 0b011, "{protocol}");
                 let (mut frame, actions) = packet(protocol, payload);
                 frame[15] ^= 1;
                 apply(&mut frame, &actions);
-                assert_eq!(checked(&frame).0, 0b101, "{protocol}");
+                assert_eq!(verify_checksums(&frame).0, 0b101, "{protocol}");
             }
         }
     }
 
     #[test]
-    fn what_is_no_checksum_stays() {
+    fn absent_checksums_are_not_changed() {
         let (mut frame, actions) = packet(UDP, b"data");
         frame[40..42].fill(0);
         apply(&mut frame, &actions);
@@ -263,16 +263,16 @@ mod tests {
             let (mut frame, actions) = packet(protocol, b"data");
             // Eight bytes from the beginning of the packet.
             frame[21] = 1;
-            checksums(&mut frame, false);
+            set_checksums(&mut frame, false);
             let payload = frame[34..].to_vec();
             apply(&mut frame, &actions);
             assert_eq!(frame[34..], payload, "a later fragment");
-            assert_eq!(checked(&frame).0, 0b011);
+            assert_eq!(verify_checksums(&frame).0, 0b011);
         }
     }
 
     #[test]
-    fn a_checksum_of_udp_does_not_become_zero() {
+    fn a_udp_checksum_is_never_changed_to_zero() {
         let (frame, _) = packet(UDP, b"data");
         for n in 0..=0xffff_u32 {
             let mut frame = frame.clone();
@@ -283,9 +283,9 @@ mod tests {
     }
 
     #[test]
-    fn frames_that_end_early_stay_as_they_are() {
+    fn truncated_frames_are_not_changed() {
         let bytes: Vec<u8> = (1..=0x16)
-            .filter(|field| is_known(*field))
+            .filter(|field| is_supported_field(*field))
             .flat_map(|field| action(1, field, 31, 31, u32::MAX))
             .collect();
         let actions = decode(&bytes, bytes.len() as u32 / 8).unwrap();
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_actions_are_refused() {
+    fn unsupported_actions_are_rejected() {
         for bytes in [
             action(3, 1, 0, 0, 0),
             action(0, 1, 0, 0, 0),

@@ -5,10 +5,10 @@ use super::cq::{self, Completion};
 use super::eq::event;
 use super::mkey::{Accessor, Location, Rights};
 use super::qp::{Qp, SendId};
-use super::signed::Side;
+use super::signed::AccessingQp;
 use super::srq::{SRQN_SHIFT, Srq};
-use super::tag_matching::{self, MatchResult, Tagging};
-use super::wqe::{CqeScatter, Local, opcode};
+use super::tag_matching::{self, MatchResult, TaggedReceive};
+use super::wqe::{CqeScatter, LocalBuffers, opcode};
 use crate::packet::{L3, Link, Payload};
 use crate::platform::{LONGEST_COPY, Platform};
 use crate::profile::{Group, cap};
@@ -41,7 +41,7 @@ fn syndrome(status: Status) -> (u8, u8) {
 
 impl<P: Platform> Core<P> {
     /// Returns whether the peer retransmits a message that the queue pair cannot accept now.
-    fn takes_again(&self, qpn: u32) -> bool {
+    fn peer_retransmits(&self, qpn: u32) -> bool {
         self.qp(qpn)
             .is_some_and(|qp| qp.config.service.is_reliable() && !qp.is_in_error())
     }
@@ -67,7 +67,7 @@ impl<P: Platform> Core<P> {
         (srq.xrcd.is_some() && srq.xrcd == target.xrcd).then_some(srq)
     }
 
-    fn local_asker(qpn: u32, local: &Local) -> Accessor {
+    fn local_accessor(qpn: u32, local: &LocalBuffers) -> Accessor {
         Accessor {
             qpn,
             pd: local.pd,
@@ -76,14 +76,14 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns whether atomics use the host's byte order.
-    fn little_endian_atomics(&self) -> bool {
+    fn has_little_endian_atomics(&self) -> bool {
         cap::ATOMIC_ENDIANNESS_MODE.get(self.capabilities.current(Group::Atomic)) == 1
     }
 
     /// Calls `each` for the parts of a scatter/gather list that hold `length` bytes
     /// from `offset` on.
     fn each_segment(
-        local: &Local,
+        local: &LocalBuffers,
         offset: u32,
         length: usize,
         mut each: impl FnMut(u32, u64, std::ops::Range<usize>) -> Result<(), Fault>,
@@ -111,15 +111,21 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    fn store(&mut self, qpn: u32, local: &Local, offset: u32, data: &[u8]) -> Result<(), Fault> {
-        let accessor = Self::local_asker(qpn, local);
-        let side = Side {
+    fn store(
+        &mut self,
+        qpn: u32,
+        local: &LocalBuffers,
+        offset: u32,
+        data: &[u8],
+    ) -> Result<(), Fault> {
+        let accessor = Self::local_accessor(qpn, local);
+        let accessing_qp = AccessingQp {
             qpn,
-            requests: !local.receives,
+            is_requester: !local.receives,
         };
         Self::each_segment(local, offset, data.len(), |key, va, range| {
             let data = &data[range];
-            self.store_received(side, accessor, key, va, data, Rights::LOCAL_WRITE)
+            self.write_in_wire_format(accessing_qp, accessor, key, va, data, Rights::LOCAL_WRITE)
         })
     }
 
@@ -127,7 +133,7 @@ impl<P: Platform> Core<P> {
     fn scatter_or_store(
         &mut self,
         qpn: u32,
-        local: &mut Local,
+        local: &mut LocalBuffers,
         offset: u32,
         data: &[u8],
     ) -> Result<(), Fault> {
@@ -140,7 +146,7 @@ impl<P: Platform> Core<P> {
         if fits {
             // The data must fit into accessible memory, although the poller copies it
             // there.
-            let accessor = Self::local_asker(qpn, local);
+            let accessor = Self::local_accessor(qpn, local);
             Self::each_segment(local, offset, data.len(), |key, va, range| {
                 let length = range.len() as u64;
                 self.translate(
@@ -160,18 +166,18 @@ impl<P: Platform> Core<P> {
         }
         if local.cqe_scatter.is_some() {
             // Too long for the CQE after all.
-            let kept = local.cqe_scatter.take();
-            let data = kept
+            let scattered = local.cqe_scatter.take();
+            let data = scattered
                 .as_ref()
-                .map(|kept| &kept.bytes[..usize::from(kept.length)]);
+                .map(|scattered| &scattered.bytes[..usize::from(scattered.length)]);
             self.store(qpn, local, 0, data.unwrap_or_default())?;
         }
         self.store(qpn, local, offset, data)
     }
 
-    fn count(&mut self, counter_set: u32, what: impl FnOnce(&mut super::counters::QCounters)) {
+    fn count(&mut self, counter_set: u32, change: impl FnOnce(&mut super::counters::QCounters)) {
         if let Some(set) = self.q_counters.get_mut(counter_set) {
-            what(set);
+            change(set);
         }
     }
 
@@ -180,7 +186,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Sets the fields of a CQE that describe the source of a message to a queue pair.
-    fn describe(completion: &mut Completion<'_>, source: &Source, config: &QpConfig) {
+    fn set_source_fields(completion: &mut Completion<'_>, source: &Source, config: &QpConfig) {
         let l3 = match source.l3 {
             L3::None => 0,
             L3::Grh => 1,
@@ -219,16 +225,16 @@ impl<P: Platform> Core<P> {
 }
 
 impl<P: Platform> Host for Core<P> {
-    type Local = Local;
+    type LocalBuffers = LocalBuffers;
 
-    fn next_send(&mut self, qpn: u32) -> Option<SendWork<Local>> {
+    fn next_send(&mut self, qpn: u32) -> Option<SendWork<LocalBuffers>> {
         self.next_send_work(qpn)
     }
 
     fn gather(
         &mut self,
         qpn: u32,
-        local: &mut Local,
+        local: &mut LocalBuffers,
         offset: u32,
         out: &mut [u8],
     ) -> Result<(), Fault> {
@@ -237,37 +243,37 @@ impl<P: Platform> Host for Core<P> {
         let (data, out) = out.split_at_mut(inline.len().min(out.len()));
         data.copy_from_slice(&inline[..data.len()]);
         let offset = offset.saturating_sub(local.inline.len() as u32);
-        let accessor = Self::local_asker(qpn, local);
-        let side = Side {
+        let accessor = Self::local_accessor(qpn, local);
+        let accessing_qp = AccessingQp {
             qpn,
-            requests: true,
+            is_requester: true,
         };
         let result = Self::each_segment(local, offset, out.len(), |key, va, range| {
             let out = &mut out[range];
-            self.load(side, accessor, key, va, out, Rights::LOCAL_READ)
+            self.read_in_wire_format(accessing_qp, accessor, key, va, out, Rights::LOCAL_READ)
         });
-        self.paged(result)
+        self.request_absent_page(result)
     }
 
-    fn locate(&self, qpn: u32, local: &Local, offset: u32, length: usize) -> Option<u64> {
+    fn locate(&self, qpn: u32, local: &LocalBuffers, offset: u32, length: usize) -> Option<u64> {
         if !local.inline.is_empty() {
             return None;
         }
-        let accessor = Self::local_asker(qpn, local);
-        let mut place = None;
+        let accessor = Self::local_accessor(qpn, local);
+        let mut location = None;
         let result = Self::each_segment(local, offset, length, |key, va, range| {
             if range.len() == length {
-                place = self.in_one_piece(accessor, key, va, length, Rights::LOCAL_READ);
+                location = self.contiguous_address(accessor, key, va, length, Rights::LOCAL_READ);
             }
             Ok(())
         });
-        place.filter(|at| result.is_ok() && self.platform.copies_from(*at, length))
+        location.filter(|at| result.is_ok() && self.platform.copies_from(*at, length))
     }
 
     fn scatter(
         &mut self,
         qpn: u32,
-        local: &mut Local,
+        local: &mut LocalBuffers,
         offset: u32,
         data: &[u8],
     ) -> Result<(), Fault> {
@@ -276,59 +282,65 @@ impl<P: Platform> Host for Core<P> {
             None => (offset, data),
         };
         let result = self.scatter_or_store(qpn, local, offset, data);
-        self.paged(result)
+        self.request_absent_page(result)
     }
 
-    fn store_atomic(&mut self, qpn: u32, local: &mut Local, value: u64) -> Result<(), Fault> {
-        let bytes = if self.little_endian_atomics() {
+    fn store_atomic(
+        &mut self,
+        qpn: u32,
+        local: &mut LocalBuffers,
+        value: u64,
+    ) -> Result<(), Fault> {
+        let bytes = if self.has_little_endian_atomics() {
             value.to_le_bytes()
         } else {
             value.to_be_bytes()
         };
         let result = self.scatter_or_store(qpn, local, 0, &bytes);
-        self.paged(result)
+        self.request_absent_page(result)
     }
 
-    fn run_local(&mut self, qpn: u32, work: &mut SendWork<Local>) -> Result<(), Status> {
+    fn run_local(&mut self, qpn: u32, work: &mut SendWork<LocalBuffers>) -> Result<(), Status> {
         let id = SendId::unpack(work.id);
         match id.opcode {
             opcode::NOP => Ok(()),
             opcode::LOCAL_INVALIDATE => {
-                let accessor = Self::local_asker(qpn, &work.local);
+                let accessor = Self::local_accessor(qpn, &work.local);
                 self.invalidate_key(accessor, work.imm, true)
                     .map_err(|_| Status::MemoryBind)
             }
             opcode::UMR => {
                 let entry = std::mem::take(&mut work.local.inline);
-                let accessor = Self::local_asker(qpn, &work.local);
-                self.change_key(accessor, work.imm, &entry).map_err(|why| {
-                    self.report_misuse(|| format!("queue pair {qpn}: {why}"));
-                    Status::MemoryBind
-                })
+                let accessor = Self::local_accessor(qpn, &work.local);
+                self.change_key(accessor, work.imm, &entry)
+                    .map_err(|message| {
+                        self.report_misuse(|| format!("queue pair {qpn}: {message}"));
+                        Status::MemoryBind
+                    })
             }
             opcode::SET_PSV => {
                 let entry = std::mem::take(&mut work.local.inline);
-                let accessor = Self::local_asker(qpn, &work.local);
-                self.set_psv(accessor, &entry).map_err(|why| {
-                    self.report_misuse(|| format!("queue pair {qpn}: {why}"));
+                let accessor = Self::local_accessor(qpn, &work.local);
+                self.set_psv(accessor, &entry).map_err(|message| {
+                    self.report_misuse(|| format!("queue pair {qpn}: {message}"));
                     Status::LocalQpOperation
                 })
             }
             opcode::MMO => {
                 let entry = std::mem::take(&mut work.local.inline);
-                let accessor = Self::local_asker(qpn, &work.local);
+                let accessor = Self::local_accessor(qpn, &work.local);
                 self.copy_memory(accessor, &entry)
             }
             opcode::TAG_MATCHING => {
                 let entry = std::mem::take(&mut work.local.inline);
-                self.change_tags(qpn, id.index, &entry)
+                self.execute_tag_operation(qpn, id.index, &entry)
             }
             _ => Err(Status::LocalQpOperation),
         }
     }
 
-    fn send_done(&mut self, qpn: u32, work: SendWork<Local>, done: SendDone) {
-        if tag_matching::is_of_device(work.id) {
+    fn send_done(&mut self, qpn: u32, work: SendWork<LocalBuffers>, done: SendDone) {
+        if tag_matching::is_device_request(work.id) {
             self.transfer_done(qpn, work.id, done);
             return;
         }
@@ -394,12 +406,12 @@ impl<P: Platform> Host for Core<P> {
         qpn: u32,
         xrc_srqn: Option<u32>,
         start: Option<&MessageStart<'_>>,
-    ) -> Option<RecvWork<Local>> {
+    ) -> Option<RecvWork<LocalBuffers>> {
         let (srqn, limit) = {
             let qp = self.qp(qpn)?;
-            (xrc_srqn.or(qp.srqn), qp.scatter_received)
+            (xrc_srqn.or(qp.srqn), qp.recv_scatter_limit)
         };
-        if self.takes_again(qpn) && self.faults.hold_receive() {
+        if self.peer_retransmits(qpn) && self.faults.hold_receive() {
             return None;
         }
         let mut tagging = None;
@@ -407,7 +419,11 @@ impl<P: Platform> Host for Core<P> {
             match self.match_tag(qpn, srqn, start) {
                 Some(MatchResult::Buffer(mut work)) => {
                     // A CQE of 64 bytes has no room beside the header.
-                    let limit = if start.whole && limit > 32 { limit } else { 0 };
+                    let limit = if start.single_packet && limit > 32 {
+                        limit
+                    } else {
+                        0
+                    };
                     work.local.cqe_scatter = CqeScatter::up_to(limit);
                     return Some(work);
                 }
@@ -417,12 +433,12 @@ impl<P: Platform> Host for Core<P> {
             }
         }
         let work = match srqn {
-            Some(srqn) => self.next_of_srq(srqn),
-            None => self.next_of_qp(qpn),
+            Some(srqn) => self.next_srq_receive(srqn),
+            None => self.next_qp_receive(qpn),
         };
         match work {
             Some(work)
-                if srqn.is_some() && self.takes_again(qpn) && self.faults.return_receive() =>
+                if srqn.is_some() && self.peer_retransmits(qpn) && self.faults.return_receive() =>
             {
                 self.stats.receives_returned += 1;
                 self.recv_done(qpn, work, RecvDone::failed(Status::Returned));
@@ -450,7 +466,7 @@ impl<P: Platform> Host for Core<P> {
         }
     }
 
-    fn recv_done(&mut self, qpn: u32, work: RecvWork<Local>, done: RecvDone) -> bool {
+    fn recv_done(&mut self, qpn: u32, work: RecvWork<LocalBuffers>, done: RecvDone) -> bool {
         let Some(qp) = self.qp(qpn) else { return false };
         let counter_set = qp.counter_set;
         // The SRQ that the receive was taken from; the last packet of the message may
@@ -480,7 +496,7 @@ impl<P: Platform> Host for Core<P> {
                 completion.immediate = done.imm;
             }
             if let Some(source) = &done.source {
-                Self::describe(&mut completion, source, &qp.config);
+                Self::set_source_fields(&mut completion, source, &qp.config);
             }
             if let Some(tagging) = &work.local.tagging {
                 completion.tag = tagging.fields();
@@ -499,8 +515,8 @@ impl<P: Platform> Host for Core<P> {
                 }
             });
         }
-        if let Some(Tagging::Buffer(tagged)) = &work.local.tagging {
-            return self.tag_done(cqn, (&work, tagged), &done, completion);
+        if let Some(TaggedReceive::Buffer(tagged)) = &work.local.tagging {
+            return self.complete_tagged(cqn, (&work, tagged), &done, completion);
         }
         self.complete(cqn, &completion);
         false
@@ -531,7 +547,7 @@ impl<P: Platform> Host for Core<P> {
                 &mut |_, _, _| Ok(()),
             )
         });
-        let result = self.paged(result);
+        let result = self.request_absent_page(result);
         let set = self.counter_set(target.qpn);
         self.count(set, |set| match (access, &result) {
             (_, Err(Fault::Absent)) => {}
@@ -553,33 +569,42 @@ impl<P: Platform> Host for Core<P> {
         let accessor = self.accessor(target)?;
         self.stats.bytes_scattered += data.len() as u64;
         self.stats.remote_writes += 1;
-        let side = Side {
+        let accessing_qp = AccessingQp {
             qpn: target.qpn,
-            requests: false,
+            is_requester: false,
         };
         let rights = Rights::REMOTE_WRITE;
         let result = match data {
-            Payload::Bytes(data) => self.store_received(side, accessor, rkey, va, data, rights),
+            Payload::Bytes(data) => {
+                self.write_in_wire_format(accessing_qp, accessor, rkey, va, data, rights)
+            }
             Payload::Memory(from, length) => {
                 self.stats.bytes_gathered += length as u64;
-                match self.in_one_piece(accessor, rkey, va, length, rights) {
+                match self.contiguous_address(accessor, rkey, va, length, rights) {
                     Some(to) => {
                         let copied = self.platform.copy(from, to, length);
                         copied.map_err(|_| Fault::Memory)
                     }
-                    // All is read before any of it is written, to where it may be.
+                    // The ranges may overlap: all is read before any of it is written.
                     None => {
                         let mut buffer = [0; LONGEST_COPY];
                         let data = &mut buffer[..length];
                         let read = self.platform.read(from, data).map_err(|_| Fault::Memory);
                         read.and_then(|()| {
-                            self.store_received(side, accessor, rkey, va, data, rights)
+                            self.write_in_wire_format(
+                                accessing_qp,
+                                accessor,
+                                rkey,
+                                va,
+                                data,
+                                rights,
+                            )
                         })
                     }
                 }
             }
         };
-        self.paged(result)
+        self.request_absent_page(result)
     }
 
     fn remote_read(
@@ -591,12 +616,13 @@ impl<P: Platform> Host for Core<P> {
     ) -> Result<(), Fault> {
         let accessor = self.accessor(target)?;
         self.stats.bytes_gathered += out.len() as u64;
-        let side = Side {
+        let accessing_qp = AccessingQp {
             qpn: target.qpn,
-            requests: false,
+            is_requester: false,
         };
-        let result = self.load(side, accessor, rkey, va, out, Rights::REMOTE_READ);
-        self.paged(result)
+        let result =
+            self.read_in_wire_format(accessing_qp, accessor, rkey, va, out, Rights::REMOTE_READ);
+        self.request_absent_page(result)
     }
 
     fn remote_atomic(
@@ -607,24 +633,24 @@ impl<P: Platform> Host for Core<P> {
         operation: AtomicOp,
     ) -> Result<u64, Fault> {
         let accessor = self.accessor(target)?;
-        let mut place = None;
+        let mut location = None;
         let found = self.translate(accessor, rkey, va, 8, Rights::ATOMIC, &mut |at, _, n| {
-            place = (n == 8).then_some(at);
+            location = (n == 8).then_some(at);
             Ok(())
         });
-        self.paged(found)?;
+        self.request_absent_page(found)?;
         self.stats.remote_writes += 1;
-        let place = place.ok_or(Fault::Protection)?;
-        let little = self.little_endian_atomics();
+        let location = location.ok_or(Fault::Protection)?;
+        let little_endian = self.has_little_endian_atomics();
         let number = |bytes: [u8; 8]| {
-            if little {
+            if little_endian {
                 u64::from_le_bytes(bytes)
             } else {
                 u64::from_be_bytes(bytes)
             }
         };
         let bytes = |number: u64| {
-            if little {
+            if little_endian {
                 number.to_le_bytes()
             } else {
                 number.to_be_bytes()
@@ -636,7 +662,7 @@ impl<P: Platform> Host for Core<P> {
                 (number(now) == compare).then(|| bytes(swap))
             }
         };
-        let before = match place {
+        let before = match location {
             Location::Guest(at) => self
                 .platform
                 .update(at, &mut change)
@@ -649,7 +675,7 @@ impl<P: Platform> Host for Core<P> {
                 }
                 now
             }
-            // Remote access never resolves to this place.
+            // Only local access can resolve to the null key.
             Location::Null => return Err(Fault::Protection),
         };
         Ok(number(before))
@@ -661,18 +687,18 @@ impl<P: Platform> Host for Core<P> {
     }
 
     fn stops(&mut self, qpn: u32) -> bool {
-        (self.qp_mut(qpn)).is_some_and(|qp| std::mem::take(&mut qp.stop_due))
+        (self.qp_mut(qpn)).is_some_and(|qp| std::mem::take(&mut qp.drain_pending))
     }
 
-    fn give_back(&mut self, qpn: u32, work: SendWork<Local>) {
+    fn give_back(&mut self, qpn: u32, work: SendWork<LocalBuffers>) {
         if let Some(ring) = self.qp_mut(qpn).and_then(|qp| qp.send.as_mut()) {
             ring.head = SendId::unpack(work.id).index;
         }
     }
 
-    fn event(&mut self, qpn: u32, happened: QpEvent) {
-        tracing::debug!(qpn, ?happened, "queue pair");
-        let kind = match happened {
+    fn event(&mut self, qpn: u32, qp_event: QpEvent) {
+        tracing::debug!(qpn, ?qp_event, "queue pair");
+        let kind = match qp_event {
             QpEvent::Established => event::COMM_EST,
             QpEvent::SqDrained => event::SQ_DRAINED,
             QpEvent::AccessError => event::WQ_ACCESS,

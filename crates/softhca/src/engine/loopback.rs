@@ -43,7 +43,7 @@ impl<P: Platform> Core<P> {
         };
         for packet in sent {
             let frame = packet.frame();
-            if self.nic.loopback_off & cast(frame) == 0 {
+            if self.nic.disabled_loopback & cast(frame) == 0 {
                 self.receive_frame(frame, origin);
             }
         }

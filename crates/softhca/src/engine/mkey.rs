@@ -17,7 +17,7 @@ pub(crate) const TERMINATE_LKEY: u32 = 0x100;
 
 /// Base-2 logarithm of the largest page. A few such pages cover the address space,
 /// for keys whose pages are never present.
-pub(crate) const LARGEST_PAGE: u32 = 61;
+pub(crate) const MAX_LOG_PAGE_SIZE: u32 = 61;
 
 const ATOMIC: Field = flag(0, 14);
 const REMOTE_WRITE: Field = flag(0, 13);
@@ -83,9 +83,9 @@ pub(crate) enum Translation {
     /// Pages of one size: their addresses, with [`READABLE`] and [`WRITABLE`].
     Pages { pages: Vec<u64>, shift: u32 },
     /// Consecutive parts of other keys.
-    Keys(Vec<Klm>),
+    Klms(Vec<Klm>),
     /// Consecutive parts of other keys, all of the same size.
-    EqualKeys { keys: Vec<Klm>, shift: u32 },
+    Ksms { keys: Vec<Klm>, shift: u32 },
     /// Device memory, from an offset in the register space on.
     Device(u64),
 }
@@ -154,12 +154,12 @@ pub(crate) struct Mkey {
     pub(crate) umr: bool,
     /// A peer may invalidate it.
     pub(crate) remote_invalidate: bool,
-    /// No other key may refer to it: the region was registered without the right to
-    /// bind windows, which the mlx5 commands do not convey.
-    pub(crate) sealed: bool,
-    /// The driver created it: as a window, if it consists of other keys. Keys of programs
-    /// may refer to sealed ones.
-    pub(crate) window: bool,
+    /// No window may refer to it: the region was registered without the right to bind
+    /// windows, which the mlx5 commands do not convey.
+    pub(crate) forbids_binding: bool,
+    /// The driver created it, not a program. Such a key is a window if it refers to other
+    /// keys, and may not refer to those that forbid binding.
+    pub(crate) created_by_driver: bool,
     pub(crate) translation: Translation,
     /// Number of 16-byte translation entries that it was created for.
     pub(crate) capacity: u32,
@@ -167,7 +167,7 @@ pub(crate) struct Mkey {
     pub(crate) mode: u32,
     pub(crate) log_page_size: u32,
     /// 16-byte units that its byte stream formats may have.
-    pub(crate) formats: u32,
+    pub(crate) bsf_octwords: u32,
     /// Signatures and encryption of its data.
     pub(crate) protection: Option<Arc<Protection>>,
     /// Wrong signatures that were reported, and the lowest bit of the next one's number, if
@@ -178,7 +178,7 @@ pub(crate) struct Mkey {
 
 impl Mkey {
     /// Returns whether a range is within the key's range.
-    fn has(&self, va: u64, length: u64) -> bool {
+    fn contains(&self, va: u64, length: u64) -> bool {
         if self.length64 {
             return va.checked_add(length).is_some();
         }
@@ -224,14 +224,14 @@ struct TranslationRequest {
 
 impl<P: Platform> Core<P> {
     /// Returns the entry of a key, if the accessor may use it with these rights.
-    fn key(&self, accessor: Accessor, key: u32, rights: Rights) -> Result<&Mkey, Fault> {
+    fn usable_mkey(&self, accessor: Accessor, key: u32, rights: Rights) -> Result<&Mkey, Fault> {
         let mkey = self.mkeys.get(key >> 8).ok_or(Fault::Protection)?;
-        let usable = mkey.variant == (key & 0xff) as u8
+        let is_usable = mkey.variant == (key & 0xff) as u8
             && !mkey.free
             && accessor.may_use(mkey.pd)
             && (mkey.qpn == ANY_QPN || mkey.qpn == accessor.qpn)
             && mkey.rights.include(rights);
-        usable.then_some(mkey).ok_or(Fault::Protection)
+        is_usable.then_some(mkey).ok_or(Fault::Protection)
     }
 
     /// Checks whether the accessor may use a key with these rights.
@@ -241,7 +241,7 @@ impl<P: Platform> Core<P> {
         key: u32,
         rights: Rights,
     ) -> Result<(), Fault> {
-        self.key(accessor, key, rights).map(drop)
+        self.usable_mkey(accessor, key, rights).map(drop)
     }
 
     /// Translates a range: calls `each` for every contiguous run of memory, with its
@@ -262,7 +262,7 @@ impl<P: Platform> Core<P> {
         if key == NULL_KEY && Rights::LOCAL.include(rights) {
             return each(Location::Null, 0, length);
         }
-        let mkey = self.key(accessor, key, rights)?;
+        let mkey = self.usable_mkey(accessor, key, rights)?;
         let request = TranslationRequest {
             accessor,
             page_flag: if rights.writes() { WRITABLE } else { READABLE },
@@ -282,10 +282,20 @@ impl<P: Platform> Core<P> {
         depth: u32,
         each: &mut dyn FnMut(Location, u64, u64) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
-        if !mkey.has(va, length) {
+        if !mkey.contains(va, length) {
             return Err(Fault::Protection);
         }
         let offset = va.wrapping_sub(mkey.start);
+        let translate_klm =
+            |klm: &Klm, skip, n, done, depth, each: &mut dyn FnMut(_, _, _) -> _| {
+                let va = klm.va.wrapping_add(skip);
+                match self.inner_mkey(request.accessor, mkey, klm.key, request.inner_rights)? {
+                    Some(inner) => {
+                        self.translate_within(request, (klm.key, inner), va, n, done, depth, each)
+                    }
+                    None => each(Location::Guest(va), done, n),
+                }
+            };
         match &mkey.translation {
             Translation::Contiguous(first) => {
                 each(Location::Guest(first.wrapping_add(offset)), base, length)
@@ -305,7 +315,7 @@ impl<P: Platform> Core<P> {
                         .get(usize::try_from(at >> shift).map_err(|_| Fault::Protection)?)
                         .ok_or(Fault::Protection)?;
                     if page & request.page_flag == 0 {
-                        self.missing.set(Some(AbsentPage {
+                        self.absent_page.set(Some(AbsentPage {
                             key,
                             va: va + (done - base),
                             length: left,
@@ -322,7 +332,7 @@ impl<P: Platform> Core<P> {
                 }
                 Ok(())
             }
-            Translation::Keys(keys) => {
+            Translation::Klms(keys) => {
                 let depth = depth.checked_sub(1).ok_or(Fault::Protection)?;
                 let mut skip = offset;
                 let mut left = length;
@@ -331,29 +341,13 @@ impl<P: Platform> Core<P> {
                     if left == 0 {
                         break;
                     }
-                    let of = u64::from(klm.length);
-                    if skip >= of {
-                        skip -= of;
+                    let klm_length = u64::from(klm.length);
+                    if skip >= klm_length {
+                        skip -= klm_length;
                         continue;
                     }
-                    let n = left.min(of - skip);
-                    let inner =
-                        self.inner(request.accessor, mkey, klm.key, request.inner_rights)?;
-                    let va = klm.va.wrapping_add(skip);
-                    match inner {
-                        Some(inner) => {
-                            self.translate_within(
-                                request,
-                                (klm.key, inner),
-                                va,
-                                n,
-                                done,
-                                depth,
-                                each,
-                            )?;
-                        }
-                        None => each(Location::Guest(va), done, n)?,
-                    }
+                    let n = left.min(klm_length - skip);
+                    translate_klm(klm, skip, n, done, depth, each)?;
                     skip = 0;
                     done += n;
                     left -= n;
@@ -364,11 +358,11 @@ impl<P: Platform> Core<P> {
                     Err(Fault::Protection)
                 }
             }
-            Translation::EqualKeys { keys, shift } => {
+            Translation::Ksms { keys, shift } => {
                 let depth = depth.checked_sub(1).ok_or(Fault::Protection)?;
                 let size = 1u64 << shift;
-                // The first key's part begins at the start, whatever its address: UCX
-                // moves the start to tell keys to the same memory apart.
+                // The part of the first key begins at the start of the outer key, whatever
+                // its address: UCX moves the start to distinguish keys to the same memory.
                 let mut at = offset;
                 let mut left = length;
                 let mut done = base;
@@ -378,21 +372,7 @@ impl<P: Platform> Core<P> {
                         .ok_or(Fault::Protection)?;
                     let within = at & (size - 1);
                     let n = left.min(size - within);
-                    let va = klm.va.wrapping_add(within);
-                    match self.inner(request.accessor, mkey, klm.key, request.inner_rights)? {
-                        Some(inner) => {
-                            self.translate_within(
-                                request,
-                                (klm.key, inner),
-                                va,
-                                n,
-                                done,
-                                depth,
-                                each,
-                            )?;
-                        }
-                        None => each(Location::Guest(va), done, n)?,
-                    }
+                    translate_klm(klm, within, n, done, depth, each)?;
                     at += n;
                     done += n;
                     left -= n;
@@ -404,7 +384,7 @@ impl<P: Platform> Core<P> {
 
     /// Returns an inner key of another one, which must have `rights`; `None` is the
     /// reserved key.
-    fn inner(
+    fn inner_mkey(
         &self,
         accessor: Accessor,
         outer: &Mkey,
@@ -415,15 +395,15 @@ impl<P: Platform> Core<P> {
             return Ok(None);
         }
         let mkey = self.mkeys.get(key >> 8).ok_or(Fault::Protection)?;
-        let usable = mkey.variant == (key & 0xff) as u8
+        let is_usable = mkey.variant == (key & 0xff) as u8
             && !mkey.free
-            && !(mkey.sealed && outer.window)
+            && !(mkey.forbids_binding && outer.created_by_driver)
             // Only the data of the outer key may be protected.
             && mkey.protection.is_none()
             && mkey.pd == accessor.pd
             && (mkey.qpn == ANY_QPN || mkey.qpn == accessor.qpn)
             && mkey.rights.include(rights);
-        usable.then_some(Some(mkey)).ok_or(Fault::Protection)
+        is_usable.then_some(Some(mkey)).ok_or(Fault::Protection)
     }
 
     /// Returns whether a key with `rights` may refer to this part of another key.
@@ -434,8 +414,8 @@ impl<P: Platform> Core<P> {
         klm: &Klm,
         rights: Rights,
     ) -> bool {
-        match self.inner(accessor, outer, klm.key, rights.inner_rights()) {
-            Ok(Some(mkey)) => mkey.has(klm.va, klm.length.into()),
+        match self.inner_mkey(accessor, outer, klm.key, rights.inner_rights()) {
+            Ok(Some(mkey)) => mkey.contains(klm.va, klm.length.into()),
             Ok(None) => true,
             Err(_) => false,
         }

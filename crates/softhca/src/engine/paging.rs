@@ -19,12 +19,12 @@ const MAX_REQUESTS: usize = 1024;
 /// about to provide through another key, such as those of a part of an implicit region
 /// that was removed and is created again.
 const MAX_REFUSALS: u8 = 8;
-/// Wait after the first refusal in nanoseconds, doubled with each further one: the
-/// driver's work is done by threads that have to be scheduled.
-const FIRST_PAUSE: u64 = 1_000_000;
-/// Time after the pause, in nanoseconds, after which a refusal is forgotten if the page
-/// was not requested again.
-const FORGOTTEN: u64 = 2_000_000_000;
+/// Delay after the first refusal in nanoseconds, doubled with each further one: the
+/// driver works in threads that have to be scheduled.
+const FIRST_RETRY_DELAY: u64 = 1_000_000;
+/// Time after the delay, in nanoseconds, after which the refusals of a page are forgotten
+/// unless the page is requested again.
+const REFUSAL_LIFETIME: u64 = 2_000_000_000;
 /// The event is about memory, not about a work request.
 const SUBTYPE_MEMORY: u8 = 2;
 /// The driver is to reply when it is done.
@@ -37,9 +37,9 @@ struct PageRequest {
     key: u32,
     va: u64,
     /// The driver has not replied yet.
-    waiting: bool,
+    is_pending: bool,
     /// Number of refusals.
-    refused: u8,
+    refusals: u8,
     /// Not to be requested again before this time.
     not_before: u64,
 }
@@ -55,22 +55,22 @@ impl Paging {
     /// Handles the driver's reply for a token. Returns false if no request has this
     /// token.
     pub(crate) fn resume(&mut self, token: u64, failed: bool, now: u64) -> bool {
-        let answered = |request: &PageRequest| request.waiting && request.token == token;
-        let Some(at) = self.requests.iter().position(answered) else {
+        let is_answered = |request: &PageRequest| request.is_pending && request.token == token;
+        let Some(at) = self.requests.iter().position(is_answered) else {
             return false;
         };
         if failed {
             // Kept for the next attempt.
             let request = &mut self.requests[at];
-            request.waiting = false;
-            request.not_before = now + (FIRST_PAUSE << request.refused);
-            request.refused += 1;
+            request.is_pending = false;
+            request.not_before = now + (FIRST_RETRY_DELAY << request.refusals);
+            request.refusals += 1;
         } else {
             let va = self.requests.swap_remove(at).va;
             // Drops refused requests for the same address: they used the key of a part
             // that was removed, and the page is present now through another key.
             self.requests
-                .retain(|request| request.waiting || request.va != va);
+                .retain(|request| request.is_pending || request.va != va);
         }
         true
     }
@@ -82,26 +82,26 @@ impl Paging {
 }
 
 impl<P: Platform> Core<P> {
-    /// Requests the page that the last translation found absent, unless that is done
-    /// already. Returns the fault for the access: retry or fail.
+    /// Requests the page that the last translation found absent, unless a request is
+    /// pending. Returns the fault of the access: retry or fail.
     fn request_page(&mut self) -> Fault {
-        let Some(missing) = self.missing.take() else {
+        let Some(absent) = self.absent_page.take() else {
             return Fault::Protection;
         };
-        let va = missing.va & !(PAGE - 1);
+        let va = absent.va & !(PAGE - 1);
         let now = self.platform.now();
         let requests = &mut self.paging.requests;
-        let same = |request: &PageRequest| request.key == missing.key && request.va == va;
-        let mut refused = 0;
-        if let Some(at) = requests.iter().position(same) {
-            if requests[at].waiting || now < requests[at].not_before {
+        let is_same_page = |request: &PageRequest| request.key == absent.key && request.va == va;
+        let mut refusals = 0;
+        if let Some(at) = requests.iter().position(is_same_page) {
+            if requests[at].is_pending || now < requests[at].not_before {
                 return Fault::Absent;
             }
-            let before = requests.swap_remove(at);
-            if now - before.not_before < FORGOTTEN {
-                refused = before.refused;
+            let previous = requests.swap_remove(at);
+            if now - previous.not_before < REFUSAL_LIFETIME {
+                refusals = previous.refusals;
             }
-            if refused >= MAX_REFUSALS {
+            if refusals >= MAX_REFUSALS {
                 return Fault::Protection;
             }
         }
@@ -115,20 +115,20 @@ impl<P: Platform> Core<P> {
         let token = self.paging.last_token;
         self.paging.requests.push(PageRequest {
             token,
-            key: missing.key,
+            key: absent.key,
             va,
-            waiting: true,
-            refused,
+            is_pending: true,
+            refusals,
             not_before: now,
         });
         self.stats.page_faults += 1;
-        let data = page_fault(token, va, &missing);
+        let data = page_fault(token, va, &absent);
         self.post_event(eqn, event::PAGE_FAULT, SUBTYPE_MEMORY, &data);
         Fault::Absent
     }
 
     /// Requests the absent page if an access failed because of one.
-    pub(crate) fn paged<T>(&mut self, result: Result<T, Fault>) -> Result<T, Fault> {
+    pub(crate) fn request_absent_page<T>(&mut self, result: Result<T, Fault>) -> Result<T, Fault> {
         match result {
             Err(Fault::Absent) => Err(self.request_page()),
             other => other,
@@ -137,15 +137,15 @@ impl<P: Platform> Core<P> {
 }
 
 /// Returns the data of a page fault event.
-fn page_fault(token: u64, va: u64, missing: &AbsentPage) -> [u8; 28] {
-    let end = missing.va.saturating_add(missing.length);
+fn page_fault(token: u64, va: u64, absent: &AbsentPage) -> [u8; 28] {
+    let end = absent.va.saturating_add(absent.length);
     let pages = (end - va).div_ceil(PAGE).clamp(1, MAX_PAGES) as u32;
     let mut data = [0; 28];
     data[0] = FLAG_LAST;
     data[6..8].copy_from_slice(&((token >> 32) as u16).to_be_bytes());
     put32(&mut data, 8, token as u32);
     put32(&mut data, 12, pages << 12);
-    put32(&mut data, 16, missing.key);
+    put32(&mut data, 16, absent.key);
     put64(&mut data, 20, va);
     data
 }
@@ -162,8 +162,8 @@ mod tests {
             token,
             key,
             va,
-            waiting: true,
-            refused: 0,
+            is_pending: true,
+            refusals: 0,
             not_before: 0,
         };
         let mut paging = Paging {
@@ -172,9 +172,9 @@ mod tests {
         };
         assert!(paging.resume(1, true, 50) && paging.resume(2, true, 50));
         assert!(!paging.resume(1, true, 60), "it was answered");
-        let refused: Vec<_> = paging.requests.iter().map(|a| a.refused).collect();
-        assert_eq!(refused, [1, 1]);
-        assert_eq!(paging.requests[0].not_before, 50 + FIRST_PAUSE);
+        let refusals: Vec<_> = paging.requests.iter().map(|a| a.refusals).collect();
+        assert_eq!(refusals, [1, 1]);
+        assert_eq!(paging.requests[0].not_before, 50 + FIRST_RETRY_DELAY);
         paging.requests.push(request(3, 0x300, 0x7000));
         assert!(paging.resume(3, false, 70));
         let left: Vec<_> = paging.requests.iter().map(|a| a.va).collect();
@@ -182,13 +182,13 @@ mod tests {
     }
 
     #[test]
-    fn an_event_covers_lost_completions() {
-        let missing = AbsentPage {
+    fn a_request_covers_all_pages_of_the_access() {
+        let absent = AbsentPage {
             key: 0x1234,
             va: 0x7fff_0000_0ffc,
             length: 8,
         };
-        let data = page_fault(0x1_0000_0002, 0x7fff_0000_0000, &missing);
+        let data = page_fault(0x1_0000_0002, 0x7fff_0000_0000, &absent);
         assert_eq!(data[..2], [0x80, 0]);
         assert_eq!(data[6..12], [0, 1, 0, 0, 0, 2], "the token");
         assert_eq!(data[12..16], [0, 0, 0x20, 0], "two pages");

@@ -9,17 +9,17 @@ use super::xts::{self, Xts};
 use crate::bits::{Field, field, flag, get64};
 
 /// Bytes of a format.
-pub(crate) const FORMAT: usize = 64;
+pub(crate) const BSF_SIZE: usize = 64;
 /// Longest signature.
 const MAX_SIGNATURE: usize = 8;
 
 const SIZE: Field = field(0, 31, 30);
 const SAME_STRUCTURE: Field = flag(0, 28);
-const KIND: Field = field(0, 25, 24);
+const BSF_TYPE: Field = field(0, 25, 24);
 const CHECK_MASK: Field = field(0, 23, 16);
 /// Mask of copied bytes, if both sides have the same structure; otherwise the block size.
-const OF_WIRE: Field = field(0, 15, 8);
-const OF_MEMORY: Field = field(0, 7, 0);
+const WIRE_BS_SELECTOR: Field = field(0, 15, 8);
+const MEMORY_BS_SELECTOR: Field = field(0, 7, 0);
 const WIRE_SELECTOR: Field = field(8, 31, 24);
 const WIRE_PSV: Field = field(8, 23, 0);
 const MEMORY_SELECTOR: Field = field(12, 31, 24);
@@ -50,7 +50,7 @@ const INLINE_SIZE: u32 = 2;
 const TWO_FORMATS: u32 = 3;
 
 /// Returns the block size of a selector, in bytes.
-fn block(selector: u32) -> Option<usize> {
+fn block_size(selector: u32) -> Option<usize> {
     match selector {
         1 => Some(512),
         2 => Some(520),
@@ -73,9 +73,9 @@ enum Checksum {
     Crc64,
 }
 
-/// Computes a reflected CRC of the polynomial, whose result is complemented.
-fn reflected(polynomial: u64, first: u64, ones: u64, data: &[u8]) -> u64 {
-    let mut crc = first;
+/// Computes the reflected CRC of a polynomial. The result is the exclusive or with `ones`.
+fn reflected_crc(polynomial: u64, initial: u64, ones: u64, data: &[u8]) -> u64 {
+    let mut crc = initial;
     for byte in data {
         crc ^= u64::from(*byte);
         for _ in 0..8 {
@@ -87,13 +87,13 @@ fn reflected(polynomial: u64, first: u64, ones: u64, data: &[u8]) -> u64 {
 
 impl Checksum {
     /// Computes the checksum with an initial value of 0, or of all ones.
-    fn of(self, ones: bool, data: &[u8]) -> u64 {
-        let first = if ones { u64::MAX } else { 0 };
+    fn of(self, initial_ones: bool, data: &[u8]) -> u64 {
+        let initial = if initial_ones { u64::MAX } else { 0 };
         let (short, long) = (u64::from(u32::MAX), u64::MAX);
         match self {
             Checksum::T10Crc => {
                 const POLYNOMIAL: u16 = 0x8bb7;
-                let mut crc = first as u16;
+                let mut crc = initial as u16;
                 for byte in data {
                     crc ^= u16::from(*byte) << 8;
                     for _ in 0..8 {
@@ -103,10 +103,10 @@ impl Checksum {
                 }
                 crc.into()
             }
-            Checksum::Internet => ethernet::fold(ethernet::sum(data) + (first & 0xffff)).into(),
-            Checksum::Crc32 => reflected(0xedb8_8320, first & short, short, data),
-            Checksum::Crc32c => reflected(0x82f6_3b78, first & short, short, data),
-            Checksum::Crc64 => reflected(0x9a6c_9329_ac4b_c9b5, first, long, data),
+            Checksum::Internet => ethernet::fold(ethernet::sum(data) + (initial & 0xffff)).into(),
+            Checksum::Crc32 => reflected_crc(0xedb8_8320, initial & short, short, data),
+            Checksum::Crc32c => reflected_crc(0x82f6_3b78, initial & short, short, data),
+            Checksum::Crc64 => reflected_crc(0x9a6c_9329_ac4b_c9b5, initial, long, data),
         }
     }
 }
@@ -118,8 +118,8 @@ const ESCAPE_BOTH: u64 = 0xffff_ffff_ffff;
 /// The signature of each block: a 64-bit number, of which the first bytes are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Signature {
-    sum: Checksum,
-    ones: bool,
+    checksum: Checksum,
+    initial_ones: bool,
     /// Application and reference tag; 0 for a CRC.
     tags: u64,
     increments: bool,
@@ -131,13 +131,13 @@ impl Signature {
     fn parse(selector: u32, inline: &[u8]) -> Result<Signature, &'static str> {
         if selector != 0 {
             return Ok(Signature {
-                sum: match selector & 0xf0 {
+                checksum: match selector & 0xf0 {
                     0x20 => Checksum::Crc32,
                     0x40 => Checksum::Crc32c,
                     0x50 => Checksum::Crc64,
                     _ => return Err("a checksum that is not modelled"),
                 },
-                ones: selector & 1 == 0,
+                initial_ones: selector & 1 == 0,
                 tags: 0,
                 increments: false,
                 escape: 0,
@@ -147,12 +147,12 @@ impl Signature {
             return Err("a signature without its values");
         }
         Ok(Signature {
-            sum: match GUARD.get(inline) {
+            checksum: match GUARD.get(inline) {
                 1 => Checksum::T10Crc,
                 2 => Checksum::Internet,
                 _ => return Err("a guard that is not modelled"),
             },
-            ones: ONES.is_set(inline),
+            initial_ones: ONES.is_set(inline),
             tags: u64::from(APP_TAG.get(inline)) << 32 | u64::from(REF_TAG.get(inline)),
             increments: INCREMENTS.is_set(inline),
             escape: match ESCAPE.get(inline) {
@@ -164,7 +164,7 @@ impl Signature {
     }
 
     fn bytes(&self) -> usize {
-        match self.sum {
+        match self.checksum {
             Checksum::Crc32 | Checksum::Crc32c => 4,
             _ => 8,
         }
@@ -172,15 +172,15 @@ impl Signature {
 
     /// Returns the signature of a block of data.
     fn of(&self, index: u64, data: &[u8]) -> u64 {
-        let sum = self.sum.of(self.ones, data);
-        match self.sum {
+        let checksum = self.checksum.of(self.initial_ones, data);
+        match self.checksum {
             Checksum::T10Crc | Checksum::Internet => {
                 let step = if self.increments { index as u32 } else { 0 };
                 let tag = (self.tags as u32).wrapping_add(step);
-                sum << 48 | self.tags & ESCAPE_APP | u64::from(tag)
+                checksum << 48 | self.tags & ESCAPE_APP | u64::from(tag)
             }
-            Checksum::Crc32 | Checksum::Crc32c => sum << 32,
-            Checksum::Crc64 => sum,
+            Checksum::Crc32 | Checksum::Crc32c => checksum << 32,
+            Checksum::Crc64 => checksum,
         }
     }
 
@@ -195,7 +195,7 @@ impl Signature {
     fn check(&self, expected: u64, actual: u64, mask: u64) -> Option<SignatureError> {
         const GUARD: u64 = 0xffff << 48;
         const APP: u64 = 0xffff << 32;
-        let is_dif = matches!(self.sum, Checksum::T10Crc | Checksum::Internet);
+        let is_dif = matches!(self.checksum, Checksum::T10Crc | Checksum::Internet);
         if self.escape != 0 && actual & self.escape == self.escape {
             return None;
         }
@@ -211,7 +211,7 @@ impl Signature {
             expected,
             actual,
             of_memory: false,
-            within: 0,
+            offset: 0,
         })
     }
 }
@@ -224,7 +224,7 @@ pub(crate) struct SignatureError {
     pub(crate) actual: u64,
     pub(crate) of_memory: bool,
     /// Offset of the signed block in the converted unit, as it arrived.
-    pub(crate) within: usize,
+    pub(crate) offset: usize,
 }
 
 /// Encryption of blocks.
@@ -256,7 +256,7 @@ pub(crate) struct EncryptionKey {
 const MAX_CONVERTED: usize = 1 << 16;
 
 /// Returns the least common multiple of two sizes, if it is not too large.
-fn common(a: usize, b: usize) -> Result<usize, &'static str> {
+fn common_multiple(a: usize, b: usize) -> Result<usize, &'static str> {
     let multiple = (1..=MAX_CONVERTED / a).map(|n| n * a).find(|n| n % b == 0);
     multiple.ok_or("signed blocks of sizes without a short common multiple")
 }
@@ -280,7 +280,7 @@ pub(crate) struct Protection {
 }
 
 /// Expands a mask of eight bits to a mask of eight bytes.
-fn bytes_of(mask: u32) -> u64 {
+fn expand_mask(mask: u32) -> u64 {
     (0..8).fold(0, |all, n| match mask & 1 << n {
         0 => all,
         _ => all | 0xff << (8 * n),
@@ -294,13 +294,13 @@ impl Protection {
         key: impl Fn(u32) -> Option<&'a EncryptionKey>,
     ) -> Result<Protection, &'static str> {
         let mut protection = Protection::default();
-        let count = formats.len() / FORMAT;
-        for format in formats.chunks_exact(FORMAT) {
+        let count = formats.len() / BSF_SIZE;
+        for format in formats.chunks_exact(BSF_SIZE) {
             let expected = if count > 1 { TWO_FORMATS } else { INLINE_SIZE };
             if SIZE.get(format) != expected {
                 return Err("the size code of a byte stream format is wrong");
             }
-            match KIND.get(format) {
+            match BSF_TYPE.get(format) {
                 0 => protection.parse_signatures(format)?,
                 ENCRYPTION => protection.parse_encryption(format, &key)?,
                 _ => return Err("a byte stream format that is not modelled"),
@@ -313,7 +313,7 @@ impl Protection {
     fn parse_signatures(&mut self, format: &[u8]) -> Result<(), &'static str> {
         const UNKNOWN: &str = "an unknown size of signed blocks";
         let same = SAME_STRUCTURE.is_set(format);
-        let (of_wire, of_memory) = (OF_WIRE.get(format), OF_MEMORY.get(format));
+        let (of_wire, of_memory) = (WIRE_BS_SELECTOR.get(format), MEMORY_BS_SELECTOR.get(format));
         let side = |has: bool, selector: Field, inline: usize| {
             has.then(|| Signature::parse(selector.get(format), &format[inline..]))
                 .transpose()
@@ -324,20 +324,20 @@ impl Protection {
         let mut found = [0; 2];
         for (size, to) in sizes.into_iter().zip(&mut found) {
             if size != 0 {
-                *to = block(size).ok_or(UNKNOWN)?;
+                *to = block_size(size).ok_or(UNKNOWN)?;
             }
         }
         // A side without signatures has no blocks of its own.
         (self.block, self.blocks) = match found {
             [0, 0] => (0, found),
             [size, 0] | [0, size] => (size, [size; 2]),
-            [memory, wire] => (common(memory, wire)?, found),
+            [memory, wire] => (common_multiple(memory, wire)?, found),
         };
         if same && (self.memory.is_none() || self.block == 0) {
             return Err(UNKNOWN);
         }
-        self.checked = bytes_of(CHECK_MASK.get(format));
-        self.copied = if same { bytes_of(of_wire) } else { 0 };
+        self.checked = expand_mask(CHECK_MASK.get(format));
+        self.copied = if same { expand_mask(of_wire) } else { 0 };
         self.psvs = [
             self.memory.map(|_| MEMORY_PSV.get(format)),
             self.wire.map(|_| WIRE_PSV.get(format)),
@@ -350,7 +350,7 @@ impl Protection {
         format: &[u8],
         key: impl Fn(u32) -> Option<&'a EncryptionKey>,
     ) -> Result<(), &'static str> {
-        let unit = block(UNIT.get(format)).ok_or("an unknown size of encrypted units")?;
+        let unit = block_size(UNIT.get(format)).ok_or("an unknown size of encrypted units")?;
         let key = key(KEY.get(format)).ok_or("no such data encryption key")?;
         if STANDARD.get(format) != 0 {
             return Err("an encryption that is not modelled");
@@ -390,23 +390,23 @@ impl Protection {
             (self.block, self.blocks) = (unit, [unit; 2]);
         }
         // The signature is encrypted if it is added before the encryption.
-        let behind = match encryption.signature_first {
-            true => self.signature(false),
-            false => self.signature(true),
+        let signature_bytes = match encryption.signature_first {
+            true => self.signature_bytes(false),
+            false => self.signature_bytes(true),
         };
-        match (self.block + behind) % unit {
+        match (self.block + signature_bytes) % unit {
             0 => Ok(()),
             _ => Err("a signed block is not a multiple of the encryption unit"),
         }
     }
 
     /// Returns whether there is a signature or encryption.
-    pub(crate) fn is_any(&self) -> bool {
+    pub(crate) fn is_enabled(&self) -> bool {
         self.block != 0
     }
 
     /// Bytes of the signatures of a converted unit, in memory or on the wire.
-    fn signature(&self, in_memory: bool) -> usize {
+    fn signature_bytes(&self, in_memory: bool) -> usize {
         let (of, size) = match in_memory {
             true => (&self.memory, self.blocks[0]),
             false => (&self.wire, self.blocks[1]),
@@ -415,12 +415,12 @@ impl Protection {
     }
 
     /// Returns whether block sizes in memory and on the wire differ.
-    fn is_uneven(&self) -> bool {
+    fn has_two_block_sizes(&self) -> bool {
         self.blocks[0] != self.blocks[1]
     }
 
     /// Converts an offset in memory to the one on the wire, for different block sizes.
-    fn uneven_to_wire(&self, offset: u64) -> u64 {
+    fn offset_to_wire(&self, offset: u64) -> u64 {
         let bytes = |of: &Option<Signature>| of.map_or(0, |signature| signature.bytes() as u64);
         let [memory, wire] = self.blocks.map(|size| size as u64);
         let (whole, rest) = {
@@ -432,78 +432,83 @@ impl Protection {
     }
 
     /// Bytes of a converted unit with its signatures in memory.
-    pub(crate) fn in_memory(&self) -> usize {
-        self.block + self.signature(true)
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.block + self.signature_bytes(true)
     }
 
-    pub(crate) fn on_wire(&self) -> usize {
-        self.block + self.signature(false)
+    pub(crate) fn wire_bytes(&self) -> usize {
+        self.block + self.signature_bytes(false)
     }
 
     /// Bytes of data that are converted at once.
-    pub(crate) fn data(&self) -> usize {
+    pub(crate) fn data_bytes(&self) -> usize {
         self.block
     }
 
     /// Whether data may be stored before its block is complete.
-    pub(crate) fn is_stored_early(&self) -> bool {
-        self.encryption.is_none() && !self.is_uneven()
+    pub(crate) fn may_store_incomplete_blocks(&self) -> bool {
+        self.encryption.is_none() && !self.has_two_block_sizes()
     }
 
     /// Converts an offset of a local work request to the one on the wire. The local offset
     /// counts bytes in memory, or data alone if the wire has no signatures.
     pub(crate) fn local_to_wire(&self, offset: u64) -> u64 {
-        if self.is_uneven() {
-            return self.uneven_to_wire(offset);
+        if self.has_two_block_sizes() {
+            return self.offset_to_wire(offset);
         }
         let unit = match self.wire {
-            Some(_) => self.in_memory(),
+            Some(_) => self.memory_bytes(),
             None => self.block,
         } as u64;
-        let rest = (offset % unit).min(self.on_wire() as u64);
-        let whole = (offset / unit).saturating_mul(self.on_wire() as u64);
+        let rest = (offset % unit).min(self.wire_bytes() as u64);
+        let whole = (offset / unit).saturating_mul(self.wire_bytes() as u64);
         whole.saturating_add(rest)
     }
 
     /// Converts a length in memory to the one on the wire.
     pub(crate) fn memory_to_wire(&self, length: u64) -> u64 {
-        if self.is_uneven() {
-            return self.uneven_to_wire(length);
+        if self.has_two_block_sizes() {
+            return self.offset_to_wire(length);
         }
-        let unit = self.in_memory() as u64;
+        let unit = self.memory_bytes() as u64;
         let rest = (length % unit).min(self.block as u64);
-        let whole = (length / unit).saturating_mul(self.on_wire() as u64);
+        let whole = (length / unit).saturating_mul(self.wire_bytes() as u64);
         whole.saturating_add(rest)
     }
 
     /// Converts a block from memory to the wire format, and checks its signature.
-    pub(crate) fn send(&self, index: u64, block: &[u8]) -> (Vec<u8>, Option<SignatureError>) {
+    pub(crate) fn encode(&self, index: u64, block: &[u8]) -> (Vec<u8>, Option<SignatureError>) {
         let mut bytes = block.to_vec();
         if let Some(encryption) = self.encryption.as_ref().filter(|e| !e.signature_first) {
             encryption.apply(index, &mut bytes, encryption.encrypts_sent);
         }
-        let (mut bytes, wrong) = self.sign(index, &bytes, true);
+        let (mut bytes, error) = self.convert_signatures(index, &bytes, true);
         if let Some(encryption) = self.encryption.as_ref().filter(|e| e.signature_first) {
             encryption.apply(index, &mut bytes, encryption.encrypts_sent);
         }
-        (bytes, wrong)
+        (bytes, error)
     }
 
     /// Converts a block from the wire to the memory format, and checks its signature.
-    pub(crate) fn receive(&self, index: u64, block: &[u8]) -> (Vec<u8>, Option<SignatureError>) {
+    pub(crate) fn decode(&self, index: u64, block: &[u8]) -> (Vec<u8>, Option<SignatureError>) {
         let mut bytes = block.to_vec();
         if let Some(encryption) = self.encryption.as_ref().filter(|e| e.signature_first) {
             encryption.apply(index, &mut bytes, !encryption.encrypts_sent);
         }
-        let (mut bytes, wrong) = self.sign(index, &bytes, false);
+        let (mut bytes, error) = self.convert_signatures(index, &bytes, false);
         if let Some(encryption) = self.encryption.as_ref().filter(|e| !e.signature_first) {
             encryption.apply(index, &mut bytes, !encryption.encrypts_sent);
         }
-        (bytes, wrong)
+        (bytes, error)
     }
 
     /// Replaces the signatures of one side by those of the other.
-    fn sign(&self, index: u64, block: &[u8], sends: bool) -> (Vec<u8>, Option<SignatureError>) {
+    fn convert_signatures(
+        &self,
+        index: u64,
+        block: &[u8],
+        sends: bool,
+    ) -> (Vec<u8>, Option<SignatureError>) {
         let [memory, wire] = [(&self.memory, self.blocks[0]), (&self.wire, self.blocks[1])];
         let ((from, from_size), (to, to_size)) = match sends {
             true => (memory, wire),
@@ -515,35 +520,35 @@ impl Protection {
         };
         let mut data = Vec::with_capacity(self.block);
         // Signatures are copied only between blocks of one size, converted one by one.
-        let (mut arrived, mut wrong) = (None, None);
+        let (mut received, mut error) = (None, None);
         let size = from_size + from.map_or(0, |signature| signature.bytes());
         for (n, part) in block.chunks(size).enumerate() {
-            let (bytes, behind) = part.split_at(from_size.min(part.len()));
+            let (bytes, signature_bytes) = part.split_at(from_size.min(part.len()));
             if let Some(signature) = from {
-                let actual = signature.read(behind);
+                let actual = signature.read(signature_bytes);
                 let expected = signature.of(number(from_size, n), bytes);
                 let found = signature.check(expected, actual, self.checked);
-                arrived = Some(actual);
-                wrong = wrong.or(found.map(|wrong| SignatureError {
+                received = Some(actual);
+                error = error.or(found.map(|error| SignatureError {
                     of_memory: sends,
-                    within: n * size,
-                    ..wrong
+                    offset: n * size,
+                    ..error
                 }));
             }
             data.extend_from_slice(bytes);
         }
         let Some(signature) = to else {
-            return (data, wrong);
+            return (data, error);
         };
-        let copied = arrived.map_or(0, |_| self.copied);
+        let copied = received.map_or(0, |_| self.copied);
         let mut bytes = Vec::with_capacity(self.block + signature.bytes());
         for (n, part) in data.chunks(to_size).enumerate() {
-            let made = signature.of(number(to_size, n), part) & !copied;
-            let made = made | arrived.unwrap_or(0) & copied;
+            let signature_value = signature.of(number(to_size, n), part) & !copied;
+            let signature_value = signature_value | received.unwrap_or(0) & copied;
             bytes.extend_from_slice(part);
-            bytes.extend_from_slice(&made.to_be_bytes()[..signature.bytes()]);
+            bytes.extend_from_slice(&signature_value.to_be_bytes()[..signature.bytes()]);
         }
-        (bytes, wrong)
+        (bytes, error)
     }
 }
 
@@ -566,10 +571,14 @@ mod tests {
     use super::*;
     use crate::bits::{put32, put64};
 
-    fn dif(inline: &mut [u8], guard: u32, ones: bool, app: u32, tag: u32, flags: u32) {
+    fn dif(inline: &mut [u8], guard: u32, initial_ones: bool, app: u32, tag: u32, flags: u32) {
         put32(inline, 0, 0xc000_0000 | app);
         put32(inline, 4, tag);
-        put32(inline, 8, guard << 24 | 0x80_0000 | u32::from(ones) << 19);
+        put32(
+            inline,
+            8,
+            guard << 24 | 0x80_0000 | u32::from(initial_ones) << 19,
+        );
         put32(inline, 12, flags << 16 | 0xffff);
     }
 
@@ -580,13 +589,13 @@ mod tests {
     #[test]
     fn checksums_have_their_known_values() {
         let data = b"123456789";
-        for (sum, ones, value) in [
+        for (checksum, initial_ones, value) in [
             (Checksum::T10Crc, false, 0xd0db),
             (Checksum::Crc32, true, 0xcbf4_3926),
             (Checksum::Crc32c, true, 0xe306_9283),
             (Checksum::Crc64, true, 0xae8b_1486_0a79_9888),
         ] {
-            assert_eq!(sum.of(ones, data), value, "{sum:?}");
+            assert_eq!(checksum.of(initial_ones, data), value, "{checksum:?}");
         }
         // RFC 1071, section 3.
         let data = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
@@ -594,8 +603,8 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_two_sizes_are_converted_together() {
-        let mut format = [0; FORMAT];
+    fn blocks_of_two_sizes_are_converted_as_one_unit() {
+        let mut format = [0; BSF_SIZE];
         put32(&mut format, 0, 0x80ff_0301);
         put32(&mut format, 12, 6);
         put32(&mut format, 8, 5);
@@ -603,94 +612,97 @@ mod tests {
         dif(&mut format[MEMORY_INLINE..], 1, true, 0x1234, 20, 0x40);
         let both = parse(&format).unwrap();
         // Eight blocks in memory are one on the wire.
-        assert_eq!((both.in_memory(), both.on_wire()), (8 * 520, 4096 + 8));
-        assert!(!both.is_stored_early());
+        assert_eq!(
+            (both.memory_bytes(), both.wire_bytes()),
+            (8 * 520, 4096 + 8)
+        );
+        assert!(!both.may_store_incomplete_blocks());
         for (memory, wire) in [(520, 512), (8 * 520, 4104), (9 * 520 + 3, 4104 + 515)] {
             assert_eq!(both.memory_to_wire(memory), wire);
             assert_eq!(both.local_to_wire(memory), wire);
         }
         let data: Vec<u8> = (0..4096u32).map(|n| (n * 7) as u8).collect();
-        let sum = |data: &[u8]| Checksum::T10Crc.of(true, data).to_be_bytes();
-        let signed = |size: usize, app: [u8; 2], first: u32| {
-            let blocks = data.chunks(size).zip(first..);
+        let checksum = |data: &[u8]| Checksum::T10Crc.of(true, data).to_be_bytes();
+        let signed = |size: usize, app: [u8; 2], initial: u32| {
+            let blocks = data.chunks(size).zip(initial..);
             let signed = blocks.map(|(data, tag)| {
-                let sum = &sum(data)[sum(data).len() - 2..];
-                [data, sum, &app, &tag.to_be_bytes()].concat()
+                let checksum = &checksum(data)[checksum(data).len() - 2..];
+                [data, checksum, &app, &tag.to_be_bytes()].concat()
             });
             signed.collect::<Vec<_>>().concat()
         };
-        // The third time: tags go on from those before.
+        // The tags of the third unit follow those of the first two.
         let in_memory = signed(512, [0x12, 0x34], 20 + 2 * 8);
         let on_wire = signed(4096, [0xab, 0xcd], 7 + 2);
-        assert_eq!(both.send(2, &in_memory), (on_wire.clone(), None));
-        assert_eq!(both.receive(2, &on_wire), (in_memory.clone(), None));
-        // The first wrong one, and where.
-        let mut wrong = in_memory;
-        wrong[3 * 520 + 515] ^= 1;
-        wrong[5 * 520] ^= 1;
-        let (sent, found) = both.send(2, &wrong);
+        assert_eq!(both.encode(2, &in_memory), (on_wire.clone(), None));
+        assert_eq!(both.decode(2, &on_wire), (in_memory.clone(), None));
+        // The first wrong signature is reported, with its offset.
+        let mut corrupted = in_memory;
+        corrupted[3 * 520 + 515] ^= 1;
+        corrupted[5 * 520] ^= 1;
+        let (sent, found) = both.encode(2, &corrupted);
         let found = found.unwrap();
         assert!(found.of_memory);
-        assert_eq!((found.syndrome, found.within), (1 << 12, 3 * 520));
+        assert_eq!((found.syndrome, found.offset), (1 << 12, 3 * 520));
         assert_ne!(sent, on_wire);
-        let mut wrong = on_wire;
-        wrong[0] ^= 1;
-        assert_eq!(both.receive(2, &wrong).1.unwrap().within, 0);
-        // 4096 and 4160 have none.
+        let mut corrupted = on_wire;
+        corrupted[0] ^= 1;
+        assert_eq!(both.decode(2, &corrupted).1.unwrap().offset, 0);
+        // The sizes 4096 and 4160 have no short common multiple.
         put32(&mut format, 0, 0x80ff_0304);
         assert!(parse(&format).is_err());
     }
 
     #[test]
-    fn signatures_are_made_checked_and_stripped() {
-        let mut format = [0; FORMAT];
+    fn signatures_are_added_checked_and_removed() {
+        let mut format = [0; BSF_SIZE];
         // No signature in memory; on the wire an integrity field, all of it checked.
         put32(&mut format, 0, 0x80ff_0100);
         put32(&mut format, 8, 5);
         dif(&mut format[WIRE_INLINE..], 1, true, 0xabcd, 7, 0x40);
         let inserts = parse(&format).unwrap();
-        assert_eq!((inserts.in_memory(), inserts.on_wire()), (512, 520));
+        assert_eq!((inserts.memory_bytes(), inserts.wire_bytes()), (512, 520));
         assert_eq!(inserts.psvs, [None, Some(5)]);
         let data = [3; 512];
-        let (sent, wrong) = inserts.send(2, &data);
-        assert_eq!(wrong, None);
+        let (sent, error) = inserts.encode(2, &data);
+        assert_eq!(error, None);
         assert_eq!(&sent[514..], [0xab, 0xcd, 0, 0, 0, 9]);
-        assert_eq!(inserts.receive(2, &sent), (data.to_vec(), None));
+        assert_eq!(inserts.decode(2, &sent), (data.to_vec(), None));
         // Each part, in the order in which it is reported.
         for (at, syndrome) in [(519, 1 << 11), (515, 1 << 12), (0, 1 << 13), (513, 1 << 13)] {
             let mut sent = sent.clone();
             sent[at] ^= 1;
-            let (_, wrong) = inserts.receive(2, &sent);
-            let wrong = wrong.unwrap();
-            assert_eq!((wrong.syndrome, wrong.of_memory), (syndrome, false));
+            let (_, error) = inserts.decode(2, &sent);
+            let error = error.unwrap();
+            assert_eq!((error.syndrome, error.of_memory), (syndrome, false));
         }
-        // As another block it has another reference tag.
-        let (_, wrong) = inserts.receive(3, &sent);
-        let wrong = wrong.unwrap();
-        assert_eq!((wrong.expected as u32, wrong.actual as u32), (10, 9));
+        // Another block has another reference tag.
+        let (_, error) = inserts.decode(3, &sent);
+        let error = error.unwrap();
+        assert_eq!((error.expected as u32, error.actual as u32), (10, 9));
     }
 
     #[test]
-    fn an_escape_is_not_checked() {
+    fn escaped_blocks_are_not_checked() {
         for (flags, app, tag, escapes) in [
             (1, 0xffffu32, 1u32, true),
             (1, 0xfffe, 1, false),
             (2, 0xffff, 1, false),
             (2, 0xffff, u32::MAX, true),
         ] {
-            let mut format = [0; FORMAT];
+            let mut format = [0; BSF_SIZE];
             put32(&mut format, 0, 0x80ff_0100);
             dif(&mut format[WIRE_INLINE..], 2, false, 1, 2, flags);
             let protection = parse(&format).unwrap();
             let mut block = [9; 520];
             put64(&mut block, 512, u64::from(app) << 32 | u64::from(tag));
-            assert_eq!(protection.receive(0, &block).1.is_none(), escapes);
+            assert_eq!(protection.decode(0, &block).1.is_none(), escapes);
         }
     }
 
     #[test]
-    fn bytes_of_a_signature_are_copied_by_their_mask() {
-        let mut format = [0; FORMAT];
+    fn the_mask_selects_the_signature_bytes_to_copy() {
+        let mut format = [0; BSF_SIZE];
         // The same structure: tags are copied, the guard is made; nothing is checked.
         put32(&mut format, 0, 0x9000_3f01);
         dif(&mut format[WIRE_INLINE..], 1, true, 1, 1, 0);
@@ -698,8 +710,8 @@ mod tests {
         let protection = parse(&format).unwrap();
         let mut block = [1; 520];
         put64(&mut block, 512, 0x1122_3344_5566_7788);
-        let (sent, wrong) = protection.send(0, &block);
-        assert_eq!(wrong, None);
+        let (sent, error) = protection.encode(0, &block);
+        assert_eq!(error, None);
         assert_eq!(&sent[514..], &block[514..]);
         assert_eq!(
             get64(&sent, 512) >> 48,
@@ -708,13 +720,13 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_those_of_the_side() {
-        let mut format = [0; FORMAT];
+    fn lengths_count_the_signatures_of_their_side() {
+        let mut format = [0; BSF_SIZE];
         // A CRC of 32 bits in memory alone.
         put32(&mut format, 0, 0x80f0_0001);
         put32(&mut format, 12, 0x2200_0004);
         let strips = parse(&format).unwrap();
-        assert_eq!((strips.in_memory(), strips.on_wire()), (516, 512));
+        assert_eq!((strips.memory_bytes(), strips.wire_bytes()), (516, 512));
         assert_eq!(strips.memory_to_wire(516 * 3), 512 * 3);
         assert_eq!(strips.memory_to_wire(516 + 20), 512 + 20);
         // Local lengths are of data.
@@ -726,21 +738,21 @@ mod tests {
     }
 
     #[test]
-    fn formats_that_make_no_sense_are_refused() {
-        let mut format = [0; FORMAT];
-        for first in [
+    fn invalid_formats_are_rejected() {
+        let mut format = [0; BSF_SIZE];
+        for initial in [
             0x4000_0000,
             0x8000_0005,
             0x8000_0001,
             0x8000_0103,
             0x9000_ff00,
         ] {
-            put32(&mut format, 0, first);
-            assert!(parse(&format).is_err(), "{first:#x}");
+            put32(&mut format, 0, initial);
+            assert!(parse(&format).is_err(), "{initial:#x}");
         }
         put32(&mut format, 0, 0x8000_0000);
-        assert!(!parse(&format).unwrap().is_any());
-        // Encryption by a key that there is not.
+        assert!(!parse(&format).unwrap().is_enabled());
+        // Encryption with a key that does not exist.
         put32(&mut format, 0, 0x8100_0000);
         put32(&mut format, 8, 1 << 24);
         assert!(parse(&format).is_err());

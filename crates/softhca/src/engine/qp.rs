@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use super::buffer::Buffer;
 use super::core::Core;
 use super::eq::event;
-use super::wqe::{self, CqeScatter, Local, WqeContext};
+use super::wqe::{self, CqeScatter, LocalBuffers, WqeContext};
 use crate::bits::{field, get_array, get64};
 use crate::packet::{Grh, Link, Path, Roce};
 use crate::platform::Platform;
@@ -36,7 +36,7 @@ impl Ring {
         ((1u32 << self.log_size) - 1) as u16
     }
 
-    fn empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.head == self.tail
     }
 }
@@ -51,7 +51,7 @@ pub(crate) struct BlueFlame {
 impl BlueFlame {
     /// Returns the first byte that differs from the ring: its offset, the byte in the
     /// ring, and the byte in the copy.
-    fn differs(&self, ring: &[u8]) -> Option<(usize, u8, u8)> {
+    fn first_difference(&self, ring: &[u8]) -> Option<(usize, u8, u8)> {
         let both = ring.iter().zip(&self.bytes).enumerate();
         both.map(|(at, (&ring, &copy))| (at, ring, copy))
             .find(|(_, ring, copy)| ring != copy)
@@ -77,24 +77,24 @@ pub(crate) struct Qp {
     /// before the first.
     pub(crate) out_of_order: bool,
     /// The receive that was skipped, if any.
-    pub(crate) receive_left: Option<u16>,
+    pub(crate) skipped_receive: Option<u16>,
     pub(crate) blue_flame: Option<BlueFlame>,
     /// Maximum number of bytes scattered into a CQE: of receives, and of reads.
-    pub(crate) scatter_received: u8,
-    pub(crate) scatter_read: u8,
+    pub(crate) recv_scatter_limit: u8,
+    pub(crate) read_scatter_limit: u8,
     /// Context as the driver gave it, merged over the transitions, and returned by
     /// queries.
     pub(crate) context: Box<[u8; CONTEXT_SIZE]>,
     pub(crate) config: QpConfig,
     pub(crate) in_error: bool,
     /// The device transfers the data of rendezvous ([`super::tag_matching`]): `transfers` is
-    /// the number in progress, and `of_device` has the generated work requests not yet taken.
-    pub(crate) transfers_rendezvous: bool,
+    /// the number in progress, and `device_requests` has the generated work requests not yet taken.
+    pub(crate) offloads_rendezvous: bool,
     pub(crate) transfers: u32,
-    pub(crate) of_device: VecDeque<SendWork<Local>>,
+    pub(crate) device_requests: VecDeque<SendWork<LocalBuffers>>,
     /// Sending stops after a signature error; the stop is pending.
-    pub(crate) stops_at_wrong_signatures: bool,
-    pub(crate) stop_due: bool,
+    pub(crate) drains_on_signature_error: bool,
+    pub(crate) drain_pending: bool,
 }
 
 impl Qp {
@@ -237,7 +237,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Reads the WQE at the head of a send queue into `out`, and advances the head.
-    pub(crate) fn fetch(&mut self, number: u32, out: &mut [u8; wqe::LONGEST_SEND]) -> FetchedWqe {
+    pub(crate) fn fetch(&mut self, number: u32, out: &mut [u8; wqe::MAX_SEND_WQE]) -> FetchedWqe {
         let strict = self.settings.strict;
         let (ring, blue_flame) = match self.queues.get_mut(number) {
             Some(Queue::Qp(qp)) => match &mut qp.send {
@@ -247,12 +247,12 @@ impl<P: Platform> Core<P> {
             Some(Queue::Sq(sq)) => (&mut sq.ring, &mut sq.blue_flame),
             _ => return FetchedWqe::Nothing,
         };
-        if ring.empty() {
+        if ring.is_empty() {
             match self.platform.read_index(ring.doorbell) {
                 Ok(tail) => ring.tail = tail as u16,
                 Err(_) => return FetchedWqe::Malformed("the doorbell record is not in memory"),
             }
-            if ring.empty() {
+            if ring.is_empty() {
                 return FetchedWqe::Nothing;
             }
         }
@@ -270,7 +270,7 @@ impl<P: Platform> Core<P> {
             .filter(|copy| copy.index == index);
         let mut overlay = |out: &mut [u8]| {
             if let Some(copy) = &copy {
-                difference = difference.or_else(|| copy.differs(out));
+                difference = difference.or_else(|| copy.first_difference(out));
                 let n = copy.bytes.len().min(out.len());
                 out[..n].copy_from_slice(&copy.bytes[..n]);
             }
@@ -324,24 +324,24 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns the next work request of a queue pair.
-    pub(crate) fn next_send_work(&mut self, qpn: u32) -> Option<SendWork<Local>> {
-        if let Some(work) = self.qp_mut(qpn)?.of_device.pop_front() {
+    pub(crate) fn next_send_work(&mut self, qpn: u32) -> Option<SendWork<LocalBuffers>> {
+        if let Some(work) = self.qp_mut(qpn)?.device_requests.pop_front() {
             return Some(work);
         }
         // The buffer is reused rather than cleared each time: it is long, and most WQEs
         // are short.
-        let fresh = || Box::new([0; wqe::LONGEST_SEND]);
-        let mut bytes = self.entry.take().unwrap_or_else(fresh);
+        let new_buffer = || Box::new([0; wqe::MAX_SEND_WQE]);
+        let mut bytes = self.send_wqe_buffer.take().unwrap_or_else(new_buffer);
         let work = self.parse_send_work(qpn, &mut bytes);
-        self.entry = Some(bytes);
+        self.send_wqe_buffer = Some(bytes);
         work
     }
 
     fn parse_send_work(
         &mut self,
         qpn: u32,
-        bytes: &mut [u8; wqe::LONGEST_SEND],
-    ) -> Option<SendWork<Local>> {
+        bytes: &mut [u8; wqe::MAX_SEND_WQE],
+    ) -> Option<SendWork<LocalBuffers>> {
         let fetched = self.fetch(qpn, bytes);
         let strict = self.settings.strict;
         let qp = self.qp(qpn)?;
@@ -351,7 +351,7 @@ impl<P: Platform> Core<P> {
             privileged: qp.privileged,
             strict,
         };
-        let limit = qp.scatter_read;
+        let limit = qp.read_scatter_limit;
         let (index, head) = match &qp.send {
             Some(ring) => (wqe::index(bytes), ring.head),
             None => return None,
@@ -368,14 +368,14 @@ impl<P: Platform> Core<P> {
                 {
                     ring.head = ring.tail;
                 }
-                let mut work = wqe::send(&[], &context);
+                let mut work = wqe::parse_send(&[], &context);
                 work.operation = Operation::Invalid(crate::transport::Status::LocalQpOperation);
                 work.signaled = true;
                 work.index = head;
                 work
             }
             FetchedWqe::Entry(length) => {
-                let mut work = wqe::send(&bytes[..length], &context);
+                let mut work = wqe::parse_send(&bytes[..length], &context);
                 work.index = index;
                 if let Some(why) = work.fault {
                     self.report_misuse(|| format!("queue pair {qpn}, index {index}: {why}"));
@@ -391,12 +391,12 @@ impl<P: Platform> Core<P> {
         self.stats.send_requests += 1;
         let mut local = work.local;
         // For local operations, `inline` holds the WQE rather than data.
-        let data = !matches!(work.operation, Operation::Local);
-        self.stats.sends_inline += u64::from(data && !local.inline.is_empty());
+        let has_data = !matches!(work.operation, Operation::Local);
+        self.stats.sends_inline += u64::from(has_data && !local.inline.is_empty());
         if work.signaled && work.operation.is_read_or_atomic() {
             local.cqe_scatter = CqeScatter::up_to(limit);
         }
-        let length = match data {
+        let length = match has_data {
             true => self.convert_list(&mut local, work.length),
             false => work.length,
         };
@@ -503,20 +503,20 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns the next receive request of a queue pair's own receive queue.
-    pub(crate) fn next_of_qp(&mut self, qpn: u32) -> Option<RecvWork<Local>> {
+    pub(crate) fn next_qp_receive(&mut self, qpn: u32) -> Option<RecvWork<LocalBuffers>> {
         let qp = match self.queues.get_mut(qpn) {
             Some(Queue::Qp(qp)) => qp,
             _ => return None,
         };
         let (pd, privileged) = (qp.pd, qp.privileged);
         let ring = qp.recv.as_mut()?;
-        let taken = match qp.receive_left.take() {
-            Some(left) => read_receive(&self.platform, ring, left).map(Some),
-            None if qp.out_of_order => take_second(&self.platform, ring, &mut qp.receive_left),
+        let wqe_read = match qp.skipped_receive.take() {
+            Some(skipped) => read_receive(&self.platform, ring, skipped).map(Some),
+            None if qp.out_of_order => take_second(&self.platform, ring, &mut qp.skipped_receive),
             None => take_receive(&self.platform, ring),
         };
-        let (index, length) = match taken {
-            Ok(taken) => taken?,
+        let (index, bytes) = match wqe_read {
+            Ok(wqe_read) => wqe_read?,
             Err(()) => {
                 self.report_misuse(|| {
                     format!("the receive queue of queue pair {qpn} is not in memory")
@@ -525,8 +525,7 @@ impl<P: Platform> Core<P> {
                 return None;
             }
         };
-        let (index, bytes) = (index, length);
-        let (local, length) = wqe::receive(&bytes.0[..bytes.1], pd, privileged);
+        let (local, length) = wqe::parse_receive(&bytes.0[..bytes.1], pd, privileged);
         self.stats.receive_requests += 1;
         Some(RecvWork {
             id: u64::from(index),
@@ -537,43 +536,43 @@ impl<P: Platform> Core<P> {
 }
 
 /// A receive WQE, and its length in bytes.
-pub(crate) type ReceiveEntry = ([u8; wqe::LONGEST_RECEIVE], usize);
+pub(crate) type ReceiveEntry = ([u8; wqe::MAX_RECV_WQE], usize);
 
 /// Takes the WQE at the head of a receive queue. Returns its index and its bytes.
 pub(crate) fn take_receive<P: Platform>(
     platform: &P,
     ring: &mut Ring,
 ) -> Result<Option<(u16, ReceiveEntry)>, ()> {
-    if ring.empty() {
+    if ring.is_empty() {
         ring.tail = platform.read_index(ring.doorbell).map_err(|_| ())? as u16;
-        if ring.empty() {
+        if ring.is_empty() {
             return Ok(None);
         }
     }
-    let taken = read_receive(platform, ring, ring.head)?;
+    let wqe_read = read_receive(platform, ring, ring.head)?;
     ring.head = ring.head.wrapping_add(1);
-    Ok(Some(taken))
+    Ok(Some(wqe_read))
 }
 
 /// As [`take_receive`], but takes the second of two WQEs; the next call takes the first.
 fn take_second<P: Platform>(
     platform: &P,
     ring: &mut Ring,
-    left: &mut Option<u16>,
+    skipped: &mut Option<u16>,
 ) -> Result<Option<(u16, ReceiveEntry)>, ()> {
     let first = ring.head;
     let second = first.wrapping_add(1);
     // The doorbell record may announce a second receive that was not read yet.
-    if second == ring.tail || ring.empty() {
+    if second == ring.tail || ring.is_empty() {
         ring.tail = platform.read_index(ring.doorbell).map_err(|_| ())? as u16;
     }
-    if ring.empty() || second == ring.tail {
+    if ring.is_empty() || second == ring.tail {
         return take_receive(platform, ring);
     }
-    let taken = read_receive(platform, ring, second)?;
+    let wqe_read = read_receive(platform, ring, second)?;
     ring.head = second.wrapping_add(1);
-    *left = Some(first);
-    Ok(Some(taken))
+    *skipped = Some(first);
+    Ok(Some(wqe_read))
 }
 
 /// Reads the WQE of an index.
@@ -583,8 +582,8 @@ fn read_receive<P: Platform>(
     index: u16,
 ) -> Result<(u16, ReceiveEntry), ()> {
     let slot = u64::from(index & ring.mask());
-    let length = (1usize << ring.log_stride).min(wqe::LONGEST_RECEIVE);
-    let mut bytes = [0; wqe::LONGEST_RECEIVE];
+    let length = (1usize << ring.log_stride).min(wqe::MAX_RECV_WQE);
+    let mut bytes = [0; wqe::MAX_RECV_WQE];
     ring.buffer
         .read(
             platform,

@@ -10,12 +10,12 @@ use super::core::Core;
 use super::cq::{self, Completion};
 use super::mkey::{Accessor, Location, Mkey, Rights};
 use super::protection::{Protection, SignatureError};
-use super::wqe::Local;
+use super::wqe::LocalBuffers;
 use crate::platform::Platform;
 use crate::transport::Fault;
 
 /// Maximum number of incomplete blocks. Beyond it, all are dropped.
-const MAX_PARTS: usize = 1024;
+const MAX_PARTIAL_BLOCKS: usize = 1024;
 
 /// The state of a signature (protection signature value).
 #[derive(Debug)]
@@ -34,10 +34,10 @@ pub(crate) struct PartialBlock {
 
 /// The queue pair that accesses memory; its completion queue receives signature errors.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Side {
+pub(crate) struct AccessingQp {
     pub(crate) qpn: u32,
     /// The queue pair is the requester of the access; otherwise the responder.
-    pub(crate) requests: bool,
+    pub(crate) is_requester: bool,
 }
 
 /// A key with protection.
@@ -60,11 +60,11 @@ struct BlockRange {
     /// Offset in the access.
     at: usize,
     /// The block is complete in memory, with its signature.
-    is_whole: bool,
+    is_complete: bool,
 }
 
 impl ProtectedKey {
-    fn of(key: u32, mkey: &Mkey) -> Option<ProtectedKey> {
+    fn from_mkey(key: u32, mkey: &Mkey) -> Option<ProtectedKey> {
         Some(ProtectedKey {
             key,
             start: mkey.start,
@@ -84,8 +84,8 @@ impl ProtectedKey {
     /// Divides the range of a packet on the wire into ranges of blocks.
     fn block_ranges(&self, va: u64, length: usize) -> Result<Vec<BlockRange>, Fault> {
         let (first, end) = self.range(va, length as u64)?;
-        let size = self.protection.on_wire() as u64;
-        let whole = self.length / self.protection.in_memory() as u64;
+        let size = self.protection.wire_bytes() as u64;
+        let whole = self.length / self.protection.memory_bytes() as u64;
         let mut block_ranges = Vec::new();
         let mut at = first;
         while at < end {
@@ -97,7 +97,7 @@ impl ProtectedKey {
                 from: from as usize,
                 to: to as usize,
                 at: (at - first) as usize,
-                is_whole: block < whole,
+                is_complete: block < whole,
             });
             at += to - from;
         }
@@ -106,7 +106,7 @@ impl ProtectedKey {
 
     /// The address of a block in memory.
     fn address(&self, block: u64) -> u64 {
-        let offset = block.wrapping_mul(self.protection.in_memory() as u64);
+        let offset = block.wrapping_mul(self.protection.memory_bytes() as u64);
         self.start.wrapping_add(offset)
     }
 }
@@ -120,7 +120,7 @@ impl BlockRange {
 
 impl<P: Platform> Core<P> {
     /// Returns the address of a key's memory if it is contiguous and without protection.
-    pub(crate) fn in_one_piece(
+    pub(crate) fn contiguous_address(
         &self,
         accessor: Accessor,
         key: u32,
@@ -131,16 +131,23 @@ impl<P: Platform> Core<P> {
         if self.protected(key).is_some() {
             return None;
         }
-        let mut place = None;
-        let mut only = |location, _, n| match location {
+        let mut address = None;
+        let mut record_address = |location, _, n| match location {
             Location::Guest(at) if n == length as u64 => {
-                place = Some(at);
+                address = Some(at);
                 Ok(())
             }
             _ => Err(Fault::Memory),
         };
-        let result = self.translate(accessor, key, va, length as u64, rights, &mut only);
-        place.filter(|_| result.is_ok())
+        let result = self.translate(
+            accessor,
+            key,
+            va,
+            length as u64,
+            rights,
+            &mut record_address,
+        );
+        address.filter(|_| result.is_ok())
     }
 
     /// The key, if it has protection.
@@ -148,12 +155,12 @@ impl<P: Platform> Core<P> {
         if self.protected_keys == 0 {
             return None;
         }
-        ProtectedKey::of(key, self.mkeys.get(key >> 8)?)
+        ProtectedKey::from_mkey(key, self.mkeys.get(key >> 8)?)
     }
 
     /// Converts the list of a fetched work request to offsets on the wire. Returns the
     /// length of its message.
-    pub(crate) fn convert_list(&mut self, local: &mut Local, length: u32) -> u32 {
+    pub(crate) fn convert_list(&mut self, local: &mut LocalBuffers, length: u32) -> u32 {
         if self.protected_keys == 0 {
             return length;
         }
@@ -195,9 +202,9 @@ impl<P: Platform> Core<P> {
     }
 
     /// As [`Core::read_key`], in the wire format.
-    pub(crate) fn load(
+    pub(crate) fn read_in_wire_format(
         &mut self,
-        side: Side,
+        accessing_qp: AccessingQp,
         accessor: Accessor,
         key: u32,
         va: u64,
@@ -211,7 +218,7 @@ impl<P: Platform> Core<P> {
         for range in protected.block_ranges(va, out.len())? {
             let address = protected.address(range.block);
             let out = &mut out[range.range()];
-            if !range.is_whole {
+            if !range.is_complete {
                 self.read_key(
                     accessor,
                     key,
@@ -221,23 +228,23 @@ impl<P: Platform> Core<P> {
                 )?;
                 continue;
             }
-            let mut block = vec![0; protection.in_memory()];
+            let mut block = vec![0; protection.memory_bytes()];
             self.read_key(accessor, key, address, &mut block, rights)?;
-            let (sent, wrong) = protection.send(range.block, &block);
+            let (sent, error) = protection.encode(range.block, &block);
             out.copy_from_slice(&sent[range.from..range.to]);
-            if let (Some(wrong), true) = (wrong, range.to == sent.len()) {
-                let offset = range.block.wrapping_mul(protection.in_memory() as u64);
-                let offset = offset.wrapping_add(wrong.within as u64);
-                self.report(side, &protected, wrong, offset);
+            if let (Some(error), true) = (error, range.to == sent.len()) {
+                let offset = range.block.wrapping_mul(protection.memory_bytes() as u64);
+                let offset = offset.wrapping_add(error.offset as u64);
+                self.report_signature_error(accessing_qp, &protected, error, offset);
             }
         }
         Ok(())
     }
 
     /// As [`Core::write_key`], in the wire format.
-    pub(crate) fn store_received(
+    pub(crate) fn write_in_wire_format(
         &mut self,
-        side: Side,
+        accessing_qp: AccessingQp,
         accessor: Accessor,
         key: u32,
         va: u64,
@@ -251,12 +258,13 @@ impl<P: Platform> Core<P> {
         for range in protected.block_ranges(va, data.len())? {
             let address = protected.address(range.block);
             let data = &data[range.range()];
-            let size = protection.on_wire();
-            let end = match range.is_whole {
-                true => range.to.min(protection.data()),
+            let size = protection.wire_bytes();
+            let end = match range.is_complete {
+                true => range.to.min(protection.data_bytes()),
                 false => range.to,
             };
-            if (!range.is_whole || protection.is_stored_early()) && range.from < end {
+            if (!range.is_complete || protection.may_store_incomplete_blocks()) && range.from < end
+            {
                 let data = &data[..end - range.from];
                 self.write_key(
                     accessor,
@@ -266,53 +274,62 @@ impl<P: Platform> Core<P> {
                     rights,
                 )?;
             }
-            if !range.is_whole {
+            if !range.is_complete {
                 continue;
             }
             let block = match range.to - range.from == size {
                 true => Some(data.to_vec()),
-                false => self.complete_part(&protected, &range, data),
+                false => self.add_to_partial_block(&protected, &range, data),
             };
             let Some(block) = block else { continue };
-            let (stored, wrong) = protection.receive(range.block, &block);
+            let (stored, error) = protection.decode(range.block, &block);
             self.write_key(accessor, key, address, &stored, rights)?;
-            if let Some(wrong) = wrong {
+            if let Some(error) = error {
                 let offset = range.block.wrapping_mul(size as u64);
-                let offset = offset.wrapping_add(wrong.within as u64);
-                self.report(side, &protected, wrong, offset);
+                let offset = offset.wrapping_add(error.offset as u64);
+                self.report_signature_error(accessing_qp, &protected, error, offset);
             }
         }
         Ok(())
     }
 
     /// Adds a part to a block. Returns the block if it is complete.
-    fn complete_part(
+    fn add_to_partial_block(
         &mut self,
         protected: &ProtectedKey,
         range: &BlockRange,
         data: &[u8],
     ) -> Option<Vec<u8>> {
-        let size = protected.protection.on_wire();
-        if self.parts.len() >= MAX_PARTS {
-            self.parts.clear();
+        let size = protected.protection.wire_bytes();
+        if self.partial_blocks.len() >= MAX_PARTIAL_BLOCKS {
+            self.partial_blocks.clear();
         }
         let at = (protected.key >> 8, range.block);
-        let part = self.parts.entry(at).or_insert_with(|| PartialBlock {
-            bytes: vec![0; size],
-            arrived: vec![false; size],
-        });
+        let part = self
+            .partial_blocks
+            .entry(at)
+            .or_insert_with(|| PartialBlock {
+                bytes: vec![0; size],
+                arrived: vec![false; size],
+            });
         part.bytes
             .get_mut(range.from..range.to)?
             .copy_from_slice(data);
         part.arrived.get_mut(range.from..range.to)?.fill(true);
         let is_complete = part.arrived.iter().all(|arrived| *arrived);
-        is_complete.then(|| self.parts.remove(&at).map(|part| part.bytes))?
+        is_complete.then(|| self.partial_blocks.remove(&at).map(|part| part.bytes))?
     }
 
     /// Reports a signature error. Further ones are not reported until software has rearmed
     /// the key and the PSV.
-    fn report(&mut self, side: Side, protected: &ProtectedKey, wrong: SignatureError, offset: u64) {
-        let psv = protected.protection.psvs[usize::from(!wrong.of_memory)];
+    fn report_signature_error(
+        &mut self,
+        accessing_qp: AccessingQp,
+        protected: &ProtectedKey,
+        error: SignatureError,
+        offset: u64,
+    ) {
+        let psv = protected.protection.psvs[usize::from(!error.of_memory)];
         let psv = psv.and_then(|psv| self.psvs.get_mut(psv));
         let Some(mkey) = self.mkeys.get_mut(protected.key >> 8) else {
             return;
@@ -323,18 +340,18 @@ impl<P: Platform> Core<P> {
             _ => return,
         }
         mkey.signature_errors = next;
-        let Some(qp) = self.qp_mut(side.qpn) else {
+        let Some(qp) = self.qp_mut(accessing_qp.qpn) else {
             return;
         };
-        let cqn = match side.requests {
+        let cqn = match accessing_qp.is_requester {
             true => {
-                qp.stop_due = qp.stops_at_wrong_signatures;
+                qp.drain_pending = qp.drains_on_signature_error;
                 qp.send_cq
             }
             false => qp.recv_cq,
         };
         let signature = cq::SignatureErrorCqe {
-            wrong,
+            error,
             key: protected.key,
             offset,
         };

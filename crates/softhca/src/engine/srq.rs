@@ -5,7 +5,7 @@ use super::buffer::Buffer;
 use super::core::Core;
 use super::eq::event;
 use super::tag_matching::TagList;
-use super::wqe::{self, Local};
+use super::wqe::{self, LocalBuffers};
 use crate::bits::field;
 use crate::platform::Platform;
 use crate::transport::RecvWork;
@@ -15,7 +15,7 @@ use crate::transport::RecvWork;
 pub(crate) const SRQN_SHIFT: u32 = 32;
 
 /// In the first segment of a WQE: index of the WQE that is used after it.
-const NEXT: crate::bits::Field = field(0, 15, 0);
+const NEXT_WQE_INDEX: crate::bits::Field = field(0, 15, 0);
 /// Size of that segment in bytes.
 const NEXT_SEGMENT: usize = 16;
 
@@ -38,7 +38,7 @@ pub(crate) struct Srq {
     /// Index of the WQE that is used next.
     pub(crate) head: u16,
     /// Number of WQEs used.
-    pub(crate) used: u16,
+    pub(crate) consumed: u16,
     /// Number of WQEs posted, as last read from the doorbell record.
     pub(crate) posted: u16,
     /// A limit event is posted when fewer WQEs than this are left; 0 disables it.
@@ -56,35 +56,36 @@ impl Srq {
 
 impl<P: Platform> Core<P> {
     /// Takes the next WQE of an SRQ.
-    pub(crate) fn next_of_srq(&mut self, srqn: u32) -> Option<RecvWork<Local>> {
+    pub(crate) fn next_srq_receive(&mut self, srqn: u32) -> Option<RecvWork<LocalBuffers>> {
         let srq = self.srqs.get_mut(srqn)?;
-        if srq.used == srq.posted {
+        if srq.consumed == srq.posted {
             srq.posted = self.platform.read_index(srq.doorbell).ok()? as u16;
-            if srq.used == srq.posted {
+            if srq.consumed == srq.posted {
                 return None;
             }
         }
         let index = srq.head & ((1u32 << srq.log_size) - 1) as u16;
         let stride = 1usize << srq.log_stride;
-        let mut bytes = [0; wqe::LONGEST_RECEIVE];
-        let bytes = &mut bytes[..stride.min(wqe::LONGEST_RECEIVE)];
+        let mut bytes = [0; wqe::MAX_RECV_WQE];
+        let bytes = &mut bytes[..stride.min(wqe::MAX_RECV_WQE)];
         let at = u64::from(index) << srq.log_stride;
         if srq.buffer.read(&self.platform, at, bytes).is_err() {
             self.report_misuse(|| format!("SRQ {srqn} is not in memory"));
             self.post_queue_event(event::SRQ_CATASTROPHIC, 0, srqn);
             return None;
         }
-        srq.head = NEXT.get(bytes) as u16;
-        srq.used = srq.used.wrapping_add(1);
-        let left = srq.posted.wrapping_sub(srq.used);
-        let tell = srq.limit != 0 && left < srq.limit;
-        if tell {
+        srq.head = NEXT_WQE_INDEX.get(bytes) as u16;
+        srq.consumed = srq.consumed.wrapping_add(1);
+        let remaining = srq.posted.wrapping_sub(srq.consumed);
+        let limit_reached = srq.limit != 0 && remaining < srq.limit;
+        if limit_reached {
             srq.limit = 0;
         }
         let privileged = srq.privileged;
         let pd = srq.pd;
-        let (local, length) = wqe::receive(&bytes[NEXT_SEGMENT.min(bytes.len())..], pd, privileged);
-        if tell {
+        let (local, length) =
+            wqe::parse_receive(&bytes[NEXT_SEGMENT.min(bytes.len())..], pd, privileged);
+        if limit_reached {
             self.post_queue_event(event::SRQ_LIMIT, 0, srqn);
         }
         self.stats.receive_requests += 1;

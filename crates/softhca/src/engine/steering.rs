@@ -1,9 +1,9 @@
 //! Flow steering: selects the receive queues for a frame from the wire.
 //!
-//! The driver builds tables of rules. A rule matches some bits of the frame's headers,
-//! in the layout that the driver uses, and names the next destination: another table,
-//! or a TIR, which is a receive queue or a choice of one by a hash. A frame that
-//! matches no rule of a table continues in the table's next one.
+//! The driver builds tables of rules. A rule matches bits of the frame's headers, in the
+//! layout of flow table entries, and names the destinations: another table, or a TIR,
+//! which names a receive queue or a table of them from which a hash selects one. A frame
+//! that matches no rule of a table continues in the table's next one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use super::loopback::{Origin, cast};
 use crate::bits::{field, put_bytes, put32};
 
 /// Size of a match value in bytes.
-pub(crate) const MATCH: usize = 512;
+pub(crate) const MATCH_SIZE: usize = 512;
 /// Maximum number of tables that a frame traverses.
 const MAX_DEPTH: u32 = 64;
 /// Maximum number of objects of all kinds, and of rules.
@@ -33,7 +33,7 @@ const ACTION_COUNT: u32 = 1 << 3;
 pub(crate) const ACTION_CHANGE_HEADER: u32 = 1 << 6;
 
 /// Header bits in the layout that rules match.
-pub(crate) type Headers = Box<[u8; MATCH]>;
+pub(crate) type Headers = Box<[u8; MATCH_SIZE]>;
 
 /// Destination of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub(crate) struct Rule {
 
 impl Rule {
     /// Returns whether it refers to a TIR, a counter or a change of headers.
-    fn refers_to(&self, number: u32) -> bool {
+    fn is_referenced(&self, number: u32) -> bool {
         let changes = self.action & ACTION_CHANGE_HEADER != 0;
         self.destinations.contains(&Destination::Tir(number))
             || self.counters.contains(&number)
@@ -81,11 +81,11 @@ pub(crate) struct SelectedQueue {
 /// A transport interface receive (TIR): where steering ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tir {
-    pub(crate) to: TirDestination,
+    pub(crate) destination: TirDestination,
     pub(crate) domain: u32,
     /// Kinds of frames that it accepts from its own transport domain: `UNICAST`,
     /// `MULTICAST`.
-    pub(crate) own: u32,
+    pub(crate) self_loopback: u32,
 }
 
 /// Destination of a TIR.
@@ -118,14 +118,14 @@ pub(crate) enum Object {
     Group {
         criteria: Headers,
     },
-    Counter(Traffic),
+    Counter(FlowCounter),
     /// A change of headers.
     HeaderChange(Vec<Action>),
 }
 
 /// Counts of the frames that matched rules with a counter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Traffic {
+pub(crate) struct FlowCounter {
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
 }
@@ -143,7 +143,7 @@ pub(crate) struct Steering {
 impl Default for Steering {
     fn default() -> Self {
         Steering {
-            next: FIRST,
+            next: FIRST_NUMBER,
             objects: HashMap::new(),
             rules: 0,
             root: None,
@@ -151,7 +151,7 @@ impl Default for Steering {
     }
 }
 
-const FIRST: u32 = 0x100;
+const FIRST_NUMBER: u32 = 0x100;
 
 impl Steering {
     pub(crate) fn clear(&mut self) {
@@ -192,18 +192,18 @@ impl Steering {
     }
 
     /// Returns whether rules or TIRs refer to an object that is not a table or a group.
-    pub(crate) fn refers_to(&self, number: u32) -> bool {
+    pub(crate) fn is_referenced(&self, number: u32) -> bool {
         self.objects.values().any(|object| match object {
-            Object::Tir(tir) => tir.to == TirDestination::Table(number),
-            Object::Table { rules, .. } => rules.values().any(|rule| rule.refers_to(number)),
+            Object::Tir(tir) => tir.destination == TirDestination::Table(number),
+            Object::Table { rules, .. } => rules.values().any(|rule| rule.is_referenced(number)),
             _ => false,
         })
     }
 
     /// Returns whether TIRs or RQTs refer to a receive queue.
-    pub(crate) fn refers_to_queue(&self, rqn: u32) -> bool {
+    pub(crate) fn is_queue_referenced(&self, rqn: u32) -> bool {
         self.objects.values().any(|object| match object {
-            Object::Tir(tir) => tir.to == TirDestination::Queue(rqn),
+            Object::Tir(tir) => tir.destination == TirDestination::Queue(rqn),
             Object::Rqt(queues) => queues.contains(&rqn),
             _ => false,
         })
@@ -244,12 +244,12 @@ impl Steering {
             rules: MAX_OBJECTS,
         };
         if let (Some(root), Some(frame)) = (self.root, SteeredFrame::new(frame, origin)) {
-            self.pass(&frame, root, MAX_DEPTH, &mut result);
+            self.traverse_table(&frame, root, MAX_DEPTH, &mut result);
         }
         for counter in result.counters {
-            if let Some(Object::Counter(traffic)) = self.objects.get_mut(&counter) {
-                traffic.packets = traffic.packets.wrapping_add(1);
-                traffic.bytes = traffic.bytes.wrapping_add(frame.len() as u64);
+            if let Some(Object::Counter(counter)) = self.objects.get_mut(&counter) {
+                counter.packets = counter.packets.wrapping_add(1);
+                counter.bytes = counter.bytes.wrapping_add(frame.len() as u64);
             }
         }
         result.queues
@@ -264,15 +264,21 @@ impl Steering {
             header_change::apply(frame, actions);
         }
         Some(SteeredFrame {
-            headers: headers(&changed)?,
-            hash: hash(&changed),
+            headers: match_headers(&changed)?,
+            hash: flow_hash(&changed),
             changed: Some(changed),
             ..*frame
         })
     }
 
     /// Continues in a table.
-    fn pass(&self, frame: &SteeredFrame<'_>, table: u32, depth: u32, result: &mut SteeringResult) {
+    fn traverse_table(
+        &self,
+        frame: &SteeredFrame<'_>,
+        table: u32,
+        depth: u32,
+        result: &mut SteeringResult,
+    ) {
         let (Some(Object::Table { next, rules, .. }), Some(depth), Some(visits)) = (
             self.objects.get(&table),
             depth.checked_sub(1),
@@ -281,21 +287,21 @@ impl Steering {
             return;
         };
         result.visits = visits;
-        let mut seen = 0;
+        let mut compared = 0;
         let rule = rules.values().take(result.rules).find(|rule| {
-            seen += 1;
+            compared += 1;
             self.matches(frame, rule)
         });
-        result.rules -= seen;
+        result.rules -= compared;
         let Some(rule) = rule else {
             if let Some(next) = next {
-                self.pass(frame, *next, depth, result);
+                self.traverse_table(frame, *next, depth, result);
             }
             return;
         };
         if rule.action & ACTION_COUNT != 0 {
-            let room = MAX_QUEUES - result.counters.len();
-            let counters = rule.counters.iter().take(room);
+            let remaining = MAX_QUEUES - result.counters.len();
+            let counters = rule.counters.iter().take(remaining);
             result.counters.extend(counters);
         }
         if rule.action & ACTION_DROP != 0 || rule.action & ACTION_FORWARD == 0 {
@@ -303,19 +309,19 @@ impl Steering {
         }
         let changed;
         let frame = if rule.action & ACTION_CHANGE_HEADER != 0 {
-            let Some(after) = self.change_header(frame, rule.header_change) else {
+            let Some(changed_frame) = self.change_header(frame, rule.header_change) else {
                 return;
             };
-            changed = after;
+            changed = changed_frame;
             &changed
         } else {
             frame
         };
         for destination in &rule.destinations {
             match destination {
-                Destination::Table(table) => self.pass(frame, *table, depth, result),
+                Destination::Table(table) => self.traverse_table(frame, *table, depth, result),
                 Destination::Tir(tir) => {
-                    let queue = self.queue_of(frame, *tir);
+                    let queue = self.select_queue(frame, *tir);
                     if let Some(rqn) = queue.filter(|_| result.queues.len() < MAX_QUEUES) {
                         result.queues.push(SelectedQueue {
                             rqn,
@@ -339,18 +345,18 @@ impl Steering {
             .all(|((mask, value), header)| mask & value == mask & header)
     }
 
-    fn queue_of(&self, frame: &SteeredFrame<'_>, tir: u32) -> Option<u32> {
+    fn select_queue(&self, frame: &SteeredFrame<'_>, tir: u32) -> Option<u32> {
         let Some(Object::Tir(tir)) = self.objects.get(&tir) else {
             return None;
         };
-        let itself = match frame.origin {
+        let is_own_frame = match frame.origin {
             Origin::Wire => false,
             Origin::Local { domain } => domain == Some(tir.domain),
         };
-        if itself && tir.own & frame.cast == 0 {
+        if is_own_frame && tir.self_loopback & frame.cast == 0 {
             return None;
         }
-        match tir.to {
+        match tir.destination {
             TirDestination::Queue(rqn) => Some(rqn),
             TirDestination::Table(rqt) => match self.objects.get(&rqt) {
                 Some(Object::Rqt(queues)) if !queues.is_empty() => {
@@ -373,7 +379,7 @@ struct SteeringResult {
 
 /// A frame that is being steered.
 struct SteeredFrame<'a> {
-    arrived: &'a [u8],
+    original: &'a [u8],
     /// The frame as rules have changed it, if they have.
     changed: Option<Rc<[u8]>>,
     /// Headers and hash of the frame as it is now.
@@ -385,26 +391,26 @@ struct SteeredFrame<'a> {
 }
 
 impl<'a> SteeredFrame<'a> {
-    fn new(arrived: &'a [u8], origin: Origin) -> Option<SteeredFrame<'a>> {
+    fn new(original: &'a [u8], origin: Origin) -> Option<SteeredFrame<'a>> {
         Some(SteeredFrame {
-            arrived,
+            original,
             changed: None,
-            headers: headers(arrived)?,
-            hash: hash(arrived),
-            cast: cast(arrived),
+            headers: match_headers(original)?,
+            hash: flow_hash(original),
+            cast: cast(original),
             origin,
         })
     }
 
     /// Returns the frame as it is now.
     fn frame(&self) -> &[u8] {
-        self.changed.as_deref().unwrap_or(self.arrived)
+        self.changed.as_deref().unwrap_or(self.original)
     }
 }
 
 /// Hashes the addresses and ports of a frame, so that a flow always selects the same
 /// queue. It is not the hash function that the driver configures.
-fn hash(frame: &[u8]) -> u32 {
+fn flow_hash(frame: &[u8]) -> u32 {
     let Some(at) = layers(frame) else { return 0 };
     let addresses = if at.ipv4 { 12..20 } else { 8..40 };
     let l3 = frame.get(at.l3 + addresses.start..at.l3 + addresses.end);
@@ -419,23 +425,23 @@ fn hash(frame: &[u8]) -> u32 {
 
 /// Returns the headers of a frame in the layout that rules match: link, network and
 /// transport layer of the outermost packet.
-fn headers(frame: &[u8]) -> Option<Headers> {
+fn match_headers(frame: &[u8]) -> Option<Headers> {
     const TCP: u8 = 6;
     const UDP: u8 = 17;
     const VLAN: u16 = 0x8100;
-    let mut out: Headers = Box::new([0; MATCH]);
+    let mut out: Headers = Box::new([0; MATCH_SIZE]);
     let bytes = &mut out[..];
     let addresses = frame.get(..12)?;
     put_bytes(bytes, 0x0, &addresses[6..12]);
     put_bytes(bytes, 0x8, &addresses[..6]);
-    let mut kind = u16_at(frame, 12)?;
-    if kind == VLAN {
+    let mut ethertype = u16_at(frame, 12)?;
+    if ethertype == VLAN {
         let tag = u32::from(u16_at(frame, 14)?);
         field(0xc, 15, 0).put(bytes, tag);
         field(0x10, 15, 15).put(bytes, 1);
-        kind = u16_at(frame, 16)?;
+        ethertype = u16_at(frame, 16)?;
     }
-    field(0x4, 15, 0).put(bytes, u32::from(kind));
+    field(0x4, 15, 0).put(bytes, u32::from(ethertype));
     let Some(Layers {
         ipv4,
         l3,
@@ -447,7 +453,7 @@ fn headers(frame: &[u8]) -> Option<Headers> {
     };
     field(0x10, 31, 24).put(bytes, u32::from(protocol));
     field(0x10, 12, 9).put(bytes, if ipv4 { 4 } else { 6 });
-    let traffic = if ipv4 {
+    let traffic_class = if ipv4 {
         field(0x18, 7, 0).put(bytes, u32::from(*frame.get(l3 + 8)?));
         field(0x18, 15, 12).put(bytes, u32::from(frame.get(l3)? & 0xf));
         let fragment = u16_at(frame, l3 + 6)? & 0x3fff != 0;
@@ -461,8 +467,8 @@ fn headers(frame: &[u8]) -> Option<Headers> {
         put_bytes(bytes, 0x30, frame.get(l3 + 24..l3 + 40)?);
         (u16_at(frame, l3)? >> 4) as u8
     };
-    field(0x10, 23, 18).put(bytes, u32::from(traffic >> 2));
-    field(0x10, 17, 16).put(bytes, u32::from(traffic & 3));
+    field(0x10, 23, 18).put(bytes, u32::from(traffic_class >> 2));
+    field(0x10, 17, 16).put(bytes, u32::from(traffic_class & 3));
     if let Some(ports) = frame.get(l4..l4 + 4) {
         let ports = u32::from_be_bytes([ports[0], ports[1], ports[2], ports[3]]);
         match protocol {
@@ -496,8 +502,8 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_where_rules_match_them() {
-        let bytes = headers(&frame(true)).unwrap();
+    fn match_headers_have_the_layout_of_rules() {
+        let bytes = match_headers(&frame(true)).unwrap();
         assert_eq!(bytes[..12], [0x50, 1, 2, 3, 4, 6, 8, 0, 0xd0, 1, 2, 3]);
         assert_eq!(bytes[12..16], [4, 5, 0x60, 5], "MAC and tag");
         assert_eq!(bytes[16..20], [17, 0x0b, 0x88, 0], "UDP, tagged, version 4");
@@ -505,22 +511,25 @@ mod tests {
         assert_eq!(bytes[0x2c..0x30], [10, 0, 0, 1]);
         assert_eq!(bytes[0x3c..0x40], [10, 0, 0, 2]);
         assert!(bytes[0x40..].iter().all(|byte| *byte == 0));
-        assert!(headers(&[0; 13]).is_none());
+        assert!(match_headers(&[0; 13]).is_none());
     }
 
     /// Queues and tags.
     fn steer(steering: &mut Steering, frame: &[u8], origin: Origin) -> Vec<(u32, u32)> {
         let selected = steering.steer(frame, origin);
-        selected.iter().map(|it| (it.rqn, it.tag)).collect()
+        selected
+            .iter()
+            .map(|queue| (queue.rqn, queue.tag))
+            .collect()
     }
 
-    fn rule(group: u32, value: Headers, to: Destination) -> Rule {
+    fn rule(group: u32, value: Headers, destination: Destination) -> Rule {
         Rule {
             group,
             tag: 5,
             action: ACTION_FORWARD,
             value,
-            destinations: vec![to],
+            destinations: vec![destination],
             counters: Vec::new(),
             header_change: 0,
         }
@@ -529,7 +538,7 @@ mod tests {
     #[test]
     fn the_first_matching_rule_applies() {
         let mut steering = Steering::default();
-        let zero: Headers = Box::new([0; MATCH]);
+        let zero: Headers = Box::new([0; MATCH_SIZE]);
         let mut ports = zero.clone();
         ports[0x1c..0x20].fill(0xff);
         let mut table = |next| {
@@ -550,14 +559,14 @@ mod tests {
         let by_port = steering.insert(Object::Group { criteria: ports }).unwrap();
         let mut tir = |tir| steering.insert(Object::Tir(tir)).unwrap();
         let mine = tir(Tir {
-            to: TirDestination::Queue(1),
+            destination: TirDestination::Queue(1),
             domain: 3,
-            own: UNICAST | MULTICAST,
+            self_loopback: UNICAST | MULTICAST,
         });
         let rest = tir(Tir {
-            to: TirDestination::Queue(2),
+            destination: TirDestination::Queue(2),
             domain: 3,
-            own: MULTICAST,
+            self_loopback: MULTICAST,
         });
         let mut value = zero.clone();
         value[0x1c..0x20].copy_from_slice(&[0, 7, 0, 9]);
@@ -592,7 +601,7 @@ mod tests {
         assert!(steering.set_rule(
             last,
             9,
-            rule(all, Box::new([0; MATCH]), Destination::Tir(mine))
+            rule(all, Box::new([0; MATCH_SIZE]), Destination::Tir(mine))
         ));
         assert_eq!(
             steer(&mut steering, &frame(false), Origin::Wire),
@@ -611,9 +620,9 @@ mod tests {
     #[test]
     fn frames_are_counted_by_the_rules_that_they_match() {
         let mut steering = Steering::default();
-        let zero: Headers = Box::new([0; MATCH]);
+        let zero: Headers = Box::new([0; MATCH_SIZE]);
         let counter = |steering: &mut Steering| {
-            let object = Object::Counter(Traffic::default());
+            let object = Object::Counter(FlowCounter::default());
             steering.insert(object).unwrap()
         };
         let (used, unused) = (counter(&mut steering), counter(&mut steering));
@@ -631,10 +640,10 @@ mod tests {
                 criteria: zero.clone(),
             })
             .unwrap();
-        let counting = |to| Rule {
+        let counting = |destination| Rule {
             action: ACTION_FORWARD | ACTION_COUNT,
             counters: vec![used],
-            ..rule(all, zero.clone(), to)
+            ..rule(all, zero.clone(), destination)
         };
         assert!(steering.set_rule(first, 0, counting(Destination::Table(second))));
         let ignored = Rule {
@@ -647,12 +656,12 @@ mod tests {
         let length = frame(false).len() as u64;
         for n in 1..=3 {
             steer(&mut steering, &frame(false), Origin::Wire);
-            let traffic = |steering: &Steering, number| match steering.get(number) {
-                Some(Object::Counter(traffic)) => (traffic.packets, traffic.bytes),
+            let counter = |steering: &Steering, number| match steering.get(number) {
+                Some(Object::Counter(counter)) => (counter.packets, counter.bytes),
                 other => panic!("{other:?}"),
             };
-            assert_eq!(traffic(&steering, used), (n, n * length));
-            assert_eq!(traffic(&steering, unused), (0, 0), "without the action");
+            assert_eq!(counter(&steering, used), (n, n * length));
+            assert_eq!(counter(&steering, unused), (0, 0), "without the action");
         }
     }
 
@@ -667,15 +676,15 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_multiplies_is_steered_within_bounds() {
+    fn the_copies_of_a_frame_are_bounded() {
         let mut steering = Steering::default();
-        let zero: Headers = Box::new([0; MATCH]);
-        let counter = Object::Counter(Traffic::default());
+        let zero: Headers = Box::new([0; MATCH_SIZE]);
+        let counter = Object::Counter(FlowCounter::default());
         let counter = steering.insert(counter).unwrap();
         let tir = Tir {
-            to: TirDestination::Queue(1),
+            destination: TirDestination::Queue(1),
             domain: 3,
-            own: 0,
+            self_loopback: 0,
         };
         let tir = steering.insert(Object::Tir(tir)).unwrap();
         let all = steering
@@ -687,22 +696,22 @@ mod tests {
         let tables: Vec<u32> = (0..MAX_DEPTH).map(|_| table(&mut steering)).collect();
         for (n, number) in tables.iter().enumerate() {
             let next = tables.get(n + 1).copied();
-            let to = next.map_or(Destination::Tir(tir), Destination::Table);
+            let destination = next.map_or(Destination::Tir(tir), Destination::Table);
             let twice = Rule {
                 action: ACTION_FORWARD | ACTION_COUNT,
-                destinations: vec![to; 2],
+                destinations: vec![destination; 2],
                 counters: vec![counter],
-                ..rule(all, zero.clone(), to)
+                ..rule(all, zero.clone(), destination)
             };
             assert!(steering.set_rule(*number, 0, twice));
         }
         steering.root = Some(tables[0]);
         let result = steer(&mut steering, &frame(false), Origin::Wire);
         assert!(!result.is_empty() && result.len() <= MAX_QUEUES);
-        let Some(Object::Counter(traffic)) = steering.get(counter) else {
+        let Some(Object::Counter(counter)) = steering.get(counter) else {
             panic!("no counter");
         };
-        assert!(traffic.packets <= MAX_QUEUES as u64);
+        assert!(counter.packets <= MAX_QUEUES as u64);
         // A single rule with too many of them.
         let many = Rule {
             destinations: vec![Destination::Tir(tir); 3 * MAX_QUEUES],
@@ -716,14 +725,14 @@ mod tests {
     #[test]
     fn later_tables_match_changed_headers() {
         let mut steering = Steering::default();
-        let zero: Headers = Box::new([0; MATCH]);
+        let zero: Headers = Box::new([0; MATCH_SIZE]);
         let mut ports = zero.clone();
         ports[0x1e..0x20].fill(0xff);
         let tirs = [1, 2].map(|rqn| {
             let tir = Tir {
-                to: TirDestination::Queue(rqn),
+                destination: TirDestination::Queue(rqn),
                 domain: 3,
-                own: 0,
+                self_loopback: 0,
             };
             Destination::Tir(steering.insert(Object::Tir(tir)).unwrap())
         });
@@ -737,45 +746,45 @@ mod tests {
             let action = [0x10, 0x0c, 0, 16, 0, 0, 0, port];
             Object::HeaderChange(header_change::decode(&action, 1).unwrap())
         };
-        let [to_80, to_81] = [80, 81].map(|it| steering.insert(port(it)).unwrap());
+        let [to_80, to_81] = [80, 81].map(|number| steering.insert(port(number)).unwrap());
         let (first, second) = (table(&mut steering), table(&mut steering));
-        let changing = |header_change, to| Rule {
+        let changing = |header_change, destinations| Rule {
             action: ACTION_FORWARD | ACTION_CHANGE_HEADER,
             header_change,
-            destinations: to,
+            destinations,
             ..rule(all, zero.clone(), Destination::Other)
         };
-        let to = vec![Destination::Table(second), tirs[1]];
-        assert!(steering.set_rule(first, 0, changing(to_80, to)));
-        for (index, before, after) in [(0, 9, tirs[1]), (1, 80, tirs[0])] {
+        let destinations = vec![Destination::Table(second), tirs[1]];
+        assert!(steering.set_rule(first, 0, changing(to_80, destinations)));
+        for (index, before, destination) in [(0, 9, tirs[1]), (1, 80, tirs[0])] {
             let mut value = zero.clone();
             value[0x1f] = before;
             let rule = Rule {
                 group: by_port,
                 value,
-                ..changing(to_81, vec![after])
+                ..changing(to_81, vec![destination])
             };
             assert!(steering.set_rule(second, index, rule));
         }
         steering.root = Some(first);
         let selected = steering.steer(&frame(false), Origin::Wire);
-        let ports = selected.iter().map(|it| {
-            let changed = it.changed.as_ref().unwrap();
-            (it.rqn, changed[37])
+        let ports = selected.iter().map(|queue| {
+            let changed = queue.changed.as_ref().unwrap();
+            (queue.rqn, changed[37])
         });
         // The second destination does not see the change of the second table.
         assert_eq!(ports.collect::<Vec<_>>(), [(1, 81), (2, 80)]);
     }
 
     #[test]
-    fn a_choice_is_the_same_for_the_same_flow() {
+    fn frames_of_a_flow_select_the_same_queue() {
         let mut steering = Steering::default();
-        let zero: Headers = Box::new([0; MATCH]);
+        let zero: Headers = Box::new([0; MATCH_SIZE]);
         let rqt = steering.insert(Object::Rqt(vec![7, 8, 9, 10])).unwrap();
         let tir = Tir {
-            to: TirDestination::Table(rqt),
+            destination: TirDestination::Table(rqt),
             domain: 3,
-            own: 0,
+            self_loopback: 0,
         };
         let tir = steering.insert(Object::Tir(tir)).unwrap();
         let all = steering
@@ -791,14 +800,14 @@ mod tests {
         let table = steering.insert(object).unwrap();
         steering.set_rule(table, 0, rule(all, zero, Destination::Tir(tir)));
         steering.root = Some(table);
-        let mut seen = std::collections::BTreeSet::new();
+        let mut selected = std::collections::BTreeSet::new();
         for port in 0..64 {
             let mut frame = frame(false);
             frame[35] = port;
             let one = steer(&mut steering, &frame, Origin::Wire);
             assert_eq!(one, steer(&mut steering, &frame, Origin::Wire));
-            seen.insert(one[0].0);
+            selected.insert(one[0].0);
         }
-        assert_eq!(seen.len(), 4, "all are used");
+        assert_eq!(selected.len(), 4, "all are used");
     }
 }

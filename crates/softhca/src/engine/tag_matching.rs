@@ -3,19 +3,18 @@
 //! A message with a tag begins with a header. It is received into the buffer of the
 //! first tag of the list that matches; if none does it is unexpected, and received into
 //! a WQE of the SRQ, header included. A rendezvous names memory of its sender instead of
-//! carrying data: the device reads that memory into the buffer of the tag, and sends the
-//! header back to say that it has finished.
+//! carrying data: the device reads that memory into the buffer of the tag, and returns
+//! the header when it has finished.
 //!
-//! Work requests of a queue pair that uses the SRQ append and remove tags. A tag may be
-//! appended while the message that it is for is already unexpected, so both sides count
-//! unexpected messages: tags appended while software has not yet seen all of them match
-//! nothing until it has.
+//! Work requests of a queue pair that uses the SRQ append and remove tags. Software may
+//! append a tag after a message for it has arrived as unexpected, so both sides count
+//! unexpected messages: a tag is inactive until software has seen all that preceded it.
 
 use super::core::Core;
 use super::cq::{self, Completion};
 use super::qp::Qp;
 use super::srq::SRQN_SHIFT;
-use super::wqe::{Local, Segment, TagOperation};
+use super::wqe::{LocalBuffers, Segment, TagOperation};
 use crate::bits::{get_array, get32, get64};
 use crate::platform::Platform;
 use crate::transport::{
@@ -29,13 +28,13 @@ pub(crate) const LOG_MAX_TAGS: u32 = 7;
 const MAX_TRANSFERS: u32 = 64;
 
 /// Bytes of the header.
-pub(crate) const HEADER: usize = 16;
+pub(crate) const TMH_SIZE: usize = 16;
 /// Operations of the header.
-const RENDEZVOUS: u8 = 1;
-const FINISHED: u8 = 2;
+const RNDV: u8 = 1;
+const FIN: u8 = 2;
 const EAGER: u8 = 3;
 /// Offset of the tag in the header.
-const TAG: usize = 8;
+const TAG_OFFSET: usize = 8;
 
 /// Operations of tag matching in CQEs.
 mod app {
@@ -54,12 +53,12 @@ mod app {
 
 /// Result of a list operation in its CQE.
 const SUCCESS: u8 = 1 << 7;
-const PHASE: std::ops::Range<usize> = 4..6;
+const COUNTER_RANGE: std::ops::Range<usize> = 4..6;
 
 /// Flags in the identifier of a send request that the device generates: the read of a
 /// rendezvous, with the SRQ and the tag in the other bits, or the message that ends it.
-const OF_DEVICE: u64 = 1 << 25;
-const ENDS: u64 = 1 << 26;
+const DEVICE_REQUEST: u64 = 1 << 25;
+const FIN_MESSAGE: u64 = 1 << 26;
 
 /// A tag of the list.
 #[derive(Debug, Clone, Copy)]
@@ -80,7 +79,7 @@ pub(crate) struct TagList {
     pub(crate) log_size: u32,
     /// Index of the tag that is appended next.
     pub(crate) next: u16,
-    /// Unexpected messages: received, and seen by software as last reported.
+    /// Number of unexpected messages: received, and seen by software as last reported.
     pub(crate) received: u16,
     pub(crate) seen: u16,
     /// The device transfers the data of rendezvous.
@@ -99,14 +98,14 @@ impl TagList {
         }
     }
 
-    fn in_phase(&self) -> bool {
+    fn all_unexpected_seen(&self) -> bool {
         self.received == self.seen
     }
 
     /// Sets the number of unexpected messages that software has seen.
     fn synchronize(&mut self, seen: u16) {
         self.seen = seen;
-        if self.in_phase() {
+        if self.all_unexpected_seen() {
             for tag in &mut self.tags {
                 tag.active = true;
             }
@@ -128,7 +127,7 @@ impl TagList {
         if self.tags.iter().any(|tag| tag.index == index) {
             return Err("a tag in the place of another");
         }
-        let active = self.in_phase();
+        let active = self.all_unexpected_seen();
         self.next = next;
         self.tags.push(Tag {
             index,
@@ -148,15 +147,15 @@ impl TagList {
     }
 
     /// Returns the list position of the first tag that a message matches.
-    fn find(&self, of_message: u64) -> Option<usize> {
-        let matches = |it: &Tag| it.active && of_message & it.mask == it.tag;
+    fn find(&self, message_tag: u64) -> Option<usize> {
+        let matches = |tag: &Tag| tag.active && message_tag & tag.mask == tag.tag;
         self.tags.iter().position(matches)
     }
 }
 
 /// Tag-matching state of a receive.
 #[derive(Debug, Clone)]
-pub(crate) enum Tagging {
+pub(crate) enum TaggedReceive {
     /// The message is received into a WQE; holds the operation of its completion.
     Wqe(u8),
     /// The message is received into the buffer of a tag.
@@ -166,21 +165,21 @@ pub(crate) enum Tagging {
 /// A message that matched a tag.
 #[derive(Debug, Clone)]
 pub(crate) struct TagMatch {
-    header: [u8; HEADER],
+    header: [u8; TMH_SIZE],
     /// The message has a single packet, and completes once.
-    whole: bool,
+    single_packet: bool,
     /// Address, key and length of the sender's memory, if the device transfers it.
     transfer: Option<(u64, u32, u32)>,
     /// A rendezvous that software has to transfer.
     software: bool,
 }
 
-impl Tagging {
+impl TaggedReceive {
     /// Returns the fields of the CQE of a message that is received into a WQE.
     pub(super) fn fields(&self) -> Option<TagFields> {
         match self {
-            Tagging::Wqe(operation) => Some(TagFields::new(*operation)),
-            Tagging::Buffer(_) => None,
+            TaggedReceive::Wqe(operation) => Some(TagFields::new(*operation)),
+            TaggedReceive::Buffer(_) => None,
         }
     }
 
@@ -188,11 +187,11 @@ impl Tagging {
     /// buffers.
     pub(super) fn stored<'a>(&self, offset: u32, data: &'a [u8]) -> (u32, &'a [u8]) {
         match self {
-            Tagging::Wqe(_) => (offset, data),
-            Tagging::Buffer(tagged) if tagged.transfer.is_some() => (0, &[]),
-            Tagging::Buffer(_) => {
-                let skipped = HEADER.saturating_sub(offset as usize).min(data.len());
-                (offset.saturating_sub(HEADER as u32), &data[skipped..])
+            TaggedReceive::Wqe(_) => (offset, data),
+            TaggedReceive::Buffer(tagged) if tagged.transfer.is_some() => (0, &[]),
+            TaggedReceive::Buffer(_) => {
+                let skipped = TMH_SIZE.saturating_sub(offset as usize).min(data.len());
+                (offset.saturating_sub(TMH_SIZE as u32), &data[skipped..])
             }
         }
     }
@@ -202,7 +201,7 @@ impl Tagging {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TagFields {
     /// The header of the message, or the result of a list operation.
-    pub(crate) head: [u8; HEADER],
+    pub(crate) header: [u8; TMH_SIZE],
     pub(crate) operation: u8,
     /// Index of the tag.
     pub(crate) index: u16,
@@ -211,33 +210,33 @@ pub(crate) struct TagFields {
 impl TagFields {
     fn new(operation: u8) -> TagFields {
         TagFields {
-            head: [0; HEADER],
+            header: [0; TMH_SIZE],
             operation,
             index: 0,
         }
     }
 
     /// Returns whether the first bytes of the CQE are not free for data.
-    pub(super) fn has_head(&self) -> bool {
+    pub(super) fn has_header(&self) -> bool {
         !matches!(self.operation, app::UNEXPECTED | app::NO_TAG)
     }
 }
 
 /// Destination of a received message.
 pub(super) enum MatchResult {
-    Buffer(RecvWork<Local>),
+    Buffer(RecvWork<LocalBuffers>),
     /// A WQE of the SRQ.
-    Wqe(Tagging),
+    Wqe(TaggedReceive),
     /// The message cannot be received now.
     NotReady,
 }
 
 /// Returns the memory that a rendezvous names.
-fn remote_memory(payload: &[u8]) -> Option<(u64, u32, u32)> {
-    const VA: usize = HEADER;
-    const KEY: usize = HEADER + 8;
-    const LENGTH: usize = HEADER + 12;
-    (payload.len() >= 2 * HEADER).then(|| {
+fn rendezvous_memory(payload: &[u8]) -> Option<(u64, u32, u32)> {
+    const VA: usize = TMH_SIZE;
+    const KEY: usize = TMH_SIZE + 8;
+    const LENGTH: usize = TMH_SIZE + 12;
+    (payload.len() >= 2 * TMH_SIZE).then(|| {
         (
             get64(payload, VA),
             get32(payload, KEY),
@@ -247,26 +246,31 @@ fn remote_memory(payload: &[u8]) -> Option<(u64, u32, u32)> {
 }
 
 /// Returns whether the device generated a send request.
-pub(super) fn is_of_device(id: u64) -> bool {
-    id & OF_DEVICE != 0
+pub(super) fn is_device_request(id: u64) -> bool {
+    id & DEVICE_REQUEST != 0
 }
 
 impl Qp {
     /// Returns whether the device may transfer one more rendezvous.
-    fn has_room(&self) -> bool {
+    fn can_begin_transfer(&self) -> bool {
         self.transfers < MAX_TRANSFERS
     }
 
     /// Discards the send requests that the device generated.
-    pub(crate) fn forget_transfers(&mut self) {
-        self.of_device.clear();
+    pub(crate) fn discard_transfers(&mut self) {
+        self.device_requests.clear();
         self.transfers = 0;
     }
 }
 
 impl<P: Platform> Core<P> {
     /// Performs a list operation of a queue pair.
-    pub(super) fn change_tags(&mut self, qpn: u32, index: u16, entry: &[u8]) -> Result<(), Status> {
+    pub(super) fn execute_tag_operation(
+        &mut self,
+        qpn: u32,
+        index: u16,
+        entry: &[u8],
+    ) -> Result<(), Status> {
         let operation = TagOperation::parse(entry);
         let srqn = self.qp(qpn).and_then(|qp| qp.srqn);
         let srq = srqn.and_then(|srqn| self.srqs.get_mut(srqn));
@@ -279,25 +283,25 @@ impl<P: Platform> Core<P> {
         if let Some(seen) = operation.seen {
             tags.synchronize(seen);
         }
-        let (app, done) = match operation.kind {
+        let (app, result) = match operation.kind {
             TagOperation::NOOP => (app::NOOP, Ok(true)),
             TagOperation::APPEND => {
                 let rule = (operation.tag, operation.mask);
-                let done = tags.append(operation.index, rule, operation.buffer);
-                (app::APPEND, done.map(|()| true))
+                let result = tags.append(operation.index, rule, operation.buffer);
+                (app::APPEND, result.map(|()| true))
             }
             TagOperation::REMOVE => (app::REMOVE, Ok(tags.remove(operation.index))),
             _ => (app::NOOP, Err("an unknown operation on the list of tags")),
         };
         let phase = tags.received;
-        let done = done.map_err(|why| {
-            self.report_misuse(|| format!("queue pair {qpn}, index {index}: {why}"));
+        let result = result.map_err(|message| {
+            self.report_misuse(|| format!("queue pair {qpn}, index {index}: {message}"));
             Status::LocalQpOperation
         })?;
         if operation.signaled {
             let mut fields = TagFields::new(app);
-            fields.head[0] = if done { SUCCESS } else { 0 };
-            fields.head[PHASE].copy_from_slice(&phase.to_be_bytes());
+            fields.header[0] = if result { SUCCESS } else { 0 };
+            fields.header[COUNTER_RANGE].copy_from_slice(&phase.to_be_bytes());
             let completion = Completion {
                 opcode: cq::opcode::NO_PACKET,
                 qpn,
@@ -322,50 +326,50 @@ impl<P: Platform> Core<P> {
         // Most SRQs have none.
         self.srqs.get(srqn)?.tags.as_ref()?;
         let qp = self.qp(qpn)?;
-        let may_transfer = qp.transfers_rendezvous && start.may_read;
-        let has_room = qp.has_room();
+        let may_transfer = qp.offloads_rendezvous && start.may_read;
+        let can_begin_transfer = qp.can_begin_transfer();
         let srq = self.srqs.get_mut(srqn)?;
         let tags = srq.tags.as_deref_mut()?;
-        let wqe = |operation| Some(MatchResult::Wqe(Tagging::Wqe(operation)));
+        let wqe = |operation| Some(MatchResult::Wqe(TaggedReceive::Wqe(operation)));
         let payload = start.payload;
         let kind = payload.first().copied().unwrap_or(0);
-        if payload.len() < HEADER || !matches!(kind, EAGER | RENDEZVOUS) {
+        if payload.len() < TMH_SIZE || !matches!(kind, EAGER | RNDV) {
             return wqe(app::NO_TAG);
         }
-        let Some(place) = tags.find(get64(payload, TAG)) else {
+        let Some(position) = tags.find(get64(payload, TAG_OFFSET)) else {
             return wqe(app::UNEXPECTED);
         };
-        let buffer = tags.tags[place].buffer;
+        let buffer = tags.tags[position].buffer;
         let transfer = match kind {
-            RENDEZVOUS => remote_memory(payload)
+            RNDV => rendezvous_memory(payload)
                 .filter(|_| may_transfer && tags.transfers)
                 .filter(|(_, _, length)| *length <= buffer.length),
             _ => None,
         };
-        if transfer.is_some() && !has_room {
+        if transfer.is_some() && !can_begin_transfer {
             return Some(MatchResult::NotReady);
         }
-        let tag = tags.tags.remove(place);
-        let software = kind == RENDEZVOUS && transfer.is_none();
+        let tag = tags.tags.remove(position);
+        let software = kind == RNDV && transfer.is_none();
         let header = get_array(payload, 0);
         let tagged = TagMatch {
             header,
-            whole: start.whole,
+            single_packet: start.single_packet,
             transfer,
             software,
         };
-        let mut local = Local::new(srq.pd, false);
+        let mut local = LocalBuffers::new(srq.pd, false);
         if buffer.length != 0 {
             local.segments.push(buffer);
         }
-        local.tagging = Some(Tagging::Buffer(Box::new(tagged)));
+        local.tagging = Some(TaggedReceive::Buffer(Box::new(tagged)));
         let (cqn, uidx) = (srq.cqn, srq.uidx);
-        if !start.whole && transfer.is_none() {
+        if !start.single_packet && transfer.is_none() {
             let operation = match software {
                 true => app::CONSUMED_SOFTWARE,
                 false => app::CONSUMED,
             };
-            self.complete_match(cqn, uidx, qpn, (operation, tag.index, header));
+            self.post_tag_cqe(cqn, uidx, qpn, (operation, tag.index, header));
         }
         self.stats.receive_requests += 1;
         Some(MatchResult::Buffer(RecvWork {
@@ -373,26 +377,26 @@ impl<P: Platform> Core<P> {
             length: match transfer {
                 // Only the header of the message matters.
                 Some(_) => u32::MAX,
-                None => buffer.length.saturating_add(HEADER as u32),
+                None => buffer.length.saturating_add(TMH_SIZE as u32),
             },
             local,
         }))
     }
 
     /// Reports that a message has matched a tag, or that its reception has been canceled.
-    fn complete_match(
+    fn post_tag_cqe(
         &mut self,
         cqn: u32,
         uidx: u32,
         qpn: u32,
-        (operation, index, head): (u8, u16, [u8; HEADER]),
+        (operation, index, header): (u8, u16, [u8; TMH_SIZE]),
     ) {
         let completion = Completion {
             opcode: cq::opcode::NO_PACKET,
             qpn,
             uidx,
             tag: Some(TagFields {
-                head,
+                header,
                 operation,
                 index,
             }),
@@ -402,46 +406,46 @@ impl<P: Platform> Core<P> {
     }
 
     /// Counts a message as unexpected.
-    pub(super) fn count_if_unexpected(&mut self, srqn: u32, tagging: &Tagging) {
+    pub(super) fn count_if_unexpected(&mut self, srqn: u32, tagging: &TaggedReceive) {
         let srq = self.srqs.get_mut(srqn);
         let tags = srq.and_then(|srq| srq.tags.as_deref_mut());
-        if let (Some(tags), Tagging::Wqe(app::UNEXPECTED)) = (tags, tagging) {
+        if let (Some(tags), TaggedReceive::Wqe(app::UNEXPECTED)) = (tags, tagging) {
             tags.received = tags.received.wrapping_add(1);
         }
     }
 
     /// Completes a receive of a message that matched a tag. `completion` has the fields
     /// of a received message. Returns whether the device generated send requests.
-    pub(super) fn tag_done(
+    pub(super) fn complete_tagged(
         &mut self,
         cqn: u32,
-        (work, tagged): (&RecvWork<Local>, &TagMatch),
+        (work, tagged): (&RecvWork<LocalBuffers>, &TagMatch),
         done: &RecvDone,
         mut completion: Completion<'_>,
     ) -> bool {
         let (qpn, uidx, index) = (completion.qpn, completion.uidx, work.id as u16);
         if done.status != Status::Success {
-            let canceled = (app::CANCELED, index, [0; HEADER]);
-            self.complete_match(cqn, uidx, qpn, canceled);
+            let canceled = (app::CANCELED, index, [0; TMH_SIZE]);
+            self.post_tag_cqe(cqn, uidx, qpn, canceled);
             return false;
         }
         if let Some(from) = tagged.transfer {
-            self.complete_match(cqn, uidx, qpn, (app::CONSUMED, index, tagged.header));
+            self.post_tag_cqe(cqn, uidx, qpn, (app::CONSUMED, index, tagged.header));
             self.begin_transfer(qpn, work, tagged, from);
             return true;
         }
-        let operation = match (tagged.whole, tagged.software) {
+        let operation = match (tagged.single_packet, tagged.software) {
             (false, _) => app::EXPECTED,
             (true, false) => app::CONSUMED_MESSAGE,
             (true, true) => app::CONSUMED_MESSAGE_SOFTWARE,
         };
-        completion.byte_count = done.length.saturating_sub(HEADER as u32);
+        completion.byte_count = done.length.saturating_sub(TMH_SIZE as u32);
         completion.tag = Some(TagFields {
             // The header was reported with the match.
-            head: if tagged.whole {
+            header: if tagged.single_packet {
                 tagged.header
             } else {
-                [0; HEADER]
+                [0; TMH_SIZE]
             },
             operation,
             index,
@@ -454,29 +458,29 @@ impl<P: Platform> Core<P> {
     fn begin_transfer(
         &mut self,
         qpn: u32,
-        work: &RecvWork<Local>,
+        work: &RecvWork<LocalBuffers>,
         tagged: &TagMatch,
         (va, rkey, length): (u64, u32, u32),
     ) {
-        let id = work.id | OF_DEVICE;
+        let id = work.id | DEVICE_REQUEST;
         let mut buffer = work.local.clone();
         (buffer.tagging, buffer.cqe_scatter) = (None, None);
-        let mut ending = Local::new(buffer.pd, false);
-        ending.inline = tagged.header.to_vec();
-        ending.inline[0] = FINISHED;
+        let mut fin = LocalBuffers::new(buffer.pd, false);
+        fin.inline = tagged.header.to_vec();
+        fin.inline[0] = FIN;
         let mut read = SendWork::new(id, Operation::Read, length, buffer);
         (read.va, read.rkey) = (va, rkey);
-        let mut send = SendWork::new(id | ENDS, Operation::Send, HEADER as u32, ending);
+        let mut send = SendWork::new(id | FIN_MESSAGE, Operation::Send, TMH_SIZE as u32, fin);
         send.fence = Fence::Reads;
         if let Some(qp) = self.qp_mut(qpn) {
             qp.transfers += 1;
-            qp.of_device.extend([read, send]);
+            qp.device_requests.extend([read, send]);
         }
     }
 
     /// Completes a send request that the device generated.
     pub(super) fn transfer_done(&mut self, qpn: u32, id: u64, done: SendDone) {
-        if id & ENDS != 0 {
+        if id & FIN_MESSAGE != 0 {
             return;
         }
         if let Some(qp) = self.qp_mut(qpn) {
@@ -487,7 +491,7 @@ impl<P: Platform> Core<P> {
         };
         let (cqn, uidx, index) = (srq.cqn, srq.uidx, id as u16);
         if done.status != Status::Success {
-            self.complete_match(cqn, uidx, qpn, (app::CANCELED, index, [0; HEADER]));
+            self.post_tag_cqe(cqn, uidx, qpn, (app::CANCELED, index, [0; TMH_SIZE]));
             return;
         }
         let completion = Completion {
@@ -509,39 +513,43 @@ impl<P: Platform> Core<P> {
 mod tests {
     use super::*;
 
-    fn appended(list: &mut TagList, tag: u64, mask: u64) -> Result<u16, &'static str> {
+    fn append(list: &mut TagList, tag: u64, mask: u64) -> Result<u16, &'static str> {
         let index = list.next;
         let next = (index + 1) & ((1 << list.log_size) - 1);
         list.append(next, (tag, mask), Segment::default())?;
         Ok(index)
     }
 
-    fn taken(list: &mut TagList, tag: u64) -> Option<u16> {
-        list.find(tag).map(|place| list.tags.remove(place).index)
+    fn take_match(list: &mut TagList, tag: u64) -> Option<u16> {
+        list.find(tag)
+            .map(|position| list.tags.remove(position).index)
     }
 
     #[test]
-    fn the_first_matching_tag_is_taken() {
+    fn the_first_matching_tag_is_used() {
         let mut list = TagList::new(3, true);
-        appended(&mut list, 5, u64::MAX).unwrap();
-        appended(&mut list, 0x10, 0xf0).unwrap();
-        appended(&mut list, 0x15, u64::MAX).unwrap();
+        append(&mut list, 5, u64::MAX).unwrap();
+        append(&mut list, 0x10, 0xf0).unwrap();
+        append(&mut list, 0x15, u64::MAX).unwrap();
         // Bits of a tag outside its mask match nothing.
-        appended(&mut list, 0x3f, 0xf0).unwrap();
-        assert_eq!(taken(&mut list, 0x15), Some(1));
-        assert_eq!(taken(&mut list, 0x15), Some(2));
-        assert_eq!(taken(&mut list, 0x15), None);
-        assert_eq!(taken(&mut list, 0x3f), None);
-        assert_eq!(taken(&mut list, 5), Some(0));
+        append(&mut list, 0x3f, 0xf0).unwrap();
+        assert_eq!(take_match(&mut list, 0x15), Some(1));
+        assert_eq!(take_match(&mut list, 0x15), Some(2));
+        assert_eq!(take_match(&mut list, 0x15), None);
+        assert_eq!(take_match(&mut list, 0x3f), None);
+        assert_eq!(take_match(&mut list, 5), Some(0));
     }
 
     #[test]
-    fn indices_are_those_that_appends_name() {
+    fn each_append_names_the_index_of_the_next() {
         let mut list = TagList::new(2, true);
         for next in [3, 1, 2] {
             list.append(next, (0, 0), Segment::default()).unwrap();
         }
-        assert_eq!([0; 3].map(|tag| taken(&mut list, tag).unwrap()), [0, 3, 1]);
+        assert_eq!(
+            [0; 3].map(|tag| take_match(&mut list, tag).unwrap()),
+            [0, 3, 1]
+        );
         assert!(list.append(4, (0, 0), Segment::default()).is_err());
         assert_eq!(list.next, 2);
         list.append(2, (0, 0), Segment::default()).unwrap();
@@ -552,33 +560,36 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_that_may_be_late_matches_once_software_has_seen_all() {
+    fn a_tag_is_inactive_until_software_has_seen_all_unexpected_messages() {
         let mut list = TagList::new(3, true);
-        appended(&mut list, 1, u64::MAX).unwrap();
+        append(&mut list, 1, u64::MAX).unwrap();
         list.received = 2;
-        appended(&mut list, 2, u64::MAX).unwrap();
-        assert_eq!(taken(&mut list, 1), Some(0));
+        append(&mut list, 2, u64::MAX).unwrap();
+        assert_eq!(take_match(&mut list, 1), Some(0));
         list.synchronize(1);
-        assert_eq!(taken(&mut list, 2), None);
+        assert_eq!(take_match(&mut list, 2), None);
         list.synchronize(2);
-        assert_eq!(taken(&mut list, 2), Some(1));
+        assert_eq!(take_match(&mut list, 2), Some(1));
     }
 
     #[test]
     fn the_header_is_not_stored() {
         let tagged = TagMatch {
-            header: [0; HEADER],
-            whole: true,
+            header: [0; TMH_SIZE],
+            single_packet: true,
             transfer: None,
             software: false,
         };
-        let buffer = Tagging::Buffer(Box::new(tagged.clone()));
+        let buffer = TaggedReceive::Buffer(Box::new(tagged.clone()));
         let data: Vec<u8> = (0..40).collect();
-        assert_eq!(buffer.stored(0, &data), (0, &data[HEADER..]));
+        assert_eq!(buffer.stored(0, &data), (0, &data[TMH_SIZE..]));
         assert_eq!(buffer.stored(100, &data), (84, &data[..]));
         assert_eq!(buffer.stored(0, &data[..3]), (0, &data[..0]));
-        assert_eq!(Tagging::Wqe(app::NO_TAG).stored(0, &data), (0, &data[..]));
-        let transfer = Tagging::Buffer(Box::new(TagMatch {
+        assert_eq!(
+            TaggedReceive::Wqe(app::NO_TAG).stored(0, &data),
+            (0, &data[..])
+        );
+        let transfer = TaggedReceive::Buffer(Box::new(TagMatch {
             transfer: Some((0, 0, 1)),
             ..tagged
         }));

@@ -44,7 +44,7 @@ impl Umem {
         let pages = end.div_ceil(1 << self.page_shift) as usize;
         let pages = self.pages.get(first..pages)?.to_vec();
         let within = at & ((1 << self.page_shift) - 1);
-        Some(Buffer::of_pages(pages, self.page_shift, within, length))
+        Some(Buffer::from_pages(pages, self.page_shift, within, length))
     }
 }
 

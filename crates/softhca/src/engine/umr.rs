@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use super::core::Core;
-use super::mkey::{ANY_QPN, Accessor, Klm, LARGEST_PAGE, Mkey, Rights, Translation};
-use super::protection::{FORMAT, Protection};
+use super::mkey::{ANY_QPN, Accessor, Klm, MAX_LOG_PAGE_SIZE, Mkey, Rights, Translation};
+use super::protection::{BSF_SIZE, Protection};
 use crate::bits::{Field, field, flag, get32, get64};
 use crate::platform::Platform;
 use crate::transport::Fault;
@@ -36,7 +36,7 @@ mod mask {
     pub const PAGE_SIZE: u64 = 1 << 1;
     pub const START: u64 = 1 << 6;
     pub const SIGNATURE_ERROR: u64 = 1 << 9;
-    pub const FORMATS: u64 = 1 << 12;
+    pub const BSF: u64 = 1 << 12;
     pub const PD: u64 = 1 << 7;
     pub const KEY: u64 = 1 << 13;
     pub const QPN: u64 = 1 << 14;
@@ -52,7 +52,7 @@ const FREE: Field = flag(0, 30);
 const QPN: Field = field(4, 31, 8);
 const VARIANT: Field = field(4, 7, 0);
 const LENGTH64: Field = flag(0xc, 31);
-const HAS_FORMATS: Field = flag(0xc, 30);
+const BSF_EN: Field = flag(0xc, 30);
 const SIGNATURE_ERROR: Field = flag(0xc, 26);
 const PD: Field = field(0xc, 23, 0);
 const START: usize = 0x10;
@@ -101,7 +101,7 @@ impl<P: Platform> Core<P> {
         if count > MAX_OCTOWORDS {
             return Err("a UMR with too long a list");
         }
-        let list = self.list(accessor, entry, INLINE.is_set(umr), count)?;
+        let list = self.read_list(accessor, entry, INLINE.is_set(umr), count)?;
         let Some(mkey) = self.mkeys.get(key >> 8) else {
             return Err("a UMR of a memory key that does not exist");
         };
@@ -125,7 +125,7 @@ impl<P: Platform> Core<P> {
         if CHECK_QPN.is_set(umr) && ![ANY_QPN, accessor.qpn].contains(&mkey.qpn) {
             return Err("a UMR of a memory key of another queue pair");
         }
-        let given = super::mkey::rights(context);
+        let new_rights = super::mkey::rights(context);
         let mut rights = mkey.rights;
         for (bit, right) in [
             (mask::LOCAL_READ, Rights::LOCAL_READ),
@@ -135,7 +135,7 @@ impl<P: Platform> Core<P> {
             (mask::ATOMIC, Rights::ATOMIC),
         ] {
             if mask & bit != 0 {
-                rights = Rights(rights.0 & !right.0 | given.0 & right.0);
+                rights = Rights(rights.0 & !right.0 | new_rights.0 & right.0);
             }
         }
         let offset = if TRANSLATION_OFFSET_EN.is_set(umr) {
@@ -153,18 +153,18 @@ impl<P: Platform> Core<P> {
         } else {
             mkey.log_page_size
         };
-        let protection = match mask & mask::FORMATS != 0 {
+        let protection = match mask & mask::BSF != 0 {
             true => Some(self.protection(mkey, new_pd, umr, context, entry, count)?),
             false => None,
         };
-        let entries = entries(mkey, &list, part.whole)?;
+        let entries = parse_entries(mkey, &list, part.whole)?;
         if !accessor.privileged {
             self.may_bind(accessor, mkey, &entries, rights)?;
         }
         let Some(mkey) = self.mkeys.get_mut(key >> 8) else {
             return Err("a UMR of a memory key that does not exist");
         };
-        retranslate(mkey, entries, part, log_page_size)?;
+        replace_translation(mkey, entries, part, log_page_size)?;
         let had_protection = mkey.protection.is_some();
         if let Some(protection) = protection {
             mkey.protection = protection;
@@ -195,7 +195,7 @@ impl<P: Platform> Core<P> {
         if had_protection || has_protection {
             self.protected_keys += usize::from(has_protection);
             self.protected_keys -= usize::from(had_protection);
-            self.parts.retain(|(of, _), _| *of != key >> 8);
+            self.partial_blocks.retain(|(of, _), _| *of != key >> 8);
         }
         Ok(())
     }
@@ -210,14 +210,14 @@ impl<P: Platform> Core<P> {
         entry: &[u8],
         listed: usize,
     ) -> Result<Option<Arc<Protection>>, &'static str> {
-        if !HAS_FORMATS.is_set(context) {
+        if !BSF_EN.is_set(context) {
             return Ok(None);
         }
         if TRANSLATION_OFFSET_EN.is_set(umr) || !INLINE.is_set(umr) {
             return Err("byte stream formats of a UMR that are not in the work request");
         }
         let units = OFFSET.get(umr);
-        if units == 0 || units > mkey.formats || units as usize * 16 % FORMAT != 0 {
+        if units == 0 || units > mkey.bsf_octwords || units as usize * 16 % BSF_SIZE != 0 {
             return Err("a UMR with more byte stream formats than the memory key has");
         }
         let at = LIST + listed * 16;
@@ -232,7 +232,7 @@ impl<P: Platform> Core<P> {
         if !psvs.all(|psv| self.psvs.get(*psv).is_some_and(|psv| psv.pd == pd)) {
             return Err("a UMR that names a PSV of another protection domain");
         }
-        Ok(protection.is_any().then(|| Arc::new(protection)))
+        Ok(protection.is_enabled().then(|| Arc::new(protection)))
     }
 
     /// Executes a work request that sets a PSV.
@@ -264,7 +264,7 @@ impl<P: Platform> Core<P> {
         };
         // Lists are padded with zeros to whole units.
         let mut keys = keys.iter().filter(|klm| **klm != Klm::default());
-        let equal = matches!(mkey.translation, Translation::EqualKeys { .. });
+        let equal = matches!(mkey.translation, Translation::Ksms { .. });
         let allowed = keys.all(|klm| {
             // Entries of equal parts have no length of their own.
             let length = if equal { 0 } else { klm.length };
@@ -277,7 +277,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns the translation list of a UMR, which is inline or in memory.
-    fn list(
+    fn read_list(
         &self,
         accessor: Accessor,
         entry: &[u8],
@@ -290,10 +290,10 @@ impl<P: Platform> Core<P> {
         }
         let rest = entry.get(LIST..).unwrap_or(&[]);
         if inline {
-            let given = rest
+            let inline_list = rest
                 .get(..bytes.len())
                 .ok_or("a UMR that ends before its list")?;
-            bytes.copy_from_slice(given);
+            bytes.copy_from_slice(inline_list);
         } else {
             let segment = rest.get(..16).ok_or("a UMR without a list")?;
             self.read_key(
@@ -316,20 +316,20 @@ enum Entries {
 }
 
 /// Parses a list for the kind of translation that the key has.
-fn entries(mkey: &Mkey, list: &[u8], whole: bool) -> Result<Entries, &'static str> {
+fn parse_entries(mkey: &Mkey, list: &[u8], whole: bool) -> Result<Entries, &'static str> {
     if !matches!(
         mkey.translation,
-        Translation::Keys(_) | Translation::EqualKeys { .. }
+        Translation::Klms(_) | Translation::Ksms { .. }
     ) {
         let pages = list.chunks_exact(8).map(|bytes| get64(bytes, 0) & !0x4);
         return Ok(Entries::Pages(pages.collect()));
     }
-    if list.is_empty() || !is_strided(list) {
+    if list.is_empty() || !is_pattern(list) {
         let keys = list.chunks_exact(16).map(Klm::parse);
         return Ok(Entries::Keys(keys.collect()));
     }
     match whole {
-        true => strided(list).map(Entries::Keys),
+        true => expand_pattern(list).map(Entries::Keys),
         false => Err("a UMR of a pattern for a part of a memory key"),
     }
 }
@@ -345,7 +345,7 @@ struct ReplacedRange {
 }
 
 /// Replaces translation entries, or fails and changes nothing.
-fn retranslate(
+fn replace_translation(
     mkey: &mut Mkey,
     new: Entries,
     ReplacedRange {
@@ -359,11 +359,11 @@ fn retranslate(
     if offset + units > (mkey.capacity as usize).next_multiple_of(UNIT) && units != 0 {
         return Err("a UMR with more entries than the memory key has");
     }
-    if let Translation::Pages { shift, .. } | Translation::EqualKeys { shift, .. } =
+    if let Translation::Pages { shift, .. } | Translation::Ksms { shift, .. } =
         &mut mkey.translation
     {
         if log_page_size != 0 {
-            if log_page_size > LARGEST_PAGE {
+            if log_page_size > MAX_LOG_PAGE_SIZE {
                 return Err("a UMR with too large a page size");
             }
             *shift = log_page_size;
@@ -374,7 +374,7 @@ fn retranslate(
         (Translation::Pages { pages, .. }, Entries::Pages(new)) => {
             replace(pages, offset * 2, new);
         }
-        (Translation::Keys(keys) | Translation::EqualKeys { keys, .. }, Entries::Keys(new)) => {
+        (Translation::Klms(keys) | Translation::Ksms { keys, .. }, Entries::Keys(new)) => {
             match whole {
                 true => *keys = new,
                 false => replace(keys, offset, new),
@@ -386,12 +386,12 @@ fn retranslate(
 }
 
 /// Overwrites entries from an index on, and appends those beyond the end.
-fn replace<T: Clone + Default>(there: &mut Vec<T>, first: usize, new: Vec<T>) {
+fn replace<T: Clone + Default>(entries: &mut Vec<T>, first: usize, new: Vec<T>) {
     let end = first + new.len();
-    if there.len() < end {
-        there.resize(end, T::default());
+    if entries.len() < end {
+        entries.resize(end, T::default());
     }
-    there.splice(first..end, new);
+    entries.splice(first..end, new);
 }
 
 /// Value in place of the key that marks the first entry of a pattern (strided list).
@@ -405,12 +405,12 @@ const STRIDE_BYTES: Field = field(0, 15, 0);
 /// Maximum length of the list that a pattern expands to.
 const MAX_EXPANDED: u64 = 1 << 16;
 
-fn is_strided(list: &[u8]) -> bool {
+fn is_pattern(list: &[u8]) -> bool {
     get32(list, 4) == REPEAT
 }
 
 /// Expands a pattern to a list.
-fn strided(list: &[u8]) -> Result<Vec<Klm>, &'static str> {
+fn expand_pattern(list: &[u8]) -> Result<Vec<Klm>, &'static str> {
     let rounds = get32(list, REPEAT_COUNT);
     let count = REPEAT_ENTRIES.get(list) as usize;
     let entries = list
@@ -449,10 +449,10 @@ mod tests {
             put32(&mut list, at + 4, key);
             put64(&mut list, at + 8, va);
         }
-        assert!(is_strided(&list));
+        assert!(is_pattern(&list));
         let klm = |length, key, va| Klm { length, key, va };
         assert_eq!(
-            strided(&list).unwrap(),
+            expand_pattern(&list).unwrap(),
             [
                 klm(8, 0x100, 0x1000),
                 klm(4, 0x200, 0x2000),
@@ -461,9 +461,9 @@ mod tests {
             ]
         );
         put32(&mut list, 8, u32::MAX);
-        assert!(strided(&list).is_err(), "too often");
+        assert!(expand_pattern(&list).is_err(), "too often");
         put32(&mut list, 8, 1);
         put32(&mut list, 12, 3);
-        assert!(strided(&list).is_err(), "entries that are not there");
+        assert!(expand_pattern(&list).is_err(), "entries that are not there");
     }
 }

@@ -4,15 +4,15 @@
 //! by itself.
 
 use super::mkey::TERMINATE_LKEY;
-use super::tag_matching::Tagging;
+use super::tag_matching::TaggedReceive;
 use crate::bits::{Field, field, flag, get_array, get32, get64};
 use crate::transport::{Fence, Operation, Service, Status};
 
 /// Maximum length of a receive WQE in bytes.
-pub(crate) const LONGEST_RECEIVE: usize = 512;
+pub(crate) const MAX_RECV_WQE: usize = 512;
 /// Size of the buffer for a send WQE. The longest has 63 segments, since their count
 /// has six bits.
-pub(crate) const LONGEST_SEND: usize = 1024;
+pub(crate) const MAX_SEND_WQE: usize = 1024;
 /// Size of a send queue block in bytes.
 pub(crate) const BLOCK: usize = 64;
 /// Size of a segment in bytes.
@@ -82,29 +82,29 @@ impl Segment {
 /// A list of segments, without allocation for up to two.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Segments {
-    few: [Segment; 2],
+    first: [Segment; 2],
     count: usize,
     rest: Vec<Segment>,
 }
 
 impl Segments {
     pub(crate) fn push(&mut self, segment: Segment) {
-        match self.few.get_mut(self.count) {
-            Some(place) => *place = segment,
+        match self.first.get_mut(self.count) {
+            Some(slot) => *slot = segment,
             None => self.rest.push(segment),
         }
         self.count += 1;
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Segment> {
-        let few = self.count.min(self.few.len());
-        self.few[..few].iter_mut().chain(&mut self.rest)
+        let first = self.count.min(self.first.len());
+        self.first[..first].iter_mut().chain(&mut self.rest)
     }
 
     /// Iterates over the segments.
     pub fn iter(&self) -> impl Iterator<Item = Segment> {
-        let few = self.count.min(self.few.len());
-        self.few[..few].iter().chain(&self.rest).copied()
+        let first = self.count.min(self.first.len());
+        self.first[..first].iter().chain(&self.rest).copied()
     }
 }
 
@@ -132,7 +132,7 @@ impl CqeScatter {
 
 /// Local buffers of a work request.
 #[derive(Debug, Clone)]
-pub struct Local {
+pub struct LocalBuffers {
     /// Scatter/gather list.
     pub segments: Segments,
     /// Inline data, before that of the list; for local operations, the whole WQE.
@@ -143,12 +143,12 @@ pub struct Local {
     pub(crate) receives: bool,
     pub(crate) cqe_scatter: Option<Box<CqeScatter>>,
     /// In receives of an SRQ with tag matching.
-    pub(crate) tagging: Option<Tagging>,
+    pub(crate) tagging: Option<TaggedReceive>,
 }
 
-impl Local {
-    pub(crate) fn new(pd: u32, privileged: bool) -> Local {
-        Local {
+impl LocalBuffers {
+    pub(crate) fn new(pd: u32, privileged: bool) -> LocalBuffers {
+        LocalBuffers {
             segments: Segments::default(),
             inline: Vec::new(),
             pd,
@@ -170,7 +170,7 @@ impl Local {
 
 /// A parsed send WQE.
 #[derive(Debug, Clone)]
-pub struct Send {
+pub struct SendWqe {
     /// Opcode, which its completion repeats.
     pub opcode: u8,
     /// Index in the WQE, in blocks.
@@ -186,7 +186,7 @@ pub struct Send {
     /// Length of the message in bytes.
     pub length: u32,
     /// Local buffers.
-    pub local: Local,
+    pub local: LocalBuffers,
     /// Immediate data, or the rkey to invalidate.
     pub immediate: u32,
     /// Fence.
@@ -231,7 +231,7 @@ impl TagOperation {
     pub(crate) fn parse(entry: &[u8]) -> TagOperation {
         const KIND: Field = field(0x10, 31, 28);
         const SIGNALED: Field = flag(0x10, 23);
-        const HAS_SEEN: Field = flag(0x10, 22);
+        const HAS_SW_COUNT: Field = flag(0x10, 22);
         const INDEX: Field = field(0x10, 15, 0);
         const SEEN: Field = field(0x14, 15, 0);
         const TAG: usize = 0x20;
@@ -241,7 +241,7 @@ impl TagOperation {
             kind: KIND.get(entry),
             signaled: SIGNALED.is_set(entry),
             index: INDEX.get(entry) as u16,
-            seen: HAS_SEEN.is_set(entry).then(|| SEEN.get(entry) as u16),
+            seen: HAS_SW_COUNT.is_set(entry).then(|| SEEN.get(entry) as u16),
             tag: get64(entry, TAG),
             mask: get64(entry, MASK),
             buffer: Segment::parse(entry.get(BUFFER..).unwrap_or(&[])),
@@ -303,9 +303,9 @@ pub(crate) fn is_write_combining_test(copy: &[u8], at: usize) -> bool {
 
 /// Parses a send WQE. The result is always a work request; a malformed one completes
 /// with an error, in order.
-pub fn send(bytes: &[u8], context: &WqeContext) -> Send {
+pub fn parse_send(bytes: &[u8], context: &WqeContext) -> SendWqe {
     let opcode = OPCODE.get(bytes) as u8;
-    let mut work = Send {
+    let mut work = SendWqe {
         opcode,
         index: INDEX.get(bytes) as u16,
         qpn: QPN.get(bytes),
@@ -313,7 +313,7 @@ pub fn send(bytes: &[u8], context: &WqeContext) -> Send {
         signaled: COMPLETION.get(bytes) == 2,
         operation: Operation::Local,
         length: 0,
-        local: Local::new(context.pd, context.privileged),
+        local: LocalBuffers::new(context.pd, context.privileged),
         immediate: get32(bytes, IMMEDIATE),
         fence: match FENCE.get(bytes) {
             0 | 1 => Fence::None,
@@ -328,14 +328,18 @@ pub fn send(bytes: &[u8], context: &WqeContext) -> Send {
         stream: STREAM.get(bytes) as u16,
         fault: None,
     };
-    if let Err(fault) = fill(&mut work, bytes, context) {
+    if let Err(fault) = parse_segments(&mut work, bytes, context) {
         work.fault = Some(fault);
         work.operation = Operation::Invalid(Status::LocalQpOperation);
     }
     work
 }
 
-fn fill(work: &mut Send, bytes: &[u8], context: &WqeContext) -> Result<(), &'static str> {
+fn parse_segments(
+    work: &mut SendWqe,
+    bytes: &[u8],
+    context: &WqeContext,
+) -> Result<(), &'static str> {
     if context.strict {
         if OP_MOD.get(bytes) != 0 && !matches!(work.opcode, opcode::UMR | opcode::MMO) {
             return Err("an operation modifier where there is none");
@@ -472,8 +476,8 @@ impl<'a> WqeReader<'a> {
 }
 
 /// Parses the scatter list of a receive WQE. Returns it with its total length.
-pub(crate) fn receive(bytes: &[u8], pd: u32, privileged: bool) -> (Local, u32) {
-    let mut local = Local::new(pd, privileged);
+pub(crate) fn parse_receive(bytes: &[u8], pd: u32, privileged: bool) -> (LocalBuffers, u32) {
+    let mut local = LocalBuffers::new(pd, privileged);
     local.receives = true;
     let mut length = 0u32;
     for segment in bytes.chunks_exact(SEGMENT).map(Segment::parse) {
@@ -517,7 +521,7 @@ mod tests {
         put32(&mut bytes, 32, 64);
         put32(&mut bytes, 36, 0x7700);
         put64(&mut bytes, 40, 0x1000);
-        let work = send(&bytes, &RC);
+        let work = parse_send(&bytes, &RC);
         assert_eq!(work.fault, None);
         assert_eq!(work.operation, Operation::Write);
         assert_eq!((work.qpn, work.index, work.length), (0x1234, 7, 64));
@@ -540,7 +544,7 @@ mod tests {
         put32(&mut bytes, 12, 0xdead_beef);
         put32(&mut bytes, 16, INLINE | 20);
         bytes[20..40].fill(7);
-        let work = send(&bytes, &RC);
+        let work = parse_send(&bytes, &RC);
         assert_eq!(work.local.inline, [7; 20]);
         assert_eq!((work.length, work.immediate), (20, 0xdead_beef));
     }
@@ -569,14 +573,14 @@ mod tests {
             ("nothing at all", Vec::new()),
         ];
         for (what, bytes) in cases {
-            let work = send(&bytes, &RC);
+            let work = parse_send(&bytes, &RC);
             assert!(work.fault.is_some() || bytes.is_empty(), "{what}");
         }
         let mut ud = RC;
         ud.service = Service::Ud;
         let mut bytes = control(opcode::RDMA_READ, 0, 5);
         put32(&mut bytes, 64, 8);
-        assert!(send(&bytes, &ud).fault.is_some());
+        assert!(parse_send(&bytes, &ud).fault.is_some());
     }
 
     #[test]
@@ -586,7 +590,7 @@ mod tests {
         put32(&mut bytes, 4, 0x55);
         put32(&mut bytes, 20, TERMINATE_LKEY);
         put32(&mut bytes, 32, 100);
-        let (local, length) = receive(&bytes, 1, false);
+        let (local, length) = parse_receive(&bytes, 1, false);
         assert_eq!((local.segments.iter().count(), length), (1, 100));
     }
 }

@@ -320,7 +320,7 @@ proptest! {
             waiting += 1;
             let full = waiting == 1 << log_size;
             if pause || full || polls > 0 {
-                driver.hca.core.release_all();
+                driver.hca.core.write_sessions();
             }
             let polls = if full { waiting } else { polls };
             for _ in 0..polls {
@@ -329,7 +329,7 @@ proptest! {
             }
             waiting = (expected.len() - reader.taken.len()) as u32;
         }
-        driver.hca.core.release_all();
+        driver.hca.core.write_sessions();
         while let Some(completion) = expected.pop_front() {
             let entry = reader.poll(&driver);
             prop_assert!(entry.is_some(), "{completion:?} is missing");

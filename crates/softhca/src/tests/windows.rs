@@ -129,7 +129,7 @@ fn each_access_is_checked_against_the_region_of_a_window() {
         let (pd, memory) = (driver.pd, driver.pages(1));
         let region = driver.create_key(memory, 4096, 0, rights);
         if sealed {
-            assert!(driver.hca.seal_key(region >> 8));
+            assert!(driver.hca.forbid_binding(region >> 8));
         }
         let mut kernel = driver.create_qp_with(0, &cq, None, |input| input.or(0x20, 4, 1));
         driver.connect(kernel.number, 1, 1);
@@ -190,7 +190,7 @@ fn a_bind_without_permission_is_refused() {
         let window = window(&mut driver, of);
         let (mut va, mut length) = (memory, 64);
         match wrong {
-            BindFault::SealedRegion => assert!(driver.hca.seal_key(region >> 8)),
+            BindFault::SealedRegion => assert!(driver.hca.forbid_binding(region >> 8)),
             BindFault::Variant => region ^= 1,
             BindFault::NoSuchRegion => region += 0x1000,
             BindFault::BeforeTheRegion => va -= 8,

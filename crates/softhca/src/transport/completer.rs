@@ -19,7 +19,7 @@ pub(super) enum ResponseOutcome {
 
 impl<L> Qp<L> {
     /// Processes a response packet.
-    pub fn response<H: Host<Local = L>>(
+    pub fn response<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,
@@ -75,7 +75,7 @@ impl<L> Qp<L> {
     }
 
     /// Acknowledges all PSNs before `end`, up to the first missing response.
-    pub fn acknowledge<H: Host<Local = L>>(
+    pub fn acknowledge<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,
@@ -146,7 +146,7 @@ impl<L> Qp<L> {
     }
 
     /// A response was skipped, so it is lost: retries once until `una` moves.
-    fn implied_nak<H: Host<Local = L>>(&mut self, host: &mut H, now: u64) {
+    fn implied_nak<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64) {
         if !self.req.implied_nak && self.req.rnr_until.is_none() {
             self.req.implied_nak = true;
             self.retry(host, now);
@@ -154,7 +154,7 @@ impl<L> Qp<L> {
     }
 
     /// Returns to the oldest unacknowledged packet.
-    pub fn retry<H: Host<Local = L>>(&mut self, host: &mut H, now: u64) {
+    pub fn retry<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64) {
         if self.req.retries_left == 0 {
             self.fail_request(host, Status::RetryExceeded);
             return;
@@ -169,7 +169,7 @@ impl<L> Qp<L> {
     }
 
     /// Fails the oldest work request with packets in flight.
-    fn fail_request<H: Host<Local = L>>(&mut self, host: &mut H, status: Status) {
+    fn fail_request<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, status: Status) {
         let una = self.req.una;
         if let Some(pending) = self
             .req
@@ -182,7 +182,7 @@ impl<L> Qp<L> {
         self.complete(host);
     }
 
-    fn not_ready<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, code: u8) {
+    fn not_ready<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64, code: u8) {
         match self.req.rnr_left {
             0 => self.fail_request(host, Status::RnrRetryExceeded),
             left => {
@@ -196,7 +196,7 @@ impl<L> Qp<L> {
         }
     }
 
-    fn refused<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, code: NakCode) {
+    fn refused<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64, code: NakCode) {
         match code {
             NakCode::SequenceError => self.retry(host, now),
             NakCode::InvalidRequest => self.fail_request(host, Status::RemoteInvalidRequest),
@@ -206,7 +206,7 @@ impl<L> Qp<L> {
     }
 
     /// Processes the response to a read or atomic.
-    fn answer<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, view: &View<'_>) {
+    fn answer<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64, view: &View<'_>) {
         let psn = view.bth.psn;
         let Some((index, expected)) = self.oldest_awaiting(psn.plus(1)) else {
             // No work request awaits a response at this PSN.
@@ -236,7 +236,7 @@ impl<L> Qp<L> {
     }
 
     /// Stores the response at a PSN, or ends its work request with an error status.
-    pub fn take_response<H: Host<Local = L>>(
+    pub fn take_response<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         now: u64,
@@ -262,7 +262,7 @@ impl<L> Qp<L> {
     }
 
     /// Stores the response at a PSN; `None` if it does not match its request.
-    fn store<H: Host<Local = L>>(
+    fn store<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         view: &View<'_>,
@@ -293,7 +293,7 @@ impl<L> Qp<L> {
     }
 
     /// Processes expired timers.
-    pub fn timers<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, now: u64) {
+    pub fn timers<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, io: &mut Io, now: u64) {
         if self.req.rnr_until.is_some_and(|at| at <= now) {
             self.req.rnr_until = None;
             self.req.blocked = false;

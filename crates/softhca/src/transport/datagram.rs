@@ -14,7 +14,12 @@ const QKEY_OWN: u32 = 1 << 31;
 
 impl<L> Qp<L> {
     /// Sends the datagram at the cursor.
-    pub fn send_datagram<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, now: u64) {
+    pub fn send_datagram<H: Host<LocalBuffers = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        now: u64,
+    ) {
         let psn = self.req.send_psn;
         let cursor = self.req.cursor;
         let mut bth = self.bth(op::SEND_ONLY, psn);
@@ -69,7 +74,12 @@ impl<L> Qp<L> {
     }
 
     /// Processes a received datagram.
-    pub fn datagram<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, view: &View<'_>) {
+    pub fn datagram<H: Host<LocalBuffers = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        view: &View<'_>,
+    ) {
         let Some(deth) = view.deth() else { return };
         let multicast = view.bth.dest_qpn == MULTICAST_QPN;
         if deth.qkey != self.config.qkey {

@@ -114,7 +114,7 @@ impl<L> Qp<L> {
     }
 
     /// Processes a request to a DC target.
-    pub fn request_of_peer<H: Host<Local = L>>(
+    pub fn request_of_peer<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,
@@ -139,7 +139,7 @@ impl<L> Qp<L> {
 
     /// Sends one response, or one packet of it, to some initiator. Returns whether
     /// there was one.
-    pub fn reply_to_peers<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
+    pub fn reply_to_peers<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
         let list = &self.peers.list;
         match list.iter().rposition(|peer| peer.resp.has_replies()) {
             Some(index) => self.as_peer(index, |qp| qp.reply(host, io)),

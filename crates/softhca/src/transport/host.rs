@@ -147,7 +147,7 @@ pub struct MessageStart<'a> {
     /// Data of the packet.
     pub payload: &'a [u8],
     /// The message has no other packet.
-    pub whole: bool,
+    pub single_packet: bool,
     /// The queue pair is able to read from its peer.
     pub may_read: bool,
 }
@@ -331,16 +331,16 @@ pub enum QpEvent {
 
 /// The engine as the transport uses it. Queue pairs are named by number.
 ///
-/// Local buffers are of a type that the engine chooses ([`Host::Local`]); keys are
+/// Local buffers are of a type that the engine chooses ([`Host::LocalBuffers`]); keys are
 /// checked on access. The accesses of one message come in order of offset;
 /// retransmission restarts at a lower offset.
 pub trait Host {
     /// Local buffers of a work request: a scatter/gather list, or inline data.
-    type Local;
+    type LocalBuffers;
 
     /// Returns the next work request of the send queue, in order; `None` if there is
     /// none now ([`super::Transport::ring`] announces more).
-    fn next_send(&mut self, qpn: u32) -> Option<SendWork<Self::Local>>;
+    fn next_send(&mut self, qpn: u32) -> Option<SendWork<Self::LocalBuffers>>;
 
     /// Copies local buffers from `offset` into `out`. Called again on retransmission.
     ///
@@ -350,7 +350,7 @@ pub trait Host {
     fn gather(
         &mut self,
         qpn: u32,
-        local: &mut Self::Local,
+        local: &mut Self::LocalBuffers,
         offset: u32,
         out: &mut [u8],
     ) -> Result<(), Fault>;
@@ -358,7 +358,13 @@ pub trait Host {
     /// Returns the address of a part of local buffers, for this host's own
     /// [`Host::remote_write`]. `None` if it is not in one piece or not accessible, or not
     /// sent as it is in memory.
-    fn locate(&self, _qpn: u32, _local: &Self::Local, _offset: u32, _length: usize) -> Option<u64> {
+    fn locate(
+        &self,
+        _qpn: u32,
+        _local: &Self::LocalBuffers,
+        _offset: u32,
+        _length: usize,
+    ) -> Option<u64> {
         None
     }
 
@@ -371,7 +377,7 @@ pub trait Host {
     fn scatter(
         &mut self,
         qpn: u32,
-        local: &mut Self::Local,
+        local: &mut Self::LocalBuffers,
         offset: u32,
         data: &[u8],
     ) -> Result<(), Fault>;
@@ -380,16 +386,25 @@ pub trait Host {
     ///
     /// # Errors
     /// The work request completes with [`Status::LocalProtection`].
-    fn store_atomic(&mut self, qpn: u32, local: &mut Self::Local, value: u64) -> Result<(), Fault>;
+    fn store_atomic(
+        &mut self,
+        qpn: u32,
+        local: &mut Self::LocalBuffers,
+        value: u64,
+    ) -> Result<(), Fault>;
 
     /// Performs an [`Operation::Local`]: once, in order, after its fence.
     ///
     /// # Errors
     /// The work request completes with the status.
-    fn run_local(&mut self, qpn: u32, work: &mut SendWork<Self::Local>) -> Result<(), Status>;
+    fn run_local(
+        &mut self,
+        qpn: u32,
+        work: &mut SendWork<Self::LocalBuffers>,
+    ) -> Result<(), Status>;
 
     /// Completes a send work request. Called for every one that was taken, in order.
-    fn send_done(&mut self, qpn: u32, work: SendWork<Self::Local>, done: SendDone);
+    fn send_done(&mut self, qpn: u32, work: SendWork<Self::LocalBuffers>, done: SendDone);
 
     /// Returns whether the peer of an XRC target may name an SRQ, that is, whether the
     /// SRQ belongs to the target's XRC domain.
@@ -404,11 +419,11 @@ pub trait Host {
         qpn: u32,
         xrc_srqn: Option<u32>,
         start: Option<&MessageStart<'_>>,
-    ) -> Option<RecvWork<Self::Local>>;
+    ) -> Option<RecvWork<Self::LocalBuffers>>;
 
     /// Completes a receive work request. Returns whether the engine has a work request of
     /// its own for the send queue now.
-    fn recv_done(&mut self, qpn: u32, work: RecvWork<Self::Local>, done: RecvDone) -> bool;
+    fn recv_done(&mut self, qpn: u32, work: RecvWork<Self::LocalBuffers>, done: RecvDone) -> bool;
 
     /// Checks whether the peer may access the whole memory of a message. Called at its
     /// first packet, not for empty messages.
@@ -474,7 +489,7 @@ pub trait Host {
 
     /// Takes back the last work request of [`Host::next_send`], which was not begun: sending
     /// has stopped.
-    fn give_back(&mut self, qpn: u32, work: SendWork<Self::Local>) {
+    fn give_back(&mut self, qpn: u32, work: SendWork<Self::LocalBuffers>) {
         let _ = (qpn, work);
     }
 

@@ -55,7 +55,7 @@ impl<L> Qp<L> {
     }
 
     /// Passes the request packet of a work request to the peer, which expects it.
-    pub fn hand_over<H: Host<Local = L>>(
+    pub fn hand_over<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,
@@ -95,7 +95,7 @@ impl<L> Qp<L> {
     }
 
     /// Takes the peer's acknowledgement, unless an earlier response is in flight.
-    pub fn take_acknowledgement<H: Host<Local = L>>(
+    pub fn take_acknowledgement<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,

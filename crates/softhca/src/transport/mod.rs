@@ -166,7 +166,7 @@ impl<L> Transport<L> {
     ///
     /// # Errors
     /// [`QpError::Unknown`].
-    pub fn modify<H: Host<Local = L>>(
+    pub fn modify<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         now: u64,
@@ -206,7 +206,11 @@ impl<L> Transport<L> {
 
     /// Removes the queue pair at the other end, if the next request may be handed over to
     /// it.
-    fn take_peer<H: Host<Local = L>>(&mut self, host: &mut H, qpn: u32) -> Option<Box<Qp<L>>> {
+    fn take_peer<H: Host<LocalBuffers = L>>(
+        &mut self,
+        host: &mut H,
+        qpn: u32,
+    ) -> Option<Box<Qp<L>>> {
         if !self.qps.get_mut(&qpn)?.next_takes_no_receive(host) {
             return None;
         }
@@ -293,7 +297,7 @@ impl<L> Transport<L> {
     }
 
     /// Processes a received frame. Returns the frame if it is not RDMA.
-    pub fn receive<H: Host<Local = L>>(
+    pub fn receive<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         now: u64,
@@ -339,7 +343,7 @@ impl<L> Transport<L> {
         None
     }
 
-    fn multicast<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, view: &View<'_>) {
+    fn multicast<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64, view: &View<'_>) {
         let Some(group) = view.network.dgid(view.frame) else {
             self.io.counters.dropped += 1;
             return;
@@ -353,7 +357,7 @@ impl<L> Transport<L> {
         }
     }
 
-    fn deliver<H: Host<Local = L>>(
+    fn deliver<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         now: u64,
@@ -408,7 +412,12 @@ impl<L> Transport<L> {
 
     /// Processes expired timers, responses, requests and flushes. Creates about
     /// `budget` packets at most; returns true if more can be done now.
-    pub fn run<H: Host<Local = L>>(&mut self, host: &mut H, now: u64, budget: usize) -> bool {
+    pub fn run<H: Host<LocalBuffers = L>>(
+        &mut self,
+        host: &mut H,
+        now: u64,
+        budget: usize,
+    ) -> bool {
         self.io.now = now;
         self.remove_stale_timers();
         while let Some(&Reverse((at, qpn))) = self.timers.peek() {

@@ -128,7 +128,7 @@ impl Model {
 }
 
 impl Host for Model {
-    type Local = Range;
+    type LocalBuffers = Range;
 
     fn next_send(&mut self, qpn: u32) -> Option<SendWork<Range>> {
         self.queues(qpn).sends.pop_front()

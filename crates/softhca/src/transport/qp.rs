@@ -72,7 +72,12 @@ impl<L> Qp<L> {
     }
 
     /// Modifies the state and all attributes.
-    pub fn modify<H: Host<Local = L>>(&mut self, host: &mut H, to: QpState, mut config: QpConfig) {
+    pub fn modify<H: Host<LocalBuffers = L>>(
+        &mut self,
+        host: &mut H,
+        to: QpState,
+        mut config: QpConfig,
+    ) {
         config.service = self.config.service;
         self.template = config
             .path
@@ -116,7 +121,7 @@ impl<L> Qp<L> {
     }
 
     /// Moves the queue pair to an error state because of an error that the transport found.
-    pub fn fail<H: Host<Local = L>>(&mut self, host: &mut H, to: QpState) {
+    pub fn fail<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, to: QpState) {
         if self.state == QpState::Error {
             return;
         }
@@ -135,7 +140,7 @@ impl<L> Qp<L> {
         }
     }
 
-    fn flush_sends<H: Host<Local = L>>(&mut self, host: &mut H) {
+    fn flush_sends<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) {
         self.drain_due = false;
         for pending in self.req.clear() {
             let done = SendDone {
@@ -148,7 +153,7 @@ impl<L> Qp<L> {
         self.send_rung = true;
     }
 
-    fn flush<H: Host<Local = L>>(&mut self, host: &mut H) {
+    fn flush<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) {
         self.flush_sends(host);
         if let Some(work) = self.resp.clear() {
             self.recv_flushed(host, work);
@@ -157,12 +162,12 @@ impl<L> Qp<L> {
         self.last_wqe_due = self.config.srq;
     }
 
-    fn recv_flushed<H: Host<Local = L>>(&mut self, host: &mut H, work: RecvWork<L>) {
+    fn recv_flushed<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, work: RecvWork<L>) {
         host.recv_done(self.number, work, RecvDone::failed(Status::Flushed));
     }
 
     /// Flushes one work request. Returns whether there was one.
-    pub fn flush_one<H: Host<Local = L>>(&mut self, host: &mut H) -> bool {
+    pub fn flush_one<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) -> bool {
         if self.send_rung && matches!(self.state, QpState::Error | QpState::SendQueueError) {
             match host.next_send(self.number) {
                 Some(work) => {

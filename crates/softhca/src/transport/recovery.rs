@@ -206,7 +206,7 @@ impl<L> Qp<L> {
     }
 
     /// Executes the kept packets that follow the last executed one.
-    pub fn release<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) {
+    pub fn release<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, io: &mut Io) {
         let mut any = false;
         while let Some(packet) = self.resp.kept.take(self.resp.expected) {
             let expected = self.resp.expected;
@@ -254,7 +254,7 @@ impl<L> Qp<L> {
     }
 
     /// Sends a probe if it is due.
-    pub fn probe_if_due<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, now: u64) {
+    pub fn probe_if_due<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, io: &mut Io, now: u64) {
         if self.req.recovery.probe_at.is_none_or(|at| at > now) {
             return;
         }
@@ -318,7 +318,7 @@ impl<L> Qp<L> {
 
     /// Sends the packet at a PSN again, or a read of the missing responses from there on.
     /// Returns the end of the requested PSNs.
-    fn ask<H: Host<Local = L>>(
+    fn ask<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,
@@ -342,7 +342,7 @@ impl<L> Qp<L> {
     }
 
     /// Sends one request packet again.
-    fn repeat<H: Host<Local = L>>(
+    fn repeat<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,
@@ -362,7 +362,7 @@ impl<L> Qp<L> {
     }
 
     /// Processes an acknowledgement of all PSNs before `end`.
-    pub fn acknowledged<H: Host<Local = L>>(
+    pub fn acknowledged<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,
@@ -391,7 +391,7 @@ impl<L> Qp<L> {
     }
 
     /// Sends all packets from `una` on again, after a single retransmission was unsuccessful.
-    fn go_back<H: Host<Local = L>>(&mut self, host: &mut H, now: u64) {
+    fn go_back<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64) {
         self.halve_window();
         let recovery = &mut self.req.recovery;
         recovery.resent = None;
@@ -405,7 +405,7 @@ impl<L> Qp<L> {
     }
 
     /// Processes a NAK for a missing packet; those before it are acknowledged.
-    pub fn out_of_sequence<H: Host<Local = L>>(
+    pub fn out_of_sequence<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,
@@ -433,7 +433,7 @@ impl<L> Qp<L> {
 
     /// Moves `una` to the first missing response, which is requested again, or past the last
     /// executed request. `stored` is the response that has just arrived.
-    fn settle<H: Host<Local = L>>(
+    fn settle<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,
@@ -486,7 +486,7 @@ impl<L> Qp<L> {
     }
 
     /// Processes the response to a read or atomic, in any order.
-    pub fn answered<H: Host<Local = L>>(
+    pub fn answered<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,

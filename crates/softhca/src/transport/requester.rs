@@ -29,7 +29,7 @@ pub(super) enum Step {
 impl<L> Qp<L> {
     /// Sends one packet, or performs one local operation. `peer` is the queue pair at the
     /// other end, if requests may be handed over to it.
-    pub fn request_step<H: Host<Local = L>>(
+    pub fn request_step<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,
@@ -87,7 +87,7 @@ impl<L> Qp<L> {
 
     /// Takes the next work request if none is under way. Returns whether there is one to
     /// continue with, for which the peer takes no receive.
-    pub fn next_takes_no_receive<H: Host<Local = L>>(&mut self, host: &mut H) -> bool {
+    pub fn next_takes_no_receive<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) -> bool {
         self.stop_if_due(host);
         self.state.sends()
             && (self.req.cursor < self.req.works.len() || self.take(host))
@@ -98,7 +98,7 @@ impl<L> Qp<L> {
     }
 
     /// Stops sending before the next work request, if the engine wants that.
-    fn stop_if_due<H: Host<Local = L>>(&mut self, host: &mut H) {
+    fn stop_if_due<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) {
         if self.state != QpState::ReadyToSend || !host.stops(self.number) {
             return;
         }
@@ -119,7 +119,7 @@ impl<L> Qp<L> {
     }
 
     /// Takes the next work request. Returns whether there was one.
-    fn take<H: Host<Local = L>>(&mut self, host: &mut H) -> bool {
+    fn take<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) -> bool {
         if !self.send_rung
             || self.state != QpState::ReadyToSend
             || self.req.works.len() >= MAX_WORKS
@@ -202,7 +202,7 @@ impl<L> Qp<L> {
             && (req.cursor == 0 || span < Psn::RANGE / 2)
     }
 
-    fn run_local<H: Host<Local = L>>(&mut self, host: &mut H) {
+    fn run_local<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) {
         let pending = &mut self.req.works[self.req.cursor];
         let result = host.run_local(self.number, &mut pending.work);
         pending.done = Some(result.err().unwrap_or(Status::Success));
@@ -212,7 +212,7 @@ impl<L> Qp<L> {
         self.complete(host);
     }
 
-    fn send_connected<H: Host<Local = L>>(
+    fn send_connected<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,
@@ -290,7 +290,7 @@ impl<L> Qp<L> {
     /// Sends the request packet of a work request at a PSN. A single retransmission
     /// (`repeated`) requests an acknowledgement or, for a read, the responses before
     /// `repeated`.
-    pub fn emit<H: Host<Local = L>>(
+    pub fn emit<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,
@@ -380,7 +380,7 @@ impl<L> Qp<L> {
     }
 
     /// Completes ended work requests at the head of the queue, in order.
-    pub fn complete<H: Host<Local = L>>(&mut self, host: &mut H) {
+    pub fn complete<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) {
         self.stop_if_due(host);
         loop {
             let Some(head) = self.req.works.front() else {

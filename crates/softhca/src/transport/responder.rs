@@ -35,7 +35,7 @@ enum Refusal {
 
 impl<L> Qp<L> {
     /// Processes a request packet of a connected service.
-    pub fn request<H: Host<Local = L>>(
+    pub fn request<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         io: &mut Io,
@@ -117,7 +117,7 @@ impl<L> Qp<L> {
         }
     }
 
-    fn refuse<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io, refusal: Refusal) {
+    fn refuse<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, io: &mut Io, refusal: Refusal) {
         if !self.config.service.is_reliable() {
             self.resp.expected = self.resp.expected.plus(1);
             if let Refusal::Completed(_) = refusal {
@@ -156,7 +156,7 @@ impl<L> Qp<L> {
     }
 
     /// Executes the expected request. Returns the number of PSNs that it takes.
-    fn execute<H: Host<Local = L>>(
+    fn execute<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         view: &View<'_>,
@@ -215,7 +215,7 @@ impl<L> Qp<L> {
             .filter(|_| self.config.service == Service::XrcTarget)
     }
 
-    fn take_recv<H: Host<Local = L>>(
+    fn take_recv<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         view: &View<'_>,
@@ -232,7 +232,7 @@ impl<L> Qp<L> {
             .ok_or(Refusal::NotReady)
     }
 
-    fn recv_done<H: Host<Local = L>>(
+    fn recv_done<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         view: &View<'_>,
@@ -258,7 +258,7 @@ impl<L> Qp<L> {
         self.send_rung |= host.recv_done(self.number, recv, done);
     }
 
-    fn execute_send<H: Host<Local = L>>(
+    fn execute_send<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         view: &View<'_>,
@@ -275,7 +275,7 @@ impl<L> Qp<L> {
             _ => {
                 let start = MessageStart {
                     payload: view.payload.bytes(),
-                    whole: view.has(OpcodeFlags::END),
+                    single_packet: view.has(OpcodeFlags::END),
                     may_read: self.state == QpState::ReadyToSend,
                 };
                 (self.take_recv(host, view, Some(&start))?, 0)
@@ -330,7 +330,7 @@ impl<L> Qp<L> {
         }
     }
 
-    fn execute_write<H: Host<Local = L>>(
+    fn execute_write<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         view: &View<'_>,
@@ -407,7 +407,7 @@ impl<L> Qp<L> {
         Ok(1)
     }
 
-    fn execute_read<H: Host<Local = L>>(
+    fn execute_read<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         view: &View<'_>,
@@ -447,7 +447,7 @@ impl<L> Qp<L> {
         Ok(packets)
     }
 
-    fn execute_atomic<H: Host<Local = L>>(
+    fn execute_atomic<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         view: &View<'_>,
@@ -487,7 +487,7 @@ impl<L> Qp<L> {
     }
 
     /// Processes a duplicate request: its response was lost.
-    fn duplicate<H: Host<Local = L>>(&mut self, host: &mut H, view: &View<'_>) {
+    fn duplicate<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, view: &View<'_>) {
         let psn = view.bth.psn;
         if self.resp.replies.len() >= MAX_REPLIES {
             return;
@@ -544,7 +544,7 @@ impl<L> Qp<L> {
     }
 
     /// Sends one response, or one packet of it. Returns whether there was one.
-    pub fn reply_step<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
+    pub fn reply_step<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
         match self.config.service {
             Service::DcTarget => self.reply_to_peers(host, io),
             _ => self.reply(host, io),
@@ -552,7 +552,7 @@ impl<L> Qp<L> {
     }
 
     /// Sends one response of the responder in `self.resp`; see [`Qp::reply_step`].
-    pub fn reply<H: Host<Local = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
+    pub fn reply<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
         let unlimited = Syndrome::Ack(CREDITS_UNLIMITED);
         let Some(front) = self.resp.replies.front_mut() else {
             return false;
