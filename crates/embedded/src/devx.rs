@@ -359,8 +359,8 @@ impl State {
     unsafe fn watch_object(&mut self, object: &DevxObject) -> Result<()> {
         let number = object.number;
         let records = match object.opcode {
-            op::CREATE_CQ => self.hca.completion_records(number),
-            op::CREATE_QP | op::CREATE_SQ => self.hca.queue_records(number),
+            op::CREATE_CQ => self.hca.cq_doorbell_address(number),
+            op::CREATE_QP | op::CREATE_SQ => self.hca.queue_doorbell_address(number),
             _ => None,
         };
         let Some(records) = records else {

@@ -127,7 +127,7 @@ impl Embedded {
                     ObjectData::Mr(mr) => ("memory region", mr.key, mr.length, 0),
                     ObjectData::Cq(cq) => ("completion queue", cq.number, 0, 0),
                     ObjectData::Qp(qp) => {
-                        let sends = state.hca.unfinished_sends(qp.number);
+                        let sends = state.hca.outstanding_sends(qp.number);
                         ("queue pair", qp.number, 0, sends)
                     }
                     ObjectData::Srq(srq) => ("shared receive queue", srq.number, 0, 0),

@@ -301,7 +301,7 @@ impl State {
         };
         if let Some(number) = queue {
             // Doorbells that were not polled yet are not included.
-            let unfinished = self.hca.unfinished_sends(number);
+            let unfinished = self.hca.outstanding_sends(number);
             if unfinished != 0 && self.abandoned.len() < MAX_ABANDONED {
                 self.abandoned.push((number, unfinished));
             }

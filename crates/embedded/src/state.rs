@@ -373,7 +373,7 @@ impl State {
     /// Returns the counter of completions written to a completion queue.
     pub(crate) fn completion_counter(&self, handle: u32) -> Option<Arc<AtomicU32>> {
         match &self.objects.with_handle(handle)?.data {
-            ObjectData::Cq(cq) => self.hca.completions_written(cq.number),
+            ObjectData::Cq(cq) => self.hca.cq_producer_index(cq.number),
             _ => None,
         }
     }
@@ -387,7 +387,7 @@ impl State {
     pub(crate) fn is_timer_due(&self) -> bool {
         use softhca::platform::Clock;
         let expired = |at| at <= self.hca.platform().now();
-        self.hca.timer().is_some_and(expired)
+        self.hca.next_timer().is_some_and(expired)
     }
 
     /// Returns the time until something is due, in nanoseconds.

@@ -109,7 +109,7 @@ impl Sender {
         self.driver.write(self.qp.doorbell + 4, &tail);
         let at = u64::from(self.driver.uar) * 4096 + 0x800;
         self.driver.hca.write(at, &self.entry[..8]);
-        self.driver.hca.settle();
+        self.driver.hca.flush_blue_flame();
     }
 
     /// Looks for a completion as a provider does.

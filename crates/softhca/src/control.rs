@@ -173,7 +173,7 @@ fn execute<P: Platform>(line: &str, hcas: &mut [&mut Hca<P>]) -> Result<Value, S
             let cqn = match words.next() {
                 Some("of") => {
                     let qpn = parse_number(words.next(), None)?;
-                    let cqn = hca.completion_queue_of(qpn);
+                    let cqn = hca.send_cq_of(qpn);
                     cqn.ok_or_else(|| format!("there is no queue pair {qpn}"))?
                 }
                 word => parse_number(word, None)?,

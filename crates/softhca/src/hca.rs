@@ -30,11 +30,11 @@ pub const BAR_SIZE: u64 = 32 << 20;
 
 /// Size of a UAR page in bytes.
 const PAGE: u64 = 4096;
-const FIRMWARE: u64 = 0x0;
-const INTERFACE: u64 = 0x4;
-const QUEUE_HIGH: u64 = 0x10;
-const QUEUE_LOW: u64 = 0x14;
-const DOORBELLS: u64 = 0x18;
+const FIRMWARE_REVISION: u64 = 0x0;
+const COMMAND_INTERFACE_REVISION: u64 = 0x4;
+const COMMAND_QUEUE_HIGH: u64 = 0x10;
+const COMMAND_QUEUE_LOW: u64 = 0x14;
+const COMMAND_DOORBELL: u64 = 0x18;
 const TIMER_HIGH: u64 = 0x1000;
 const TIMER_LOW: u64 = 0x1004;
 
@@ -59,11 +59,11 @@ const BUDGET: usize = 256;
 
 /// Maximum number of BlueFlame buffers being written at once. A processor writes one
 /// after the other.
-const MAX_PENDING: usize = 64;
+const MAX_BLUE_FLAME_WRITES: usize = 64;
 
 /// A BlueFlame buffer that is being written.
 #[derive(Debug)]
-struct Pending {
+struct BlueFlameWrite {
     offset: u64,
     bytes: Vec<u8>,
 }
@@ -79,11 +79,11 @@ pub struct Hca<P: Platform> {
     port: Arc<Port>,
     pool: Pool,
     /// Ethernet send queues that may have WQEs to process.
-    pub(crate) rung: Vec<u32>,
-    pending: Vec<Pending>,
+    pub(crate) active_sqs: Vec<u32>,
+    blue_flame_writes: Vec<BlueFlameWrite>,
     /// Buffer of the last doorbell, reused for the next.
-    spare: Vec<u8>,
-    arrived: VecDeque<Packet>,
+    spare_buffer: Vec<u8>,
+    received: VecDeque<Packet>,
     frames: Vec<Packet>,
 }
 
@@ -110,10 +110,10 @@ impl<P: Platform> Hca<P> {
             transport,
             core: Core::new(platform, settings),
             pool,
-            rung: Vec::new(),
-            pending: Vec::new(),
-            spare: Vec::with_capacity(BLUE_FLAME_SIZE as usize),
-            arrived: VecDeque::new(),
+            active_sqs: Vec::new(),
+            blue_flame_writes: Vec::new(),
+            spare_buffer: Vec::with_capacity(BLUE_FLAME_SIZE as usize),
+            received: VecDeque::new(),
             frames: Vec::new(),
         }
     }
@@ -193,7 +193,7 @@ impl<P: Platform> Hca<P> {
 
     /// Returns the time of the first timer of a queue pair.
     #[must_use]
-    pub fn timer(&self) -> Option<u64> {
+    pub fn next_timer(&self) -> Option<u64> {
         self.transport.deadline()
     }
 
@@ -252,18 +252,18 @@ impl<P: Platform> Hca<P> {
         let config = qp.config.clone();
         let now = self.core.platform.now();
         let to = transport::QpState::Error;
-        let done = self
+        let succeeded = self
             .transport
             .modify(&mut self.core, now, qpn, to, config)
             .is_ok();
         self.core
             .post_queue_event(crate::engine::eq::event::WQ_CATASTROPHIC, 0, qpn);
-        done
+        succeeded
     }
 
-    /// Returns how many sends of a queue pair are outstanding; one that the device
-    /// has not fetched counts for all that follow it.
-    pub fn unfinished_sends(&self, qpn: u32) -> usize {
+    /// Returns the number of outstanding sends of a queue pair. All sends that the device
+    /// has not fetched count as one.
+    pub fn outstanding_sends(&self, qpn: u32) -> usize {
         let fetched = self.transport.query(qpn).map_or(0, |view| view.outstanding);
         let ring = self.core.qp(qpn).and_then(|qp| qp.send.as_ref());
         let posted = ring.is_some_and(|ring| {
@@ -274,18 +274,18 @@ impl<P: Platform> Hca<P> {
     }
 
     /// Returns the producer index of a completion queue, which the device updates; it wraps.
-    pub fn completions_written(&self, cqn: u32) -> Option<Arc<AtomicU32>> {
+    pub fn cq_producer_index(&self, cqn: u32) -> Option<Arc<AtomicU32>> {
         self.core.cqs.get(cqn).map(|cq| Arc::clone(&cq.written))
     }
 
     /// Returns the address of the doorbell records of a completion queue.
-    pub fn completion_records(&self, cqn: u32) -> Option<u64> {
+    pub fn cq_doorbell_address(&self, cqn: u32) -> Option<u64> {
         self.core.cqs.get(cqn).map(|cq| cq.doorbell)
     }
 
-    /// Returns the address of the doorbell records of a queue pair or a send queue; the
-    /// second one is that of sends.
-    pub fn queue_records(&self, number: u32) -> Option<u64> {
+    /// Returns the address of the doorbell records of a queue pair or a send queue. The
+    /// second record is the send queue's.
+    pub fn queue_doorbell_address(&self, number: u32) -> Option<u64> {
         const SENDS: u64 = 4;
         let of_sends = |ring: &Ring| ring.doorbell.wrapping_sub(SENDS);
         match self.core.queues.get(number)? {
@@ -299,7 +299,7 @@ impl<P: Platform> Hca<P> {
     }
 
     /// Returns the send CQ of a queue pair.
-    pub fn completion_queue_of(&self, qpn: u32) -> Option<u32> {
+    pub fn send_cq_of(&self, qpn: u32) -> Option<u32> {
         self.core.qp(qpn).map(|qp| qp.send_cq)
     }
 
@@ -314,8 +314,8 @@ impl<P: Platform> Hca<P> {
     /// driver has enabled the port. Posts a port change event if the state changed.
     pub(crate) fn update_link(&mut self) {
         let core = &mut self.core;
-        let wanted = core.settings.profile.port == PortKind::InfiniBand || core.nic.admin_up;
-        let up = core.cable_plugged && wanted;
+        let admin_up = core.settings.profile.port == PortKind::InfiniBand || core.nic.admin_up;
+        let up = core.cable_plugged && admin_up;
         if up != core.link_up {
             core.link_up = up;
             core.post_port_change(if up { PORT_ACTIVE } else { PORT_DOWN });
@@ -333,7 +333,7 @@ impl<P: Platform> Hca<P> {
 
     /// Destroys the driver's objects except EQs, UARs and transport domains, at teardown
     /// or reset.
-    pub(crate) fn forget_objects(&mut self) {
+    pub(crate) fn destroy_objects(&mut self) {
         let fresh_pages = std::mem::take(&mut self.core.pages);
         let numbers: Vec<u32> = self.core.queues.iter().map(|(number, _)| number).collect();
         for number in numbers {
@@ -354,7 +354,7 @@ impl<P: Platform> Hca<P> {
         clear(&mut self.core.xrcds);
         clear(&mut self.core.user_contexts);
         clear(&mut self.core.umems);
-        self.core.users.clear();
+        self.core.object_owners.clear();
         clear(&mut self.core.reserved_qpns);
         clear(&mut self.core.scheduling);
         clear(&mut self.core.address_mappings);
@@ -363,12 +363,12 @@ impl<P: Platform> Hca<P> {
         self.core.nic.disabled_loopback = 0;
         self.core.device_memory.clear();
         self.core.paging.clear();
-        self.rung.clear();
+        self.active_sqs.clear();
     }
 
     /// Resets the device to its power-on state.
     pub fn reset(&mut self) {
-        self.forget_objects();
+        self.destroy_objects();
         clear(&mut self.core.eqs);
         clear(&mut self.core.uars);
         clear(&mut self.core.transport_domains);
@@ -376,7 +376,7 @@ impl<P: Platform> Hca<P> {
         self.core.registers = Registers::default();
         self.core.roce_addresses.fill(None);
         self.core.issi = 0;
-        self.pending.clear();
+        self.blue_flame_writes.clear();
     }
 
     /// Reads registers or device memory.
@@ -407,10 +407,10 @@ impl<P: Platform> Hca<P> {
     fn register(&mut self, offset: u64) -> u32 {
         let now = self.core.platform.now();
         match offset {
-            FIRMWARE => MINOR << 16 | MAJOR,
-            INTERFACE => COMMAND_INTERFACE << 16 | SUBMINOR,
-            QUEUE_HIGH => self.core.registers.commands.high,
-            QUEUE_LOW => {
+            FIRMWARE_REVISION => MINOR << 16 | MAJOR,
+            COMMAND_INTERFACE_REVISION => COMMAND_INTERFACE << 16 | SUBMINOR,
+            COMMAND_QUEUE_HIGH => self.core.registers.commands.high,
+            COMMAND_QUEUE_LOW => {
                 let registers = &self.core.registers;
                 registers.commands.low | registers.nic << NIC_STATE | LOG_SIZE << 4 | LOG_STRIDE
             }
@@ -442,18 +442,20 @@ impl<P: Platform> Hca<P> {
         }
         let at = |n: usize| get32(data, n);
         match (offset, data.len()) {
-            (QUEUE_HIGH, 4) => self.core.registers.commands.high = at(0),
-            (QUEUE_LOW, 4) => {
+            (COMMAND_QUEUE_HIGH, 4) => self.core.registers.commands.high = at(0),
+            (COMMAND_QUEUE_LOW, 4) => {
                 self.core.registers.commands.low = at(0) & !0xfff;
                 self.set_nic_state(at(0));
             }
-            (QUEUE_HIGH, 8) => {
+            (COMMAND_QUEUE_HIGH, 8) => {
                 self.core.registers.commands.high = at(0);
                 self.core.registers.commands.low = at(4) & !0xfff;
                 self.set_nic_state(at(4));
             }
-            (DOORBELLS, 4) if self.has_failed() => {}
-            (DOORBELLS, 4) => queue::ring(self, at(0), |hca, input, n| hca.execute(input, n)),
+            (COMMAND_DOORBELL, 4) if self.has_failed() => {}
+            (COMMAND_DOORBELL, 4) => {
+                queue::ring(self, at(0), |hca, input, n| hca.execute(input, n))
+            }
             _ => {}
         }
     }
@@ -471,10 +473,10 @@ impl<P: Platform> Hca<P> {
             }
             ARM_EQ if data.len() == 4 => self.core.update_eq(get32(data, 0), true),
             UPDATE_EQ if data.len() == 4 => self.core.update_eq(get32(data, 0), false),
-            within if within >= BLUE_FLAME => self.write_blue_flame(offset, data),
-            within => self.core.report_misuse(|| {
+            offset_in_page if offset_in_page >= BLUE_FLAME => self.write_blue_flame(offset, data),
+            offset_in_page => self.core.report_misuse(|| {
                 format!(
-                    "a write of {} bytes to UAR {number}+{within:#x}",
+                    "a write of {} bytes to UAR {number}+{offset_in_page:#x}",
                     data.len()
                 )
             }),
@@ -484,52 +486,59 @@ impl<P: Platform> Hca<P> {
     /// Handles a write to a BlueFlame register: a doorbell, or a part of a WQE.
     fn write_blue_flame(&mut self, offset: u64, data: &[u8]) {
         let buffer = offset & !(BLUE_FLAME_SIZE - 1);
-        let within = (offset - buffer) as usize;
-        let place = self.pending.iter().position(|p| p.offset == buffer);
-        match place {
-            Some(place) if within != 0 && self.pending[place].bytes.len() == within => {
-                self.pending[place].bytes.extend_from_slice(data);
+        let offset_in_buffer = (offset - buffer) as usize;
+        let index = self
+            .blue_flame_writes
+            .iter()
+            .position(|p| p.offset == buffer);
+        match index {
+            Some(index)
+                if offset_in_buffer != 0
+                    && self.blue_flame_writes[index].bytes.len() == offset_in_buffer =>
+            {
+                self.blue_flame_writes[index].bytes.extend_from_slice(data);
             }
-            Some(place) if within == 0 => {
+            Some(index) if offset_in_buffer == 0 => {
                 // The previous contents of the buffer were a doorbell.
-                let before = self.pending.swap_remove(place);
-                self.finish(before);
-                self.begin(buffer, data);
+                let before = self.blue_flame_writes.swap_remove(index);
+                self.finish_blue_flame(before);
+                self.begin_blue_flame(buffer, data);
             }
-            None if within == 0 => self.begin(buffer, data),
+            None if offset_in_buffer == 0 => self.begin_blue_flame(buffer, data),
             // The rest of a WQE whose beginning was treated as a doorbell.
             _ => return,
         }
-        let complete = self.pending.iter().position(|p| {
+        let complete = self.blue_flame_writes.iter().position(|p| {
             p.offset == buffer
                 && p.bytes.len() >= wqe::BLOCK
                 && wqe::length(&p.bytes).is_none_or(|n| p.bytes.len() >= n)
         });
-        if let Some(place) = complete {
-            let pending = self.pending.swap_remove(place);
-            self.finish(pending);
+        if let Some(index) = complete {
+            let write = self.blue_flame_writes.swap_remove(index);
+            self.finish_blue_flame(write);
         }
     }
 
-    fn begin(&mut self, offset: u64, data: &[u8]) {
-        if self.pending.len() >= MAX_PENDING {
-            self.pending.remove(0);
+    fn begin_blue_flame(&mut self, offset: u64, data: &[u8]) {
+        if self.blue_flame_writes.len() >= MAX_BLUE_FLAME_WRITES {
+            self.blue_flame_writes.remove(0);
         }
-        let mut bytes = std::mem::take(&mut self.spare);
+        let mut bytes = std::mem::take(&mut self.spare_buffer);
         bytes.clear();
         bytes.extend_from_slice(data);
-        self.pending.push(Pending { offset, bytes });
+        self.blue_flame_writes
+            .push(BlueFlameWrite { offset, bytes });
     }
 
-    fn finish(&mut self, pending: Pending) {
-        let queue = wqe::queue(&pending.bytes);
-        let copy = if pending.bytes.len() >= wqe::BLOCK {
+    fn finish_blue_flame(&mut self, write: BlueFlameWrite) {
+        let queue = wqe::queue(&write.bytes);
+        let copy = if write.bytes.len() >= wqe::BLOCK {
             Some(BlueFlame {
-                index: wqe::index(&pending.bytes),
-                bytes: pending.bytes,
+                index: wqe::index(&write.bytes),
+                bytes: write.bytes,
             })
         } else {
-            self.spare = pending.bytes;
+            self.spare_buffer = write.bytes;
             None
         };
         if copy.is_some() {
@@ -548,7 +557,7 @@ impl<P: Platform> Hca<P> {
                 if copy.is_some() {
                     sq.blue_flame = copy;
                 }
-                self.rung.push(queue);
+                self.active_sqs.push(queue);
             }
             _ => self
                 .core
@@ -562,7 +571,7 @@ impl<P: Platform> Hca<P> {
     pub fn ring(&mut self, qpn: u32, queue: transport::Queue) {
         self.core.stats.doorbells += 1;
         match self.core.queues.get(qpn) {
-            Some(Queue::Sq(_)) => self.rung.push(qpn),
+            Some(Queue::Sq(_)) => self.active_sqs.push(qpn),
             Some(Queue::Rq(_)) => self.core.flush_rq(qpn),
             _ => self.transport.ring(qpn, queue),
         }
@@ -570,16 +579,20 @@ impl<P: Platform> Hca<P> {
 
     /// Returns whether a BlueFlame buffer holds 8 bytes or less, which may be a
     /// doorbell or the beginning of a WQE.
-    pub fn is_unsettled(&self) -> bool {
-        self.pending.iter().any(|p| p.bytes.len() <= 8)
+    pub fn has_partial_blue_flame(&self) -> bool {
+        self.blue_flame_writes.iter().any(|p| p.bytes.len() <= 8)
     }
 
     /// Ends a batch of accesses: a BlueFlame buffer that holds 8 bytes or less was a
     /// doorbell.
-    pub fn settle(&mut self) {
-        while let Some(place) = self.pending.iter().position(|p| p.bytes.len() <= 8) {
-            let pending = self.pending.swap_remove(place);
-            self.finish(pending);
+    pub fn flush_blue_flame(&mut self) {
+        while let Some(index) = self
+            .blue_flame_writes
+            .iter()
+            .position(|p| p.bytes.len() <= 8)
+        {
+            let write = self.blue_flame_writes.swap_remove(index);
+            self.finish_blue_flame(write);
         }
     }
 
@@ -588,25 +601,25 @@ impl<P: Platform> Hca<P> {
         let now = self.core.platform.now();
         if self.has_failed() {
             // A failed device drops what arrives.
-            self.port.recv_all(now, BUDGET, &mut self.arrived);
-            let more = !self.arrived.is_empty();
-            self.arrived.clear();
+            self.port.recv_all(now, BUDGET, &mut self.received);
+            let more = !self.received.is_empty();
+            self.received.clear();
             return more;
         }
-        let mut rung = std::mem::take(&mut self.rung);
-        rung.retain(|sqn| {
+        let mut active_sqs = std::mem::take(&mut self.active_sqs);
+        active_sqs.retain(|sqn| {
             let before = self.frames.len();
             let more = self.core.run_sq(*sqn, &self.pool, &mut self.frames);
             self.core.loop_back(*sqn, &self.frames[before..]);
             more
         });
-        self.rung = rung;
+        self.active_sqs = active_sqs;
         if !self.frames.is_empty() {
             self.port.send_all(now, self.frames.drain(..));
         }
-        self.port.recv_all(now, BUDGET, &mut self.arrived);
-        let full = self.arrived.len() >= BUDGET;
-        while let Some(packet) = self.arrived.pop_front() {
+        self.port.recv_all(now, BUDGET, &mut self.received);
+        let full = self.received.len() >= BUDGET;
+        while let Some(packet) = self.received.pop_front() {
             if let Some(other) = self.transport.receive(&mut self.core, now, packet) {
                 if self.core.settings.profile.port == PortKind::Ethernet {
                     self.core.receive_frame(other.frame(), Origin::Wire);
@@ -621,7 +634,9 @@ impl<P: Platform> Hca<P> {
         if !self.frames.is_empty() {
             self.port.send_all(now, self.frames.drain(..));
         }
-        more || full || !self.rung.is_empty() || self.port.deadline().is_some_and(|at| at <= now)
+        more || full
+            || !self.active_sqs.is_empty()
+            || self.port.deadline().is_some_and(|at| at <= now)
     }
 
     /// Returns the time by which [`Hca::run`] must be called again if nothing else

@@ -1,7 +1,7 @@
 //! The profiles, and the values of their capabilities.
 
 use crate::command::general::{ADDRESS_TO_QP, LOG_RESERVED_QPNS, RESERVED_QPN, SCHEDULING_ELEMENT};
-use crate::command::protection::{ENCRYPTION_KEY, LOG_MOST_KEYS, LOGIN, WRAPPED_AES};
+use crate::command::protection::{ENCRYPTION_KEY, LOG_MAX_ENCRYPTION_KEYS, LOGIN, WRAPPED_AES};
 use crate::command::{dct, vport};
 use crate::engine::device_memory::MemicOperation;
 use crate::engine::{
@@ -51,8 +51,8 @@ const COMMON: &[Cap] = &[
     (General, UC, 1),
     (General, RC, 1),
     (General, DCT, 1),
-    (General, LOG_MAX_RA_REQ_DC, dct::LOG_MOST_READS),
-    (General, LOG_MAX_RA_RES_DC, dct::LOG_MOST_READS),
+    (General, LOG_MAX_RA_REQ_DC, dct::LOG_MAX_READS),
+    (General, LOG_MAX_RA_RES_DC, dct::LOG_MAX_READS),
     (General, MAX_WQE_SZ_SQ_DC, 1024),
     (General, LOG_MAX_DCI_STREAM_CHANNELS, 6),
     (General, LOG_MAX_DCI_ERRORED_STREAMS, 6),
@@ -230,7 +230,7 @@ const USER_CONTEXTS: &[Cap] = &[
     (General, CRYPTO, 1),
     (General, AES_XTS_SINGLE_BLOCK_LE_TWEAK, 1),
     (General, AES_XTS_MULTI_BLOCK_BE_TWEAK, 1),
-    (Crypto, LOG_MAX_NUM_DEKS, LOG_MOST_KEYS),
+    (Crypto, LOG_MAX_NUM_DEKS, LOG_MAX_ENCRYPTION_KEYS),
     (General, QPC_EXTENSION, 1),
     (General, DMA_MMO_SQ, 1),
     (General, LOG_DMA_MMO_MAX_SIZE, copy::LOG_MAX_LENGTH),

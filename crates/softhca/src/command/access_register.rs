@@ -52,29 +52,35 @@ const STATUS_DOWN: u32 = 2;
 
 impl<P: Platform> Hca<P> {
     pub(crate) fn access_register(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let given = &input[DATA.min(input.len())..];
+        let register_input = &input[DATA.min(input.len())..];
         let write = OP_MOD.get(input) == WRITE;
         let register = REGISTER.get(input);
         let Some(out) = output.get_mut(DATA..) else {
-            return Err(refuse(Status::BadOutputLength, "no room for the register"));
+            return Err(refuse(
+                Status::BadOutputLength,
+                "the output is too short for the register",
+            ));
         };
         // The index fields of a register are returned as given.
-        put_bytes(out, 0, given);
+        put_bytes(out, 0, register_input);
         match register {
             HOST_ENDIANNESS => Ok(()),
             NODE_DESCRIPTION => {
                 if write {
                     let mut description = [0; 64];
-                    put_bytes(&mut description, 0, given);
+                    put_bytes(&mut description, 0, register_input);
                     self.core.node_description = description;
                 }
                 put_bytes(out, 0, &self.core.node_description);
                 Ok(())
             }
             PTYS => {
-                let ethernet = PTYS_PROTOCOL.get(given) == PTYS_ETHERNET;
+                let ethernet = PTYS_PROTOCOL.get(register_input) == PTYS_ETHERNET;
                 if ethernet != (self.core.settings.profile.port == PortKind::Ethernet) {
-                    return Err(refuse(Status::BadParameter, "not this port's protocol"));
+                    return Err(refuse(
+                        Status::BadParameter,
+                        "the port has another protocol",
+                    ));
                 }
                 if ethernet {
                     for at in [PTYS_CAPABLE, PTYS_ADMIN, PTYS_OPERATIONAL] {
@@ -89,15 +95,15 @@ impl<P: Platform> Hca<P> {
             }
             PMTU => {
                 if write {
-                    self.core.nic.port_mtu = MTU_ADMIN.get(given);
+                    self.core.nic.port_mtu = MTU_ADMIN.get(register_input);
                 }
-                let (greatest, now) = match self.core.settings.profile.port {
+                let (max, current) = match self.core.settings.profile.port {
                     PortKind::Ethernet => (MAX_FRAME, self.core.nic.port_mtu),
                     PortKind::InfiniBand => (4096, 4096),
                 };
-                MTU_MAX.put(out, greatest);
-                MTU_ADMIN.put(out, now);
-                MTU_OPERATIONAL.put(out, now);
+                MTU_MAX.put(out, max);
+                MTU_ADMIN.put(out, current);
+                MTU_OPERATIONAL.put(out, current);
                 Ok(())
             }
             PVLC => {
@@ -108,7 +114,7 @@ impl<P: Platform> Hca<P> {
             }
             PAOS => {
                 if write {
-                    let up = ADMIN_STATUS.get(given) == STATUS_UP;
+                    let up = ADMIN_STATUS.get(register_input) == STATUS_UP;
                     self.core.nic.admin_up = up;
                     self.update_link();
                 }

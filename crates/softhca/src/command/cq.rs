@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::OP_MOD;
-use super::load::number;
-use super::resource::created;
+use super::load::object_number;
+use super::resource::return_number;
 use crate::bits::{Field, field, flag, get64, put64};
 use crate::engine::buffer::Buffer;
 use crate::engine::compression::{Format, Session};
@@ -52,7 +52,10 @@ fn compression(context: &[u8]) -> Result<Option<Format>, super::CommandError> {
     if !COMPRESS.is_set(context) {
         return Ok(None);
     }
-    let unknown = refuse(Status::BadParameter, "how completions are compressed");
+    let unknown = refuse(
+        Status::BadParameter,
+        "unsupported compression of completions",
+    );
     if COMPRESSION_LAYOUT.is_set(context) {
         return Err(unknown);
     }
@@ -75,7 +78,7 @@ impl<P: Platform> Core<P> {
         let entry: u64 = if wide { 128 } else { 64 };
         let umem = (IN_UMEM.is_set(input)).then(|| (UMEM.get(input), get64(input, UMEM_OFFSET)));
         let pages = (LOG_PAGE_SIZE.get(context), PAGE_OFFSET.get(context));
-        self.entries(input, entry << log_size, umem, pages, true)
+        self.queue_buffer(input, entry << log_size, umem, pages, true)
     }
 
     pub(crate) fn create_cq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
@@ -91,26 +94,26 @@ impl<P: Platform> Core<P> {
             CQE_64 => false,
             CQE_128 | CQE_128_PADDED => true,
             _ => {
-                return Err(refuse(
-                    Status::BadParameter,
-                    "the size of completion entries",
-                ));
+                return Err(refuse(Status::BadParameter, "invalid CQE size"));
             }
         };
         if self.uars.get(UAR.get(context)).is_none() {
-            return Err(refuse(Status::BadResource, "the completion queue's UAR"));
+            return Err(refuse(
+                Status::BadResource,
+                "the completion queue's UAR does not exist",
+            ));
         }
         let eqn = EQN.get(context);
         if self.eqs.get(eqn).is_none() {
             return Err(refuse(
                 Status::BadResource,
-                "the completion queue's event queue",
+                "the completion queue's event queue does not exist",
             ));
         }
         let umem = RECORDS_IN_UMEM
             .is_set(context)
             .then(|| RECORDS_UMEM.get(context));
-        let doorbell = self.records(get64(context, DOORBELL), umem, true)?;
+        let doorbell = self.doorbell_address(get64(context, DOORBELL), umem, true)?;
         if doorbell & 7 != 0 {
             return Err(refuse(
                 Status::BadParameter,
@@ -133,11 +136,11 @@ impl<P: Platform> Core<P> {
             failed: false,
             session: compression(context)?.map(|format| Box::new(Session::new(format))),
         };
-        created(output, self.cqs.insert(cq))
+        return_number(output, self.cqs.insert(cq))
     }
 
     pub(crate) fn destroy_cq(&mut self, input: &[u8]) -> Outcome {
-        let cqn = number(input);
+        let cqn = object_number(input);
         let used = self.queues.iter().any(|(_, queue)| queue.completes_to(cqn))
             || self
                 .srqs
@@ -155,7 +158,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn modify_cq(&mut self, input: &[u8]) -> Outcome {
         if OP_MOD.get(input) != RESIZE {
             // Moderation is ignored: events are generated immediately.
-            return match self.cqs.get(number(input)) {
+            return match self.cqs.get(object_number(input)) {
                 Some(_) => Ok(()),
                 None => Err(refuse(Status::BadResource, "no such completion queue")),
             };
@@ -170,9 +173,9 @@ impl<P: Platform> Core<P> {
         }
         let wide = matches!(CQE_SIZE.get(context), CQE_128 | CQE_128_PADDED);
         let new = self.cq_buffer(input, log_size, wide)?;
-        self.write_session(number(input));
+        self.write_session(object_number(input));
         let time = self.platform.now();
-        let Some(cq) = self.cqs.get_mut(number(input)) else {
+        let Some(cq) = self.cqs.get_mut(object_number(input)) else {
             return Err(refuse(Status::BadResource, "no such completion queue"));
         };
         if let Ok(consumer) = self.platform.read_index(cq.doorbell) {
@@ -200,7 +203,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_cq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let Some(cq) = self.cqs.get(number(input)) else {
+        let Some(cq) = self.cqs.get(object_number(input)) else {
             return Err(refuse(Status::BadResource, "no such completion queue"));
         };
         if cq.failed {

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use super::NUMBER;
-use super::load::number;
-use super::qp::scatter;
+use super::load::object_number;
+use super::qp::scatter_limit;
 use crate::bits::{Field, field, flag, get64, put_bytes};
 use crate::engine::core::Core;
 use crate::engine::qp::{CONTEXT_SIZE, Qp, Queue};
@@ -16,7 +16,7 @@ use crate::transport::{QpConfig, QpState, Service};
 
 const CONTEXT: usize = 0x10;
 /// Bytes of a DC target's context.
-const SIZE: usize = 64;
+const DCT_CONTEXT_SIZE: usize = 64;
 
 const STATE: Field = field(0x0, 27, 24);
 const USER_INDEX: Field = field(0x4, 23, 0);
@@ -38,7 +38,7 @@ const ACTIVE: u32 = 0;
 const DRAINED: u32 = 2;
 
 /// Base-2 logarithm of the outstanding reads and atomics per initiator.
-pub(crate) const LOG_MOST_READS: u32 = 4;
+pub(crate) const LOG_MAX_READS: u32 = 4;
 
 impl<P: Platform> Core<P> {
     /// Returns a DC target by number.
@@ -51,33 +51,43 @@ impl<P: Platform> Core<P> {
 impl<P: Platform> Hca<P> {
     pub(crate) fn create_dct(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let mut context = [0; CONTEXT_SIZE];
-        let given = input.get(CONTEXT..).unwrap_or(&[]);
-        put_bytes(&mut context, 0, &given[..given.len().min(SIZE)]);
+        let input_context = input.get(CONTEXT..).unwrap_or(&[]);
+        put_bytes(
+            &mut context,
+            0,
+            &input_context[..input_context.len().min(DCT_CONTEXT_SIZE)],
+        );
         let core = &mut self.core;
         let (pd, cqn, srqn) = (PD.get(&context), CQN.get(&context), SRQN.get(&context));
-        if RLKY.is_set(&context) && core.users.is_program() {
+        if RLKY.is_set(&context) && core.object_owners.is_program() {
             return Err(refuse(
                 Status::BadParameter,
-                "the reserved key is not for programs",
+                "programs may not use the reserved lkey",
             ));
         }
         if !core.has_pd(pd) {
             return Err(refuse(
                 Status::BadResource,
-                "the DC target's protection domain",
+                "the DC target's protection domain does not exist",
             ));
         }
         if core.srqs.get(srqn).is_none() {
-            return Err(refuse(Status::BadResource, "the DC target's SRQ"));
+            return Err(refuse(
+                Status::BadResource,
+                "the DC target's SRQ does not exist",
+            ));
         }
         let Some(cq) = core.cqs.get(cqn) else {
             return Err(refuse(
                 Status::BadResource,
-                "the DC target's completion queue",
+                "the DC target's completion queue does not exist",
             ));
         };
         let Some(mtu) = Mtu::from_code(MTU.get(&context) as u8) else {
-            return Err(refuse(Status::BadParameter, "the DC target's path MTU"));
+            return Err(refuse(
+                Status::BadParameter,
+                "invalid path MTU of the DC target",
+            ));
         };
         let config = QpConfig {
             service: Service::DcTarget,
@@ -85,7 +95,7 @@ impl<P: Platform> Hca<P> {
             srq: true,
             dc_key: get64(&context, ACCESS_KEY),
             min_rnr_timer: MIN_RNR_NAK.get(&context) as u8,
-            max_dest_rd_atomic: 1 << LOG_MOST_READS,
+            max_dest_rd_atomic: 1 << LOG_MAX_READS,
             allow_read: RRE.is_set(&context),
             allow_write: RWE.is_set(&context),
             allow_atomic: RAE.is_set(&context),
@@ -107,7 +117,7 @@ impl<P: Platform> Hca<P> {
             out_of_order: false,
             skipped_receive: None,
             blue_flame: None,
-            recv_scatter_limit: scatter(CS_RES.get(&context), cq.wide),
+            recv_scatter_limit: scatter_limit(CS_RES.get(&context), cq.wide),
             read_scatter_limit: 0,
             context: Box::new(context),
             config: config.clone(),
@@ -126,11 +136,11 @@ impl<P: Platform> Hca<P> {
         };
         let now = core.platform.now();
         let ready = QpState::ReadyToReceive;
-        let made = self
+        let result = self
             .transport
             .create(dctn, config.clone())
             .and_then(|()| self.transport.modify(core, now, dctn, ready, config));
-        if made.is_err() {
+        if result.is_err() {
             core.queues.remove(dctn);
             return Err(refuse(
                 Status::Internal,
@@ -143,7 +153,7 @@ impl<P: Platform> Hca<P> {
 
     /// Stops receiving and reports the drained event, both immediately.
     pub(crate) fn drain_dct(&mut self, input: &[u8]) -> Outcome {
-        let dctn = number(input);
+        let dctn = object_number(input);
         let Some(qp) = self.core.dct_mut(dctn) else {
             return Err(UNKNOWN);
         };
@@ -154,7 +164,7 @@ impl<P: Platform> Hca<P> {
     }
 
     pub(crate) fn destroy_dct(&mut self, input: &[u8]) -> Outcome {
-        let dctn = number(input);
+        let dctn = object_number(input);
         let Some(qp) = self.core.dct_mut(dctn) else {
             return Err(UNKNOWN);
         };
@@ -169,10 +179,10 @@ impl<P: Platform> Hca<P> {
     }
 
     pub(crate) fn query_dct(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let Some(qp) = self.core.dct_mut(number(input)) else {
+        let Some(qp) = self.core.dct_mut(object_number(input)) else {
             return Err(UNKNOWN);
         };
-        put_bytes(output, CONTEXT, &qp.context[..SIZE]);
+        put_bytes(output, CONTEXT, &qp.context[..DCT_CONTEXT_SIZE]);
         Ok(())
     }
 }

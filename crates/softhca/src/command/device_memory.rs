@@ -74,7 +74,10 @@ impl<P: Platform> Core<P> {
         if self.device_memory.free(get64(input, RANGE_START)) {
             Ok(())
         } else {
-            Err(refuse(Status::BadResource, "no device memory begins there"))
+            Err(refuse(
+                Status::BadResource,
+                "no device memory is allocated at this address",
+            ))
         }
     }
 }

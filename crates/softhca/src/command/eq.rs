@@ -1,7 +1,7 @@
 //! Event queue commands.
 
-use super::load::number;
-use super::resource::created;
+use super::load::object_number;
+use super::resource::return_number;
 use crate::bits::{Field, field, get64};
 use crate::engine::buffer::{Buffer, PAGE_LIST_OFFSET};
 use crate::engine::core::Core;
@@ -52,7 +52,7 @@ impl<P: Platform> Core<P> {
         }
         // The mask is in words of 64 bits, lowest event types first.
         let mask = std::array::from_fn(|n| get64(input, EVENT_BITMASK + 8 * n));
-        created(
+        return_number(
             output,
             self.eqs.insert(Eq {
                 buffer,
@@ -81,7 +81,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_eq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let Some(eq) = self.eqs.get(number(input) & 0xff) else {
+        let Some(eq) = self.eqs.get(object_number(input) & 0xff) else {
             return Err(refuse(Status::BadResource, "no such event queue"));
         };
         LOG_SIZE.at(CONTEXT).put(output, eq.log_size);

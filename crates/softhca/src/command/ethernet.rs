@@ -1,7 +1,7 @@
 //! Commands for the send and receive queues of the network interface.
 
-use super::load::number;
-use super::resource::created;
+use super::load::object_number;
+use super::resource::return_number;
 use super::srq::{
     WQ, WQ_DOORBELL, WQ_LOG_PAGE_SIZE, WQ_LOG_SIZE, WQ_LOG_STRIDE, WQ_PAGE_OFFSET, WQ_PD,
     wq_records_umem, wq_umem,
@@ -27,13 +27,13 @@ const VLAN_STRIP_DISABLE: Field = flag(0, 28);
 /// Types of work queues with strides, as a list and cyclic. The sizes of strides are
 /// logarithms, less their least values.
 const WQ_TYPE: Field = field(0, 31, 28);
-const STRIDING_LIST: u32 = 2;
-const STRIDING: u32 = 3;
+const WQ_TYPE_STRIDING_LIST: u32 = 2;
+const WQ_TYPE_STRIDING: u32 = 3;
 const WQ_LOG_STRIDES: Field = field(0x24, 11, 8);
 const WQ_STRIDE_SHIFT: Field = flag(0x24, 7);
 const WQ_LOG_STRIDE_BYTES: Field = field(0x24, 2, 0);
-const LEAST_LOG_STRIDES: u32 = 9;
-const LEAST_LOG_STRIDE_BYTES: u32 = 6;
+const MIN_LOG_STRIDES: u32 = 9;
+const MIN_LOG_STRIDE_BYTES: u32 = 6;
 /// Greater values of the field are numbers below the least one, of devices with
 /// `ext_stride_num_range`.
 const MAX_LOG_STRIDES: u32 = 16;
@@ -49,24 +49,28 @@ const TIS: Field = field(0x2c, 23, 0);
 fn state(input: &[u8]) -> Result<u32, super::CommandError> {
     match STATE.at(CONTEXT).get(input) {
         state @ (RESET | READY | ERROR) => Ok(state),
-        _ => Err(refuse(Status::BadParameter, "an unknown state of a queue")),
+        _ => Err(refuse(Status::BadParameter, "unknown queue state")),
     }
 }
 
 /// Decodes the strides of a work queue, if it has any.
 fn strides(wq: &[u8]) -> Result<Option<Strides>, super::CommandError> {
-    let log_count = WQ_LOG_STRIDES.get(wq) + LEAST_LOG_STRIDES;
+    let log_count = WQ_LOG_STRIDES.get(wq) + MIN_LOG_STRIDES;
     match WQ_TYPE.get(wq) {
-        STRIDING if log_count > MAX_LOG_STRIDES => {
-            Err(refuse(Status::BadParameter, "the number of strides"))
-        }
-        STRIDING => Ok(Some(Strides {
-            size: 1 << (WQ_LOG_STRIDE_BYTES.get(wq) + LEAST_LOG_STRIDE_BYTES),
+        WQ_TYPE_STRIDING if log_count > MAX_LOG_STRIDES => Err(refuse(
+            Status::BadParameter,
+            "unsupported number of strides",
+        )),
+        WQ_TYPE_STRIDING => Ok(Some(Strides {
+            size: 1 << (WQ_LOG_STRIDE_BYTES.get(wq) + MIN_LOG_STRIDE_BYTES),
             count: 1 << log_count,
             shift: 2 * WQ_STRIDE_SHIFT.get(wq),
             current: None,
         })),
-        STRIDING_LIST => Err(refuse(Status::BadParameter, "a list of striding entries")),
+        WQ_TYPE_STRIDING_LIST => Err(refuse(
+            Status::BadParameter,
+            "lists of striding WQEs are not modelled",
+        )),
         _ => Ok(None),
     }
 }
@@ -78,19 +82,22 @@ impl<P: Platform> Core<P> {
         let log_size = WQ_LOG_SIZE.get(wq);
         let log_stride = WQ_LOG_STRIDE.get(wq);
         if log_size > 15 || !(4..=9).contains(&log_stride) || (send && log_stride != 6) {
-            return Err(refuse(Status::ExceedsLimit, "the work queue's size"));
+            return Err(refuse(
+                Status::ExceedsLimit,
+                "unsupported size of the work queue",
+            ));
         }
         let pd = WQ_PD.get(wq);
         if !self.has_pd(pd) {
             return Err(refuse(
                 Status::BadResource,
-                "the work queue's protection domain",
+                "the work queue's protection domain does not exist",
             ));
         }
         let length = 1 << (log_size + log_stride);
         let pages = (WQ_LOG_PAGE_SIZE.get(wq), WQ_PAGE_OFFSET.get(wq));
-        let buffer = self.entries(input, length, wq_umem(wq), pages, false)?;
-        let doorbell = self.records(get64(wq, WQ_DOORBELL), wq_records_umem(wq), false)?;
+        let buffer = self.queue_buffer(input, length, wq_umem(wq), pages, false)?;
+        let doorbell = self.doorbell_address(get64(wq, WQ_DOORBELL), wq_records_umem(wq), false)?;
         Ok((
             Ring {
                 buffer,
@@ -116,24 +123,24 @@ impl<P: Platform> Core<P> {
         if self.cqs.get(cqn).is_none() {
             return Err(refuse(
                 Status::BadResource,
-                "the work queue's completion queue",
+                "the work queue's completion queue does not exist",
             ));
         }
-        if RLKY.is_set(context) && self.users.is_program() {
+        if RLKY.is_set(context) && self.object_owners.is_program() {
             return Err(refuse(
                 Status::BadParameter,
-                "the reserved key is not for programs",
+                "programs may not use the reserved lkey",
             ));
         }
-        let kept = context[..CONTEXT_SIZE.min(context.len())].to_vec();
-        Ok((cqn, USER_INDEX.get(context), kept))
+        let saved_context = context[..CONTEXT_SIZE.min(context.len())].to_vec();
+        Ok((cqn, USER_INDEX.get(context), saved_context))
     }
 
     pub(crate) fn create_rq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let (ring, pd) = self.ring(input, false)?;
         let (cqn, uidx, context) = self.queue_context(input)?;
         let strides = strides(&input[(CONTEXT + WQ).min(input.len())..])?;
-        created(
+        return_number(
             output,
             self.queues.insert(Queue::Rq(Box::new(Rq {
                 pd,
@@ -151,7 +158,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn modify_rq(&mut self, input: &[u8]) -> Outcome {
-        let (rqn, state) = (number(input), state(input)?);
+        let (rqn, state) = (object_number(input), state(input)?);
         match self.queues.get_mut(rqn) {
             Some(Queue::Rq(rq)) => {
                 rq.state = state;
@@ -172,7 +179,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn destroy_rq(&mut self, input: &[u8]) -> Outcome {
-        let rqn = number(input);
+        let rqn = object_number(input);
         match self.queues.get(rqn) {
             Some(Queue::Rq(_)) if self.steering.is_queue_referenced(rqn) => Err(refuse(
                 Status::ResourceBusy,
@@ -187,7 +194,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_rq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        match self.queues.get(number(input)) {
+        match self.queues.get(object_number(input)) {
             Some(Queue::Rq(rq)) => {
                 put_bytes(output, CONTEXT, &rq.context);
                 STATE.at(CONTEXT).put(output, rq.state);
@@ -200,7 +207,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_sq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        match self.queues.get(number(input)) {
+        match self.queues.get(object_number(input)) {
             Some(Queue::Sq(sq)) => {
                 put_bytes(output, CONTEXT, &sq.context);
                 STATE.at(CONTEXT).put(output, sq.state);
@@ -216,7 +223,7 @@ impl<P: Platform> Hca<P> {
         let core = &mut self.core;
         let (ring, pd) = core.ring(input, true)?;
         let (cqn, uidx, context) = core.queue_context(input)?;
-        created(
+        return_number(
             output,
             core.queues.insert(Queue::Sq(Box::new(Sq {
                 pd,
@@ -234,7 +241,7 @@ impl<P: Platform> Hca<P> {
     }
 
     pub(crate) fn modify_sq(&mut self, input: &[u8]) -> Outcome {
-        let (sqn, state) = (number(input), state(input)?);
+        let (sqn, state) = (object_number(input), state(input)?);
         match self.core.queues.get_mut(sqn) {
             Some(Queue::Sq(sq)) => {
                 sq.state = state;
@@ -244,10 +251,10 @@ impl<P: Platform> Hca<P> {
                     RESET => {
                         (sq.ring.head, sq.ring.tail) = (0, 0);
                         sq.blue_flame = None;
-                        self.rung.retain(|rung| *rung != sqn);
+                        self.active_sqs.retain(|active| *active != sqn);
                     }
-                    // To flush what is posted.
-                    ERROR => self.rung.push(sqn),
+                    // Flushes the posted WQEs.
+                    ERROR => self.active_sqs.push(sqn),
                     _ => {}
                 }
                 Ok(())
@@ -257,7 +264,7 @@ impl<P: Platform> Hca<P> {
     }
 
     pub(crate) fn destroy_sq(&mut self, input: &[u8]) -> Outcome {
-        let sqn = number(input);
+        let sqn = object_number(input);
         match self.core.queues.get(sqn) {
             Some(Queue::Sq(_)) => {
                 self.core.queues.remove(sqn);

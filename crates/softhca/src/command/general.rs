@@ -2,7 +2,7 @@
 //! objects.
 
 use super::protection::{ENCRYPTION_KEY, LOGIN};
-use super::resource::{created, removed};
+use super::resource::{check_removed, return_number};
 use crate::bits::{Field, field};
 use crate::engine::core::Core;
 use crate::platform::Platform;
@@ -24,7 +24,7 @@ pub(crate) const LOG_RESERVED_QPNS: u32 = 6;
 const FIRST_RESERVED: u32 = 1 << 20;
 impl<P: Platform> Core<P> {
     pub(crate) fn create_uctx(&mut self, output: &mut [u8]) -> Outcome {
-        created(output, self.user_contexts.insert(()))
+        return_number(output, self.user_contexts.insert(()))
     }
 
     pub(crate) fn create_general_object(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
@@ -48,7 +48,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn query_general_object(&self, input: &[u8], output: &mut [u8]) -> Outcome {
         match TYPE.get(input) {
             ENCRYPTION_KEY => self.query_encryption_key(input, output),
-            // It is valid: the credential does not change.
+            // A login stays valid, since the credential does not change.
             LOGIN if self.logins.get(OBJECT.get(input)).is_some() => Ok(()),
             SCHEDULING_ELEMENT => self.query_scheduling_element(input, output),
             _ => Err(UNKNOWN_TYPE),
@@ -58,12 +58,12 @@ impl<P: Platform> Core<P> {
     pub(crate) fn destroy_general_object(&mut self, input: &[u8]) -> Outcome {
         let object = OBJECT.get(input);
         match TYPE.get(input) {
-            ENCRYPTION_KEY => removed(self.encryption_keys.remove(object)),
-            LOGIN => removed(self.logins.remove(object)),
+            ENCRYPTION_KEY => check_removed(self.encryption_keys.remove(object)),
+            LOGIN => check_removed(self.logins.remove(object)),
             RESERVED_QPN => self.destroy_reserved_qpns(object),
             SCHEDULING_ELEMENT => self.destroy_scheduling_element(object),
-            ADDRESS_TO_QP => removed(self.address_mappings.remove(object)),
-            _ => Err(refuse(Status::BadResource, "no such object")),
+            ADDRESS_TO_QP => check_removed(self.address_mappings.remove(object)),
+            _ => Err(refuse(Status::BadResource, "no such general object")),
         }
     }
 
@@ -71,11 +71,11 @@ impl<P: Platform> Core<P> {
         if LOG_RANGE.get(input) > LOG_RESERVED_QPNS {
             return Err(refuse(
                 Status::BadParameter,
-                "more numbers than a range has",
+                "the range of queue pair numbers is too long",
             ));
         }
         let range = self.reserved_qpns.insert(());
-        created(
+        return_number(
             output,
             range.map(|n| FIRST_RESERVED + (n << LOG_RESERVED_QPNS)),
         )
@@ -85,9 +85,9 @@ impl<P: Platform> Core<P> {
         let aligned = object & ((1 << LOG_RESERVED_QPNS) - 1) == 0;
         match object.checked_sub(FIRST_RESERVED) {
             Some(range) if aligned => {
-                removed(self.reserved_qpns.remove(range >> LOG_RESERVED_QPNS))
+                check_removed(self.reserved_qpns.remove(range >> LOG_RESERVED_QPNS))
             }
-            _ => Err(refuse(Status::BadResource, "no such object")),
+            _ => Err(refuse(Status::BadResource, "no such general object")),
         }
     }
 
@@ -97,10 +97,10 @@ impl<P: Platform> Core<P> {
         if self.queues.get(MAPPED_QPN.get(input)).is_none() {
             return Err(refuse(
                 Status::BadResource,
-                "no such queue pair for the mapping",
+                "the queue pair of the mapping does not exist",
             ));
         }
-        created(output, self.address_mappings.insert(()))
+        return_number(output, self.address_mappings.insert(()))
     }
 }
 

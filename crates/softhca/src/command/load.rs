@@ -17,8 +17,8 @@ const PAGES_INIT: u32 = 2;
 const NUM_PAGES: usize = 12;
 /// Pages requested before and at INIT_HCA. The device needs none; it requests some
 /// so that the driver takes the same path as for hardware.
-const BOOT: usize = 16;
-const INIT: usize = 48;
+const BOOT_PAGES: usize = 16;
+const INIT_PAGES: usize = 48;
 
 const PAGES_CANT_GIVE: u32 = 0;
 const PAGES_GIVE: u32 = 1;
@@ -49,12 +49,12 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_pages(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let wanted = match OP_MOD.get(input) {
-            PAGES_BOOT => BOOT.saturating_sub(self.pages.len()),
-            PAGES_INIT => (BOOT + INIT).saturating_sub(self.pages.len()),
+        let requested = match OP_MOD.get(input) {
+            PAGES_BOOT => BOOT_PAGES.saturating_sub(self.pages.len()),
+            PAGES_INIT => (BOOT_PAGES + INIT_PAGES).saturating_sub(self.pages.len()),
             _ => 0,
         };
-        put32(output, NUM_PAGES, wanted as u32);
+        put32(output, NUM_PAGES, requested as u32);
         Ok(())
     }
 
@@ -74,8 +74,8 @@ impl<P: Platform> Core<P> {
                 }
             }
             PAGES_TAKE => {
-                let room = output.len().saturating_sub(PAGE_LIST) / 8;
-                let count = count.min(room).min(self.pages.len());
+                let max_count = output.len().saturating_sub(PAGE_LIST) / 8;
+                let count = count.min(max_count).min(self.pages.len());
                 let rest = self.pages.len() - count;
                 for (n, page) in self.pages.drain(rest..).enumerate() {
                     put64(output, PAGE_LIST + 8 * n, page);
@@ -99,7 +99,7 @@ impl<P: Platform> Core<P> {
             let bytes = if current {
                 self.capabilities.current(group)
             } else {
-                self.capabilities.greatest(group)
+                self.capabilities.max(group)
             };
             put_bytes(output, CAPABILITIES, bytes);
         }
@@ -113,7 +113,10 @@ impl<P: Platform> Core<P> {
                 "no such group of capabilities",
             ));
         };
-        for (_, field) in WRITABLE.iter().filter(|(of, _)| *of == group) {
+        for (_, field) in WRITABLE
+            .iter()
+            .filter(|(field_group, _)| *field_group == group)
+        {
             let value = field.at(CAPABILITIES).get(input);
             field.put(self.capabilities.current_mut(group), value);
         }
@@ -139,12 +142,12 @@ impl<P: Platform> Core<P> {
 impl<P: Platform> Hca<P> {
     /// TEARDOWN_HCA: destroys all objects that the driver left.
     pub(crate) fn teardown(&mut self) -> Outcome {
-        self.forget_objects();
+        self.destroy_objects();
         Ok(())
     }
 }
 
 /// The object number, where most inputs have it.
-pub(crate) fn number(input: &[u8]) -> u32 {
+pub(crate) fn object_number(input: &[u8]) -> u32 {
     NUMBER.get(input)
 }

@@ -1,7 +1,7 @@
 //! Memory key commands.
 
 use super::NUMBER;
-use super::load::number;
+use super::load::object_number;
 use crate::bits::{Field, field, flag, get64, put64};
 use crate::engine::core::Core;
 use crate::engine::mkey::{Klm, MAX_LOG_PAGE_SIZE, Mkey, READABLE, Translation, WRITABLE, rights};
@@ -61,9 +61,10 @@ pub(crate) fn translation(
     match mode {
         MODE_PA => Ok(Translation::Contiguous(start)),
         MODE_MEMIC => Ok(Translation::Device(start)),
-        MODE_MTT | MODE_KSM if shift > MAX_LOG_PAGE_SIZE => {
-            Err(refuse(Status::BadParameter, "the memory key's page size"))
-        }
+        MODE_MTT | MODE_KSM if shift > MAX_LOG_PAGE_SIZE => Err(refuse(
+            Status::BadParameter,
+            "invalid page size of the memory key",
+        )),
         MODE_MTT => Ok(Translation::Pages {
             pages: entries
                 .chunks_exact(8)
@@ -91,15 +92,15 @@ impl<P: Platform> Core<P> {
         if !free && !self.has_pd(pd) {
             return Err(refuse(
                 Status::BadResource,
-                "the memory key's protection domain",
+                "the memory key's protection domain does not exist",
             ));
         }
         let mode = MODE_HIGH.get(context) << 2 | MODE_LOW.get(context);
         let driver_only = matches!(mode, MODE_PA | MODE_MEMIC);
-        if driver_only && self.users.is_program() {
+        if driver_only && self.object_owners.is_program() {
             return Err(refuse(
                 Status::BadParameter,
-                "a memory key that only the driver may have",
+                "only the driver may create this memory key",
             ));
         }
         let log_page_size = LOG_PAGE_SIZE.get(context);
@@ -146,7 +147,7 @@ impl<P: Platform> Core<P> {
             umr: UMR_EN.is_set(context),
             remote_invalidate: REMOTE_INVALIDATE.is_set(context),
             forbids_binding: false,
-            created_by_driver: !self.users.is_program(),
+            created_by_driver: !self.object_owners.is_program(),
             translation,
             capacity: CAPACITY.get(context),
             mode,
@@ -159,41 +160,50 @@ impl<P: Platform> Core<P> {
             signature_errors: 0,
             awaited_error: 0,
         };
-        super::resource::created(output, self.mkeys.insert(mkey))
+        super::resource::return_number(output, self.mkeys.insert(mkey))
     }
 
-    /// Returns the translation of a key to the memory of a program.
+    /// Returns the translation of a key to a umem.
     fn umem_translation(&mut self, input: &[u8], mode: u32) -> Result<Translation, CommandError> {
         let context = &input[CONTEXT.min(input.len())..];
         if mode != MODE_MTT {
             return Err(refuse(
                 Status::BadParameter,
-                "the access mode of a key to memory of a program",
+                "unsupported access mode of a key to a program's memory",
             ));
         }
         let shift = LOG_PAGE_SIZE.get(context);
         if !(12..=MAX_LOG_PAGE_SIZE).contains(&shift) {
-            return Err(refuse(Status::BadParameter, "the memory key's page size"));
+            return Err(refuse(
+                Status::BadParameter,
+                "invalid page size of the memory key",
+            ));
         }
         let page = 1u64 << shift;
         let page_offset = get64(context, START) & (page - 1);
         let Some(length) = page_offset.checked_add(get64(context, LENGTH)) else {
-            return Err(refuse(Status::BadParameter, "the memory key's length"));
+            return Err(refuse(
+                Status::BadParameter,
+                "invalid length of the memory key",
+            ));
         };
         let umem = (UMEM.get(input), get64(input, UMEM_OFFSET));
         let (pages, writable) = self.umem_pages(umem, shift, length.div_ceil(page))?;
         if rights(context).writes() && !writable {
-            return Err(refuse(Status::BadParameter, "the memory is read-only"));
+            return Err(refuse(
+                Status::BadParameter,
+                "the program's memory is read-only",
+            ));
         }
         Ok(Translation::Pages { pages, shift })
     }
 
     pub(crate) fn destroy_mkey(&mut self, input: &[u8]) -> Outcome {
-        match self.mkeys.remove(number(input)) {
+        match self.mkeys.remove(object_number(input)) {
             Some(mkey) => {
                 self.protected_keys -= usize::from(mkey.protection.is_some());
                 self.partial_blocks
-                    .retain(|(key, _), _| *key != number(input));
+                    .retain(|(key, _), _| *key != object_number(input));
                 Ok(())
             }
             None => Err(refuse(Status::BadResource, "no such memory key")),

@@ -52,14 +52,14 @@ impl<P: Platform> Hca<P> {
         self.core.stats.commands += 1;
         let outcome = match self.core.faults.command(opcode) {
             Some(refused) => Err(refused),
-            None => match self.core.enter(opcode, input) {
+            None => match self.core.begin_command(opcode, input) {
                 Ok(()) => self.dispatch(opcode, input, &mut output),
                 Err(refused) => Err(refused),
             },
         };
         match outcome {
             Ok(()) => {
-                self.core.leave(opcode, input, &output);
+                self.core.finish_command(opcode, input, &output);
                 tracing::debug!(command = op::name(opcode), "done");
             }
             Err(refused) => {

@@ -2,7 +2,7 @@
 
 use super::NUMBER;
 use super::general::OBJECT;
-use super::resource::{created, removed};
+use super::resource::{check_removed, return_number};
 use crate::bits::{Field, field, flag, get_array, put_bytes};
 use crate::engine::core::Core;
 use crate::engine::key_wrap;
@@ -24,7 +24,7 @@ const CREDENTIAL: &[u8; 40] = b"softhca's credential 0, of forty bytes..";
 /// Object type of data encryption keys.
 pub(crate) const ENCRYPTION_KEY: u32 = 0xc;
 /// Base-2 logarithm of the number of encryption keys.
-pub(crate) const LOG_MOST_KEYS: u32 = 12;
+pub(crate) const LOG_MAX_ENCRYPTION_KEYS: u32 = 12;
 
 /// How many PSVs a command creates. Hardware has up to four; drivers create one.
 const COUNT: Field = field(8, 31, 28);
@@ -32,7 +32,7 @@ const MAX_PSVS: u32 = 4;
 const PD: Field = field(8, 23, 0);
 const FIRST_PSV: usize = 0x10;
 
-/// Where an object is behind the header.
+/// Offset of the object after the header.
 const KEY_OBJECT: usize = 0x10;
 const KEY_SIZE: Field = field(KEY_OBJECT + 8, 11, 8);
 const HAS_TAG: Field = flag(KEY_OBJECT + 8, 7);
@@ -48,8 +48,8 @@ const WRAPPED_CREDENTIAL: usize = KEY_OBJECT + 0x40;
 
 const PURPOSE_AES_XTS: u32 = 3;
 
-/// Unwraps what is at an offset; `None` if the import key did not wrap it.
-fn unwrapped(input: &[u8], at: usize, length: usize) -> Option<Vec<u8>> {
+/// Unwraps the bytes at an offset; `None` if the import key did not wrap them.
+fn unwrap_at(input: &[u8], at: usize, length: usize) -> Option<Vec<u8>> {
     key_wrap::unwrap(IMPORT_KEY, input.get(at..at + length + key_wrap::LONGER)?)
 }
 
@@ -57,27 +57,30 @@ impl<P: Platform> Core<P> {
     pub(crate) fn create_psv(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let (count, pd) = (COUNT.get(input), PD.get(input));
         if !(1..=MAX_PSVS).contains(&count) {
-            return Err(refuse(Status::BadParameter, "the number of PSVs"));
+            return Err(refuse(Status::BadParameter, "invalid number of PSVs"));
         }
         if !self.has_pd(pd) {
-            return Err(refuse(Status::BadResource, "the PSV's protection domain"));
+            return Err(refuse(
+                Status::BadResource,
+                "the PSV's protection domain does not exist",
+            ));
         }
-        let mut made = Vec::new();
+        let mut created = Vec::new();
         for n in 0..count {
             let Ok(number) = self.psvs.insert(Psv { pd, ready: false }) else {
-                for number in made {
+                for number in created {
                     self.psvs.remove(number);
                 }
                 return Err(refuse(Status::ExceedsLimit, "there are too many PSVs"));
             };
-            made.push(number);
+            created.push(number);
             field(FIRST_PSV + 4 * n as usize, 23, 0).put(output, number);
         }
         Ok(())
     }
 
     pub(crate) fn destroy_psv(&mut self, input: &[u8]) -> Outcome {
-        removed(self.psvs.remove(NUMBER.get(input)))
+        check_removed(self.psvs.remove(NUMBER.get(input)))
     }
 
     pub(crate) fn create_encryption_key(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
@@ -85,7 +88,7 @@ impl<P: Platform> Core<P> {
         if !self.has_pd(pd) {
             return Err(refuse(
                 Status::BadResource,
-                "the encryption key's protection domain",
+                "the encryption key's protection domain does not exist",
             ));
         }
         let bytes = match (PURPOSE.get(input), KEY_SIZE.get(input)) {
@@ -94,7 +97,7 @@ impl<P: Platform> Core<P> {
             _ => {
                 return Err(refuse(
                     Status::BadParameter,
-                    "the purpose or the size of an encryption key",
+                    "unsupported purpose or size of an encryption key",
                 ));
             }
         };
@@ -103,18 +106,21 @@ impl<P: Platform> Core<P> {
         let key = match self.wraps_keys() {
             false => input.get(KEY..KEY + length).map(<[u8]>::to_vec),
             true if !self.has_login() => {
-                return Err(refuse(Status::BadResource, "a wrapped key without a login"));
+                return Err(refuse(
+                    Status::BadResource,
+                    "a wrapped key requires a login",
+                ));
             }
-            true => unwrapped(input, KEY, length),
+            true => unwrap_at(input, KEY, length),
         };
-        let key = key.ok_or(refuse(Status::BadParameter, "the encryption key"))?;
+        let key = key.ok_or(refuse(Status::BadParameter, "invalid encryption key"))?;
         let key = EncryptionKey {
             pd,
             keys: key[..bytes].to_vec(),
             tag: has_tag.then(|| get_array(&key, bytes)),
             opaque: get_array(input, OPAQUE),
         };
-        created(output, self.encryption_keys.insert(key).map_err(drop))
+        return_number(output, self.encryption_keys.insert(key).map_err(drop))
     }
 
     /// Whether encryption keys have to be wrapped.
@@ -126,29 +132,38 @@ impl<P: Platform> Core<P> {
     /// Whether the user context of the command has logged in.
     fn has_login(&self) -> bool {
         let mut logins = self.logins.iter();
-        logins.any(|(_, uid)| *uid == self.users.uid())
+        logins.any(|(_, uid)| *uid == self.object_owners.uid())
     }
 
     pub(crate) fn create_login(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         if !self.wraps_keys() || self.has_login() {
-            return Err(refuse(Status::BadResourceState, "a login, or a second one"));
+            return Err(refuse(
+                Status::BadResourceState,
+                "logins are not enabled, or the context has one",
+            ));
         }
         if CREDENTIAL_NUMBER.get(input) != 0 || IMPORT_KEY_NUMBER.get(input) != 0 {
             return Err(refuse(
                 Status::BadResource,
-                "the number of a credential or an import key",
+                "no such credential or import key",
             ));
         }
-        let credential = unwrapped(input, WRAPPED_CREDENTIAL, CREDENTIAL.len());
+        let credential = unwrap_at(input, WRAPPED_CREDENTIAL, CREDENTIAL.len());
         if credential.is_none_or(|credential| credential != CREDENTIAL) {
-            return Err(refuse(Status::BadParameter, "the credential"));
+            return Err(refuse(Status::BadParameter, "invalid credential"));
         }
-        created(output, self.logins.insert(self.users.uid()).map_err(drop))
+        return_number(
+            output,
+            self.logins.insert(self.object_owners.uid()).map_err(drop),
+        )
     }
 
     pub(crate) fn query_encryption_key(&self, input: &[u8], output: &mut [u8]) -> Outcome {
         if self.wraps_keys() && !self.has_login() {
-            return Err(refuse(Status::BadResource, "a wrapped key without a login"));
+            return Err(refuse(
+                Status::BadResource,
+                "a wrapped key requires a login",
+            ));
         }
         let Some(key) = self.encryption_keys.get(OBJECT.get(input)) else {
             return Err(refuse(Status::BadResource, "no such encryption key"));

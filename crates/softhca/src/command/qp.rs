@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::NUMBER;
-use super::load::number;
+use super::load::object_number;
 use super::opcode as op;
 use crate::bits::{Field, field, flag, get_array, get32, get64, put_bytes};
 use crate::engine::core::Core;
@@ -15,10 +15,10 @@ use crate::status::{Outcome, Status, refuse};
 use crate::transport::{QpConfig, QpState, Service};
 
 const OPT_PARAM_MASK: usize = 0x10;
-/// Enhanced connection options: those that are asked for, and those that are granted.
+/// Enhanced connection options (ECE): the requested, and the supported ones.
 const ECE: Field = field(0x14, 31, 0);
-const GRANTED_ECE: Field = field(0xc, 31, 0);
-/// The version of the options, and those that there are: they change nothing here.
+const SUPPORTED_ECE: Field = field(0xc, 31, 0);
+/// The version of the options, and the supported ones, which have no effect here.
 const ECE_VERSION: u32 = 1 << 28;
 const ECE_OPTIONS: u32 = ECE_VERSION | 3;
 const CONTEXT: usize = 0x18;
@@ -115,8 +115,8 @@ const ST_REG_UMR: u32 = 0xc;
 /// The device transfers the data of rendezvous.
 const OFFLOAD_RENDEZVOUS: u32 = 1;
 
-const RQ_OWN: u32 = 0;
-const RQ_SRQ: u32 = 1;
+const RQ_TYPE_REGULAR: u32 = 0;
+const RQ_TYPE_SRQ: u32 = 1;
 
 /// The initiator of dynamic connections.
 pub(super) const ST_DCI: u32 = 5;
@@ -155,7 +155,7 @@ mod optional {
 }
 
 /// Returns the code of a transport state.
-fn state_number(state: QpState) -> u32 {
+fn state_code(state: QpState) -> u32 {
     match state {
         QpState::Reset => state::RST,
         QpState::Init => state::INIT,
@@ -278,42 +278,47 @@ impl<P: Platform> Hca<P> {
                 ));
             }
         };
-        let of_driver = matches!(st, ST_QP0 | ST_GSI | ST_REG_UMR) || RLKY.is_set(context);
-        if of_driver && core.users.is_program() {
+        let driver_only = matches!(st, ST_QP0 | ST_GSI | ST_REG_UMR) || RLKY.is_set(context);
+        if driver_only && core.object_owners.is_program() {
             return Err(refuse(
                 Status::BadParameter,
-                "a queue pair that only the driver may have",
+                "only the driver may create this queue pair",
             ));
         }
         let pd = PD.get(context);
         if !core.has_pd(pd) {
             return Err(refuse(
                 Status::BadResource,
-                "the queue pair's protection domain",
+                "the queue pair's protection domain does not exist",
             ));
         }
         let (send_cq, recv_cq) = (CQN_SND.get(context), CQN_RCV.get(context));
         let rq_type = RQ_TYPE.get(context);
-        let sends_only = matches!(service, Service::XrcInitiator | Service::DcInitiator);
-        let srqn = (rq_type == RQ_SRQ && !sends_only)
+        let is_send_only = matches!(service, Service::XrcInitiator | Service::DcInitiator);
+        let srqn = (rq_type == RQ_TYPE_SRQ && !is_send_only)
             .then(|| SRQN.get(context))
             .filter(|_| service != Service::XrcTarget);
         if let Some(srqn) = srqn {
             match core.srqs.get(srqn) {
-                None => return Err(refuse(Status::BadResource, "the queue pair's SRQ")),
+                None => {
+                    return Err(refuse(
+                        Status::BadResource,
+                        "the queue pair's SRQ does not exist",
+                    ));
+                }
                 Some(srq) if srq.tags.is_some() && service != Service::Rc => {
                     return Err(refuse(
                         Status::BadParameter,
-                        "an SRQ with tag matching is for RC and DC targets",
+                        "only RC and DC targets can use an SRQ with tag matching",
                     ));
                 }
                 Some(_) => {}
             }
         }
         // The buffer of a DC initiator may contain a receive ring, which is unused.
-        let has_ring =
-            rq_type == RQ_OWN && !matches!(service, Service::XrcInitiator | Service::XrcTarget);
-        let has_recv = has_ring && !sends_only;
+        let has_ring = rq_type == RQ_TYPE_REGULAR
+            && !matches!(service, Service::XrcInitiator | Service::XrcTarget);
+        let has_recv = has_ring && !is_send_only;
         let recv_stride = LOG_RQ_STRIDE.get(context) + 4;
         let recv_bytes = if has_ring {
             1u64 << (LOG_RQ_SIZE.get(context) + recv_stride)
@@ -325,21 +330,21 @@ impl<P: Platform> Hca<P> {
         } else {
             64u64 << LOG_SQ_SIZE.get(context)
         };
-        for (cqn, needed) in [(send_cq, !no_sq), (recv_cq, has_recv || srqn.is_some())] {
-            if needed && core.cqs.get(cqn).is_none() {
+        for (cqn, is_required) in [(send_cq, !no_sq), (recv_cq, has_recv || srqn.is_some())] {
+            if is_required && core.cqs.get(cqn).is_none() {
                 return Err(refuse(
                     Status::BadResource,
-                    "the queue pair's completion queue",
+                    "the queue pair's completion queue does not exist",
                 ));
             }
         }
         let umem = (IN_UMEM.is_set(input)).then(|| (UMEM.get(input), get64(input, UMEM_OFFSET)));
         let pages = (LOG_PAGE_SIZE.get(context), PAGE_OFFSET.get(context));
-        let buffer = core.entries(input, recv_bytes + send_bytes, umem, pages, false)?;
+        let buffer = core.queue_buffer(input, recv_bytes + send_bytes, umem, pages, false)?;
         // Targets of XRC have no records.
         let umem = (RECORDS_IN_UMEM.is_set(context) && (has_recv || !no_sq))
             .then(|| RECORDS_UMEM.get(context));
-        let doorbell = core.records(get64(context, DOORBELL), umem, false)?;
+        let doorbell = core.doorbell_address(get64(context, DOORBELL), umem, false)?;
         let recv = has_recv.then(|| Ring {
             buffer: buffer.clone(),
             offset: 0,
@@ -359,12 +364,12 @@ impl<P: Platform> Hca<P> {
             tail: 0,
         });
         let wide = |cqn| core.cqs.get(cqn).is_some_and(|cq| cq.wide);
-        let special = matches!(st, ST_QP0 | ST_GSI);
+        let is_special = matches!(st, ST_QP0 | ST_GSI);
         let config = QpConfig {
             service,
-            any_pkey: special,
+            any_pkey: is_special,
             srq: srqn.is_some() || service == Service::XrcTarget,
-            wire_qpn: special.then_some(u32::from(st == ST_GSI)),
+            wire_qpn: is_special.then_some(u32::from(st == ST_GSI)),
             block_multicast_loopback: BLOCK_LB_MC.is_set(context),
             log_errored_streams: LOG_ERRORED_STREAMS.get(context) as u8,
             ..QpConfig::default()
@@ -384,8 +389,8 @@ impl<P: Platform> Hca<P> {
             out_of_order: false,
             skipped_receive: None,
             blue_flame: None,
-            recv_scatter_limit: scatter(CS_RES.get(context), wide(recv_cq)),
-            read_scatter_limit: scatter(CS_REQ.get(context), wide(send_cq)),
+            recv_scatter_limit: scatter_limit(CS_RES.get(context), wide(recv_cq)),
+            read_scatter_limit: scatter_limit(CS_REQ.get(context), wide(send_cq)),
             context: Box::new(padded(input, CONTEXT)),
             config: config.clone(),
             in_error: false,
@@ -414,15 +419,15 @@ impl<P: Platform> Hca<P> {
             _ => {}
         }
         NUMBER.put(output, qpn);
-        // All that this side has, if the driver knows them.
+        // All supported options, if the driver knows the version.
         if ECE.get(input) & ECE_VERSION != 0 {
-            GRANTED_ECE.put(output, ECE_OPTIONS);
+            SUPPORTED_ECE.put(output, ECE_OPTIONS);
         }
         Ok(())
     }
 
     pub(crate) fn destroy_qp(&mut self, input: &[u8]) -> Outcome {
-        let qpn = number(input);
+        let qpn = object_number(input);
         if self.core.queue_pair(qpn).is_none() {
             return Err(refuse(Status::BadResource, "no such queue pair"));
         }
@@ -432,13 +437,13 @@ impl<P: Platform> Hca<P> {
     }
 
     pub(crate) fn query_qp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let qpn = number(input);
+        let qpn = object_number(input);
         let Some(qp) = self.core.queue_pair(qpn) else {
             return Err(refuse(Status::BadResource, "no such queue pair"));
         };
         let mut context = qp.context.clone();
         if let Some(view) = self.transport.query(qpn) {
-            STATE.put(&mut *context, state_number(view.state));
+            STATE.put(&mut *context, state_code(view.state));
             NEXT_SEND_PSN.put(&mut *context, view.send_psn);
             NEXT_RCV_PSN.put(&mut *context, view.recv_psn);
             DATA_IN_ORDER.put(&mut *context, u32::from(!qp.out_of_order));
@@ -452,14 +457,14 @@ impl<P: Platform> Hca<P> {
 
     pub(crate) fn modify_qp(&mut self, opcode: u16, input: &[u8], output: &mut [u8]) -> Outcome {
         if matches!(opcode, op::RST2INIT_QP | op::INIT2RTR_QP | op::RTR2RTS_QP) {
-            GRANTED_ECE.put(output, ECE.get(input) & ECE_OPTIONS);
+            SUPPORTED_ECE.put(output, ECE.get(input) & ECE_OPTIONS);
         }
-        let qpn = number(input);
+        let qpn = object_number(input);
         let view = self.core.queue_pair(qpn).and(self.transport.query(qpn));
         let Some(view) = view else {
             return Err(refuse(Status::BadResource, "no such queue pair"));
         };
-        let (from, to, carried): (&[QpState], QpState, TransitionFields) = match opcode {
+        let (from, to, fields): (&[QpState], QpState, TransitionFields) = match opcode {
             op::RST2INIT_QP => (&[QpState::Reset], QpState::Init, TO_INIT),
             op::INIT2INIT_QP => (&[QpState::Init], QpState::Init, INIT_TO_INIT),
             op::INIT2RTR_QP => (&[QpState::Init], QpState::ReadyToReceive, TO_RTR),
@@ -473,38 +478,48 @@ impl<P: Platform> Hca<P> {
         if !from.is_empty() && !from.contains(&view.state) {
             return Err(refuse(
                 Status::BadQpState,
-                "not a transition of the queue pair's state",
+                "invalid state transition of the queue pair",
             ));
         }
         let mask = get32(input, OPT_PARAM_MASK);
         self.modify_extension(opcode, qpn, input)?;
-        let given: [u8; CONTEXT_SIZE] = padded(input, CONTEXT);
+        let input_context: [u8; CONTEXT_SIZE] = padded(input, CONTEXT);
         let Some(qp) = self.core.qp_mut(qpn) else {
             return Err(refuse(Status::BadResource, "no such queue pair"));
         };
         let context = &mut qp.context[..];
-        for (field, needs) in carried {
-            if *needs == ALWAYS || mask & needs != 0 {
-                field.put(context, field.get(&given));
+        for (field, required_bit) in fields {
+            if *required_bit == ALWAYS || mask & required_bit != 0 {
+                field.put(context, field.get(&input_context));
             }
         }
         let path = opcode == op::INIT2RTR_QP || mask & optional::PRIMARY_PATH != 0;
         if path && to != QpState::Error && to != QpState::Reset {
             for field in PATH_FIELDS {
-                field.at(PATH).put(context, field.at(PATH).get(&given));
+                field
+                    .at(PATH)
+                    .put(context, field.at(PATH).get(&input_context));
             }
-            put_bytes(context, PATH + RGID, &given[PATH + RGID..PATH + RGID + 16]);
-            put_bytes(context, PATH + RMAC, &given[PATH + RMAC..PATH + RMAC + 6]);
+            put_bytes(
+                context,
+                PATH + RGID,
+                &input_context[PATH + RGID..PATH + RGID + 16],
+            );
+            put_bytes(
+                context,
+                PATH + RMAC,
+                &input_context[PATH + RMAC..PATH + RMAC + 6],
+            );
         }
         if opcode == op::RTS2RTS_QP && get64(input, OPT_PARAM_MASK_HIGH) & OPTIONAL_UDP_SPORT != 0 {
             let port = UDP_SPORT.at(PATH);
-            port.put(context, port.get(&given));
+            port.put(context, port.get(&input_context));
         }
         if opcode == op::INIT2RTR_QP
             && qp.service != Service::Ud
             && Mtu::from_code(MTU.get(context) as u8).is_none()
         {
-            return Err(refuse(Status::BadParameter, "the path MTU"));
+            return Err(refuse(Status::BadParameter, "invalid path MTU"));
         }
         qp.counter_set = COUNTER_SET.get(context);
         qp.drains_on_signature_error = DRAIN_SIGERR.is_set(context);
@@ -542,15 +557,12 @@ impl<P: Platform> Hca<P> {
         {
             return Err(refuse(
                 Status::BadResource,
-                "the queue pair's scheduling element",
+                "the queue pair's scheduling element is not a queue group",
             ));
         }
         let stream = STREAM.get(input) as u16;
         if mask & OPTIONAL_STREAM != 0 && !self.transport.restore_stream(qpn, stream) {
-            return Err(refuse(
-                Status::BadParameter,
-                "a stream that is not in error",
-            ));
+            return Err(refuse(Status::BadParameter, "the stream is not in error"));
         }
         Ok(())
     }
@@ -608,8 +620,8 @@ impl<P: Platform> Core<P> {
 }
 
 /// The most payload bytes that a CQE may hold, from the requested code.
-pub(crate) fn scatter(asked: u32, wide: bool) -> u8 {
-    match asked & 0xf {
+pub(crate) fn scatter_limit(code: u32, wide: bool) -> u8 {
+    match code & 0xf {
         SCATTER_32 => 32,
         SCATTER_64 if wide => 64,
         SCATTER_64 => 32,

@@ -31,7 +31,7 @@ const ENTRY: usize = 64;
 /// The only type of entry.
 const TYPE_PCI: u32 = 7;
 /// Bytes of an input or output that are in the entry itself.
-const INLINE: usize = 16;
+const INLINE_BYTES: usize = 16;
 /// Set while the device owns the entry.
 const OWNED: u8 = 1;
 
@@ -64,9 +64,8 @@ pub(crate) struct FetchedCommand {
 }
 
 impl<P: Platform> Core<P> {
-    /// Takes the command in a slot. Returns `None` if the driver still owns the
-    /// slot.
-    fn take(
+    /// Fetches the command in a slot. Returns `None` if the driver still owns the slot.
+    fn fetch_command(
         &mut self,
         entry: u64,
     ) -> Result<Option<Result<FetchedCommand, DeliveryStatus>>, Unmapped> {
@@ -92,7 +91,7 @@ impl<P: Platform> Core<P> {
         }
         let token = bytes[TOKEN];
         let mut input = vec![0; length];
-        let inline = length.min(INLINE);
+        let inline = length.min(INLINE_BYTES);
         input[..inline].copy_from_slice(&bytes[INPUT..INPUT + inline]);
         let mut next = get64(bytes, INPUT_POINTER);
         for (number, part) in input[inline..].chunks_mut(BLOCK).enumerate() {
@@ -125,7 +124,7 @@ impl<P: Platform> Core<P> {
         output: &[u8],
     ) -> Result<(), DeliveryStatus> {
         let output = &output[..output.len().min(command.output_length)];
-        let inline = output.len().min(INLINE);
+        let inline = output.len().min(INLINE_BYTES);
         self.platform
             .write(entry + OUTPUT as u64, &output[..inline])
             .map_err(|_| DeliveryStatus::Descriptor)?;
@@ -163,7 +162,7 @@ pub(crate) fn ring<P: Platform, H: AsMut<Core<P>>>(
     for slot in (0..32).filter(|slot| doorbell & 1 << slot != 0) {
         let core = hca.as_mut();
         let entry = core.registers.commands.address() + (u64::from(slot as u32) << LOG_STRIDE);
-        let status = match core.take(entry) {
+        let status = match core.fetch_command(entry) {
             Ok(Some(Ok(command))) => {
                 let output = execute(hca, &command.input, command.output_length);
                 match hca.as_mut().write_output(entry, &command, &output) {

@@ -2,7 +2,7 @@
 //! domains, counter sets.
 
 use super::NUMBER;
-use super::load::number;
+use super::load::object_number;
 use crate::bits::{Field, field, flag, put32};
 use crate::engine::core::Core;
 use crate::engine::counters::QCounters;
@@ -11,7 +11,7 @@ use crate::status::{Outcome, Status, refuse};
 use crate::table::Table;
 
 /// Returns the number of a new object to the driver.
-pub(crate) fn created<T>(output: &mut [u8], inserted: Result<u32, T>) -> Outcome {
+pub(crate) fn return_number<T>(output: &mut [u8], inserted: Result<u32, T>) -> Outcome {
     match inserted {
         Ok(number) => {
             NUMBER.put(output, number);
@@ -24,7 +24,8 @@ pub(crate) fn created<T>(output: &mut [u8], inserted: Result<u32, T>) -> Outcome
     }
 }
 
-pub(crate) fn removed<T>(removed: Option<T>) -> Outcome {
+/// Fails if there was no object to remove.
+pub(crate) fn check_removed<T>(removed: Option<T>) -> Outcome {
     match removed {
         Some(_) => Ok(()),
         None => Err(refuse(
@@ -39,7 +40,7 @@ fn drop_unused(table: &mut Table<()>, number: u32, used: bool) -> Outcome {
     if used {
         return Err(refuse(Status::ResourceBusy, "other objects still use it"));
     }
-    removed(table.remove(number))
+    check_removed(table.remove(number))
 }
 
 const COUNTER_SET: Field = field(0x1c, 7, 0);
@@ -48,40 +49,40 @@ const NEW_COUNTER_SET: Field = field(8, 7, 0);
 
 impl<P: Platform> Core<P> {
     pub(crate) fn alloc_uar(&mut self, output: &mut [u8]) -> Outcome {
-        created(output, self.uars.insert(()))
+        return_number(output, self.uars.insert(()))
     }
 
     pub(crate) fn dealloc_uar(&mut self, input: &[u8]) -> Outcome {
-        removed(self.uars.remove(number(input)))
+        check_removed(self.uars.remove(object_number(input)))
     }
 
     pub(crate) fn alloc_pd(&mut self, output: &mut [u8]) -> Outcome {
-        created(output, self.pds.insert(()))
+        return_number(output, self.pds.insert(()))
     }
 
     pub(crate) fn dealloc_pd(&mut self, input: &[u8]) -> Outcome {
-        let pd = number(input);
+        let pd = object_number(input);
         let used = self.queues.iter().any(|(_, queue)| queue.pd() == Some(pd))
             || self.srqs.iter().any(|(_, srq)| srq.pd == pd);
         drop_unused(&mut self.pds, pd, used)
     }
 
     pub(crate) fn alloc_xrcd(&mut self, output: &mut [u8]) -> Outcome {
-        created(output, self.xrcds.insert(()))
+        return_number(output, self.xrcds.insert(()))
     }
 
     pub(crate) fn dealloc_xrcd(&mut self, input: &[u8]) -> Outcome {
-        let xrcd = number(input);
+        let xrcd = object_number(input);
         let used = self.srqs.iter().any(|(_, srq)| srq.xrcd == Some(xrcd));
         drop_unused(&mut self.xrcds, xrcd, used)
     }
 
     pub(crate) fn alloc_transport_domain(&mut self, output: &mut [u8]) -> Outcome {
-        created(output, self.transport_domains.insert(()))
+        return_number(output, self.transport_domains.insert(()))
     }
 
     pub(crate) fn dealloc_transport_domain(&mut self, input: &[u8]) -> Outcome {
-        removed(self.transport_domains.remove(number(input)))
+        check_removed(self.transport_domains.remove(object_number(input)))
     }
 
     pub(crate) fn alloc_q_counter(&mut self, output: &mut [u8]) -> Outcome {
@@ -95,7 +96,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn dealloc_q_counter(&mut self, input: &[u8]) -> Outcome {
-        removed(self.q_counters.remove(NEW_COUNTER_SET.get(input)))
+        check_removed(self.q_counters.remove(NEW_COUNTER_SET.get(input)))
     }
 
     pub(crate) fn query_q_counter(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {

@@ -40,14 +40,14 @@ impl<P: Platform> Core<P> {
             0 => None,
             number => Some(number),
         };
-        let of = parent.map(|number| self.scheduling.get(number));
-        match of {
+        let parent_element = parent.map(|number| self.scheduling.get(number));
+        match parent_element {
             None if !group => {}
             Some(Some(Element { group: false, .. })) => {}
             _ => {
                 return Err(refuse(
                     Status::BadResource,
-                    "the scheduling element's parent",
+                    "invalid parent of the scheduling element",
                 ));
             }
         }
@@ -101,7 +101,7 @@ impl<P: Platform> Core<P> {
                 "the scheduling element has children",
             ));
         }
-        super::resource::removed(self.scheduling.remove(number))
+        super::resource::check_removed(self.scheduling.remove(number))
     }
 
     /// Whether queues can be assigned to this element; 0 stands for none.

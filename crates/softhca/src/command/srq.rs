@@ -1,8 +1,8 @@
 //! Shared receive queue commands: RMPs, which are the SRQs of verbs, XRC SRQs, and XRQs
 //! with tag matching. They share one range of numbers.
 
-use super::load::number;
-use super::resource::created;
+use super::load::object_number;
+use super::resource::return_number;
 use crate::bits::{Field, field, flag, get32, get64, put64};
 use crate::engine::core::Core;
 use crate::engine::srq::Srq;
@@ -11,9 +11,9 @@ use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
 
 /// Base-2 logarithms of the limits of queue length and entry size.
-const LOG_LONGEST: u32 = 16;
-const LOG_WIDEST: u32 = 9;
-const LOG_NARROWEST: u32 = 5;
+const MAX_LOG_SIZE: u32 = 16;
+const MAX_LOG_STRIDE: u32 = 9;
+const MIN_LOG_STRIDE: u32 = 5;
 
 const XRC: usize = 0x10;
 const XRC_STATE: Field = field(0, 31, 28);
@@ -23,7 +23,7 @@ const XRC_LOG_STRIDE: Field = field(4, 26, 24);
 const XRC_DOMAIN: Field = field(4, 23, 0);
 const XRC_PAGE_OFFSET: Field = field(8, 31, 26);
 const XRC_CQN: Field = field(8, 23, 0);
-const XRC_OWN_INDEX: Field = flag(0x10, 31);
+const XRC_UIDX_EQUALS_SRQN: Field = flag(0x10, 31);
 const XRC_LOG_PAGE_SIZE: Field = field(0x10, 29, 24);
 const XRC_UIDX: Field = field(0x10, 23, 0);
 const XRC_PD: Field = field(0x18, 23, 0);
@@ -65,9 +65,10 @@ const XRQ_LOG_TAGS: Field = field(XRQ + 0x20, 31, 28);
 const XRQ_NEXT_TAG: Field = field(XRQ + 0x20, 15, 0);
 const XRQ_SEEN: Field = field(XRQ + 0x24, 31, 16);
 const XRQ_RECEIVED: Field = field(XRQ + 0x24, 15, 0);
-/// The work queue in the command, and how much later than in others its pages are.
+/// Offset of the work queue in the command, and the distance of its page list from that
+/// of CREATE_RMP.
 const XRQ_WQ: usize = 0x90;
-const XRQ_PAGES_LATER: usize = XRQ_WQ - POOL - WQ;
+const XRQ_PAGE_LIST_SHIFT: usize = XRQ_WQ - POOL - WQ;
 const TAG_MATCHING: u32 = 1;
 const TRANSFERS: u32 = 1;
 
@@ -77,8 +78,8 @@ const ARM_LIMIT: Field = field(0xc, 15, 0);
 
 /// Returns the umem of a work queue's entries and the offset in it, if it names one.
 pub(crate) fn wq_umem(wq: &[u8]) -> Option<(u32, u64)> {
-    let there = WQ_IN_UMEM.is_set(wq);
-    there.then(|| (WQ_UMEM.get(wq), get64(wq, WQ_UMEM_OFFSET)))
+    let in_umem = WQ_IN_UMEM.is_set(wq);
+    in_umem.then(|| (WQ_UMEM.get(wq), get64(wq, WQ_UMEM_OFFSET)))
 }
 
 /// Returns the umem of a work queue's doorbell records, if it names one.
@@ -98,9 +99,9 @@ fn put_wq(srq: &Srq, at: usize, output: &mut [u8]) {
 }
 
 impl<P: Platform> Core<P> {
-    /// Creates the part that all kinds share.
+    /// Creates an SRQ with the fields that all kinds share.
     #[allow(clippy::too_many_arguments)] // Fields of two contexts.
-    fn srq(
+    fn new_srq(
         &mut self,
         input: &[u8],
         pd: u32,
@@ -111,16 +112,19 @@ impl<P: Platform> Core<P> {
         (doorbell, records): (u64, Option<u32>),
     ) -> Result<Srq, super::CommandError> {
         if !self.has_pd(pd) {
-            return Err(refuse(Status::BadResource, "the SRQ's protection domain"));
-        }
-        if log_size > LOG_LONGEST || !(LOG_NARROWEST..=LOG_WIDEST).contains(&log_stride) {
             return Err(refuse(
-                Status::ExceedsLimit,
-                "the SRQ is too long or its entries are",
+                Status::BadResource,
+                "the SRQ's protection domain does not exist",
             ));
         }
-        let buffer = self.entries(input, 1 << (log_size + log_stride), umem, pages, false)?;
-        let doorbell = self.records(doorbell, records, false)?;
+        if log_size > MAX_LOG_SIZE || !(MIN_LOG_STRIDE..=MAX_LOG_STRIDE).contains(&log_stride) {
+            return Err(refuse(
+                Status::ExceedsLimit,
+                "the SRQ or its WQEs are too long",
+            ));
+        }
+        let buffer = self.queue_buffer(input, 1 << (log_size + log_stride), umem, pages, false)?;
+        let doorbell = self.doorbell_address(doorbell, records, false)?;
         Ok(Srq {
             pd,
             xrcd: None,
@@ -142,7 +146,7 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn create_xrc_srq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let context = &input[XRC.min(input.len())..];
-        let mut srq = self.srq(
+        let mut srq = self.new_srq(
             input,
             XRC_PD.get(context),
             XRC_LOG_SIZE.get(context),
@@ -156,33 +160,36 @@ impl<P: Platform> Core<P> {
                 (XRC_RECORDS_IN_UMEM.is_set(context)).then(|| XRC_RECORDS_UMEM.get(context)),
             ),
         )?;
-        if XRC_RLKY.is_set(context) && self.users.is_program() {
+        if XRC_RLKY.is_set(context) && self.object_owners.is_program() {
             return Err(refuse(
                 Status::BadParameter,
-                "the reserved key is not for programs",
+                "programs may not use the reserved lkey",
             ));
         }
         let xrcd = XRC_DOMAIN.get(context);
         if self.xrcds.get(xrcd).is_none() {
-            return Err(refuse(Status::BadResource, "the SRQ's XRC domain"));
+            return Err(refuse(
+                Status::BadResource,
+                "the SRQ's XRC domain does not exist",
+            ));
         }
         srq.xrcd = Some(xrcd);
         srq.cqn = XRC_CQN.get(context);
         srq.privileged = XRC_RLKY.is_set(context);
         srq.limit = XRC_LIMIT.get(context) as u16;
-        let own = XRC_OWN_INDEX.is_set(context);
+        let uidx_equals_srqn = XRC_UIDX_EQUALS_SRQN.is_set(context);
         let uidx = XRC_UIDX.get(context);
-        created(
+        return_number(
             output,
             self.srqs.insert_with(|number| Srq {
-                uidx: if own { number } else { uidx },
+                uidx: if uidx_equals_srqn { number } else { uidx },
                 ..srq
             }),
         )
     }
 
     pub(crate) fn query_xrc_srq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let Some(srq) = self.srqs.get(number(input)) else {
+        let Some(srq) = self.srqs.get(object_number(input)) else {
             return Err(refuse(Status::BadResource, "no such SRQ"));
         };
         XRC_STATE.at(XRC).put(output, srq.state);
@@ -202,10 +209,10 @@ impl<P: Platform> Core<P> {
         Ok(())
     }
 
-    /// Creates the part that the context of a work queue describes. `input` is the command,
-    /// from where its list of pages is as far on as in CREATE_RMP.
-    fn of_work_queue(&mut self, input: &[u8], wq: &[u8]) -> Result<Srq, super::CommandError> {
-        let mut srq = self.srq(
+    /// Creates an SRQ from the context of a work queue. `input` is the command from an
+    /// offset on, such that its page list is where CREATE_RMP has it.
+    fn new_srq_of_wq(&mut self, input: &[u8], wq: &[u8]) -> Result<Srq, super::CommandError> {
+        let mut srq = self.new_srq(
             input,
             WQ_PD.get(wq),
             WQ_LOG_SIZE.get(wq),
@@ -220,15 +227,15 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn create_rmp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let wq = &input[(POOL + WQ).min(input.len())..];
-        let mut srq = self.of_work_queue(input, wq)?;
+        let mut srq = self.new_srq_of_wq(input, wq)?;
         srq.state = POOL_STATE.at(POOL).get(input);
         // RMPs have no flag for the reserved lkey; the receives that the kernel
         // posts name real keys.
-        created(output, self.srqs.insert(srq))
+        return_number(output, self.srqs.insert(srq))
     }
 
     pub(crate) fn modify_rmp(&mut self, input: &[u8]) -> Outcome {
-        let Some(srq) = self.srqs.get_mut(number(input)) else {
+        let Some(srq) = self.srqs.get_mut(object_number(input)) else {
             return Err(refuse(Status::BadResource, "no such SRQ"));
         };
         srq.state = POOL_STATE.at(POOL).get(input);
@@ -239,7 +246,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_rmp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let Some(srq) = self.srqs.get(number(input)) else {
+        let Some(srq) = self.srqs.get(object_number(input)) else {
             return Err(refuse(Status::BadResource, "no such SRQ"));
         };
         POOL_STATE.at(POOL).put(output, srq.state);
@@ -250,27 +257,30 @@ impl<P: Platform> Core<P> {
     pub(crate) fn create_xrq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let log_tags = XRQ_LOG_TAGS.get(input);
         if XRQ_TOPOLOGY.get(input) != TAG_MATCHING {
-            return Err(refuse(Status::BadParameter, "an XRQ without tag matching"));
+            return Err(refuse(Status::BadParameter, "an XRQ requires tag matching"));
         }
         if log_tags > tag_matching::LOG_MAX_TAGS {
             return Err(refuse(Status::ExceedsLimit, "the list of tags is too long"));
         }
         let cqn = XRQ_CQN.get(input);
         if self.cqs.get(cqn).is_none() {
-            return Err(refuse(Status::BadResource, "the SRQ's completion queue"));
+            return Err(refuse(
+                Status::BadResource,
+                "the SRQ's completion queue does not exist",
+            ));
         }
         let wq = &input[XRQ_WQ.min(input.len())..];
-        let pages = &input[XRQ_PAGES_LATER.min(input.len())..];
-        let mut srq = self.of_work_queue(pages, wq)?;
+        let pages = &input[XRQ_PAGE_LIST_SHIFT.min(input.len())..];
+        let mut srq = self.new_srq_of_wq(pages, wq)?;
         let transfers = XRQ_OFFLOAD.get(input) == TRANSFERS;
         srq.tags = Some(Box::new(TagList::new(log_tags, transfers)));
         srq.cqn = cqn;
         srq.uidx = XRQ_UIDX.get(input);
-        created(output, self.srqs.insert(srq))
+        return_number(output, self.srqs.insert(srq))
     }
 
     pub(crate) fn query_xrq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let srq = self.srqs.get(number(input));
+        let srq = self.srqs.get(object_number(input));
         let Some((srq, tags)) = srq.and_then(|srq| Some((srq, srq.tags.as_deref()?))) else {
             return Err(refuse(Status::BadResource, "no such XRQ"));
         };
@@ -287,7 +297,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn destroy_srq(&mut self, input: &[u8]) -> Outcome {
-        let srqn = number(input);
+        let srqn = object_number(input);
         if self.queues.iter().any(|(_, queue)| queue.uses_srq(srqn)) {
             return Err(refuse(
                 Status::ResourceBusy,
@@ -302,7 +312,7 @@ impl<P: Platform> Core<P> {
 
     /// Requests an event when fewer entries than a limit are left.
     pub(crate) fn arm_srq(&mut self, input: &[u8]) -> Outcome {
-        match self.srqs.get_mut(number(input)) {
+        match self.srqs.get_mut(object_number(input)) {
             Some(srq) => {
                 srq.limit = ARM_LIMIT.get(input) as u16;
                 Ok(())

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::NUMBER;
-use super::load::number;
+use super::load::object_number;
 use super::opcode as op;
 use crate::bits::{Field, field, flag, get_array, get32, put64};
 use crate::engine::core::Core;
@@ -128,7 +128,7 @@ impl<P: Platform> Core<P> {
             op::ALLOC_MODIFY_HEADER_CONTEXT => {
                 let actions = input.get(ACTIONS..).unwrap_or(&[]);
                 let decoded = header_change::decode(actions, ACTION_COUNT.get(input));
-                let message = "an action on a header";
+                let message = "unsupported action on a header";
                 Object::HeaderChange(decoded.ok_or(refuse(Status::BadParameter, message))?)
             }
             _ => Object::Counter(FlowCounter::default()),
@@ -144,7 +144,7 @@ impl<P: Platform> Core<P> {
             op::DESTROY_FLOW_GROUP => GROUP.get(input),
             op::DEALLOC_FLOW_COUNTER => COUNTER.get(input),
             op::DEALLOC_MODIFY_HEADER_CONTEXT => HEADER_CHANGE.get(input),
-            _ => number(input),
+            _ => object_number(input),
         };
         let destroy_opcode = match self.steering.get(number) {
             Some(Object::Tir(_)) => op::DESTROY_TIR,
@@ -173,7 +173,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn modify_steering(&mut self, opcode: u16, input: &[u8]) -> Outcome {
         let table = TABLE.get(input);
         match opcode {
-            op::MODIFY_TIR => match self.steering.get_mut(number(input)) {
+            op::MODIFY_TIR => match self.steering.get_mut(object_number(input)) {
                 // Its destination does not change.
                 Some(Object::Tir(tir)) => {
                     if MODIFY_SELF_LB.is_set(input) {
@@ -183,7 +183,7 @@ impl<P: Platform> Core<P> {
                 }
                 _ => Err(UNKNOWN),
             },
-            op::MODIFY_TIS => match self.steering.get_mut(number(input)) {
+            op::MODIFY_TIS => match self.steering.get_mut(object_number(input)) {
                 Some(Object::Tis { lag_port, .. }) => {
                     if MODIFY_LAG_PORT.is_set(input) {
                         *lag_port = TIS_LAG_PORT.get(input);
@@ -192,7 +192,7 @@ impl<P: Platform> Core<P> {
                 }
                 _ => Err(UNKNOWN),
             },
-            op::MODIFY_RQT => match self.steering.get_mut(number(input)) {
+            op::MODIFY_RQT => match self.steering.get_mut(object_number(input)) {
                 Some(Object::Rqt(queues)) => {
                     *queues = parse_rqt(input);
                     Ok(())
@@ -230,7 +230,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_tis(&self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let Some(Object::Tis { domain, lag_port }) = self.steering.get(number(input)) else {
+        let Some(Object::Tis { domain, lag_port }) = self.steering.get(object_number(input)) else {
             return Err(UNKNOWN);
         };
         QUERIED_LAG_PORT.put(output, *lag_port);
@@ -244,7 +244,10 @@ impl<P: Platform> Core<P> {
             return Err(UNKNOWN);
         };
         if output.len() < COUNTER_VALUES + 16 {
-            return Err(refuse(Status::BadOutputLength, "no room for the counter"));
+            return Err(refuse(
+                Status::BadOutputLength,
+                "the output is too short for the counter",
+            ));
         }
         put64(output, COUNTER_VALUES, counter.packets);
         put64(output, COUNTER_VALUES + 8, counter.bytes);
@@ -260,7 +263,7 @@ impl<P: Platform> Core<P> {
         if count.max(counters) > 1 << LOG_DESTINATIONS {
             return Err(refuse(
                 Status::ExceedsLimit,
-                "a rule with too many destinations or counters",
+                "the rule has too many destinations or counters",
             ));
         }
         let list = input.get(RULE_LIST..).unwrap_or(&[]);
@@ -309,7 +312,10 @@ impl<P: Platform> Core<P> {
         if self.steering.set_rule(table, RULE_INDEX.get(input), rule) {
             Ok(())
         } else {
-            Err(refuse(Status::BadResource, "no such table, or no room"))
+            Err(refuse(
+                Status::BadResource,
+                "no such flow table, or too many rules",
+            ))
         }
     }
 }

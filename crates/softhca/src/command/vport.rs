@@ -1,7 +1,7 @@
 //! Port commands: the port as an InfiniBand port, as a network interface, and with
 //! RoCE addresses.
 
-use super::load::number;
+use super::load::object_number;
 use crate::bits::{Field, field, flag, get_array, get32, put_bytes, put32, put64};
 use crate::engine::core::{Core, RoceAddress};
 use crate::engine::loopback::{MULTICAST, UNICAST};
@@ -24,7 +24,7 @@ const CAP_MASK1: usize = 0x40;
 const CAP_MASK1_SELECT: usize = 0x44;
 /// The presence of a communication manager, which the driver sets when one
 /// registers.
-const CHANGEABLE: u32 = 1 << 16;
+const MODIFIABLE: u32 = 1 << 16;
 const LID: Field = field(0x60, 31, 16);
 const SUBNET_TIMEOUT: Field = field(0x60, 4, 0);
 const SM_LID: Field = field(0x64, 31, 16);
@@ -45,7 +45,7 @@ const NIC_STATE: Field = field(0xc, 3, 0);
 
 const LIST_TYPE: Field = field(0xc, 26, 24);
 /// Disabled loopback: `UNICAST`, `MULTICAST`.
-const NIC_LOOPBACK_OFF: Field = field(0x0, 2, 1);
+const NIC_DISABLE_LOOPBACK: Field = field(0x0, 2, 1);
 const NIC_ROCE: Field = flag(0x0, 0);
 const NIC_MTU: Field = field(0x24, 15, 0);
 const NIC_LIST_TYPE: Field = field(0xf0, 26, 24);
@@ -59,7 +59,7 @@ const SELECT_ADDRESS: u32 = 1 << 3;
 const SELECT_MTU: u32 = 1 << 6;
 const SELECT_LOOPBACK_MULTICAST: u32 = 1 << 10;
 const SELECT_LOOPBACK_UNICAST: u32 = 1 << 11;
-const NIC_IN: usize = 0x100;
+const NIC_INPUT_CONTEXT: usize = 0x100;
 
 const ROCE_INDEX: Field = field(8, 31, 16);
 const ROCE_ADDRESS: usize = 0x10;
@@ -71,13 +71,12 @@ const ROCE_VERSION: Field = field(0x18, 7, 0);
 /// Ports of the bond (LAG).
 pub(crate) const LAG_PORTS: u32 = 2;
 /// The ports through which frames of the bond's ports leave.
-const LAG_REMAP: [Field; LAG_PORTS as usize] = [field(0xc, 3, 0), field(0xc, 11, 8)];
+const LAG_TX_REMAP_AFFINITY: [Field; LAG_PORTS as usize] = [field(0xc, 3, 0), field(0xc, 11, 8)];
 
 impl<P: Platform> Core<P> {
-    /// The host's bond, of which this function knows only that both of its ports work:
-    /// its state is that of no bond.
+    /// Reports a bond (LAG) that is not active, whose ports both work.
     pub(crate) fn query_lag(&self, output: &mut [u8]) -> Outcome {
-        for (port, field) in (1..).zip(LAG_REMAP) {
+        for (port, field) in (1..).zip(LAG_TX_REMAP_AFFINITY) {
             field.put(output, port);
         }
         Ok(())
@@ -85,7 +84,10 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn query_hca_vport_context(&mut self, output: &mut [u8]) -> Outcome {
         let Some(context) = output.get_mut(CONTEXT..) else {
-            return Err(refuse(Status::BadOutputLength, "no room for the context"));
+            return Err(refuse(
+                Status::BadOutputLength,
+                "the output is too short for the context",
+            ));
         };
         let guid = self.settings.guid;
         HAS_SMI.put(context, 0);
@@ -101,7 +103,7 @@ impl<P: Platform> Core<P> {
         put64(context, PORT_GUID, guid);
         put64(context, NODE_GUID, guid);
         put32(context, CAP_MASK1, self.port_capabilities);
-        put32(context, CAP_MASK1_SELECT, CHANGEABLE);
+        put32(context, CAP_MASK1_SELECT, MODIFIABLE);
         LID.put(context, u32::from(self.settings.lid));
         SM_LID.put(context, u32::from(subnet::LID));
         SUBNET_TIMEOUT.put(context, 18);
@@ -109,9 +111,9 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn modify_hca_vport_context(&mut self, input: &[u8]) -> Outcome {
-        let changed = get32(input, CONTEXT + CAP_MASK1_SELECT) & CHANGEABLE;
-        let given = get32(input, CONTEXT + CAP_MASK1);
-        self.port_capabilities = self.port_capabilities & !changed | given & changed;
+        let changed = get32(input, CONTEXT + CAP_MASK1_SELECT) & MODIFIABLE;
+        let new = get32(input, CONTEXT + CAP_MASK1);
+        self.port_capabilities = self.port_capabilities & !changed | new & changed;
         Ok(())
     }
 
@@ -154,9 +156,12 @@ impl<P: Platform> Core<P> {
         let list = LIST_TYPE.get(input);
         let guid = self.settings.guid;
         let Some(context) = output.get_mut(CONTEXT..) else {
-            return Err(refuse(Status::BadOutputLength, "no room for the context"));
+            return Err(refuse(
+                Status::BadOutputLength,
+                "the output is too short for the context",
+            ));
         };
-        NIC_LOOPBACK_OFF.put(context, self.nic.disabled_loopback);
+        NIC_DISABLE_LOOPBACK.put(context, self.nic.disabled_loopback);
         NIC_ROCE.put(context, u32::from(self.nic.roce));
         NIC_MTU.put(context, self.nic.mtu);
         put64(context, SYSTEM_IMAGE_GUID, guid);
@@ -173,7 +178,7 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn modify_nic_vport_context(&mut self, input: &[u8]) -> Outcome {
         let select = get32(input, SELECT);
-        let context = &input[NIC_IN.min(input.len())..];
+        let context = &input[NIC_INPUT_CONTEXT.min(input.len())..];
         if select & SELECT_ROCE != 0 {
             self.nic.roce = NIC_ROCE.is_set(context);
         }
@@ -185,7 +190,7 @@ impl<P: Platform> Core<P> {
             (SELECT_LOOPBACK_MULTICAST, MULTICAST),
         ] {
             if select & selected != 0 {
-                let off = NIC_LOOPBACK_OFF.get(context) & of;
+                let off = NIC_DISABLE_LOOPBACK.get(context) & of;
                 self.nic.disabled_loopback = self.nic.disabled_loopback & !of | off;
             }
         }
@@ -202,7 +207,10 @@ impl<P: Platform> Core<P> {
         };
         if let Some(address) = entry {
             let Some(out) = output.get_mut(CONTEXT..) else {
-                return Err(refuse(Status::BadOutputLength, "no room for the address"));
+                return Err(refuse(
+                    Status::BadOutputLength,
+                    "the output is too short for the address",
+                ));
             };
             put_bytes(out, 0, &address.gid);
             put_bytes(out, ROCE_MAC, &address.mac);
@@ -244,7 +252,7 @@ impl<P: Platform> Hca<P> {
     }
 
     pub(crate) fn attach_to_mcg(&mut self, input: &[u8]) -> Outcome {
-        let qpn = number(input);
+        let qpn = object_number(input);
         if self.core.qp(qpn).is_none() {
             return Err(refuse(Status::BadResource, "no such queue pair"));
         }
@@ -254,7 +262,8 @@ impl<P: Platform> Hca<P> {
     }
 
     pub(crate) fn detach_from_mcg(&mut self, input: &[u8]) -> Outcome {
-        self.transport.detach(number(input), get_array(input, 0x10));
+        self.transport
+            .detach(object_number(input), get_array(input, 0x10));
         Ok(())
     }
 }

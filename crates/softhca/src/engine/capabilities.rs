@@ -5,7 +5,7 @@ use crate::profile::{Group, Profile};
 /// Capabilities: the current values and the largest possible ones.
 #[derive(Debug)]
 pub(crate) struct Capabilities {
-    greatest: Vec<(Group, Vec<u8>)>,
+    max: Vec<(Group, Vec<u8>)>,
     current: Vec<(Group, Vec<u8>)>,
 }
 
@@ -16,19 +16,20 @@ impl Capabilities {
             .map(|group| (group, profile.group(group)))
             .collect();
         Capabilities {
-            greatest: all.clone(),
+            max: all.clone(),
             current: all,
         }
     }
 
-    fn find(of: &[(Group, Vec<u8>)], group: Group) -> &[u8] {
-        of.iter()
+    fn find(field_group: &[(Group, Vec<u8>)], group: Group) -> &[u8] {
+        field_group
+            .iter()
             .find(|(g, _)| *g == group)
             .map_or(&[], |(_, bytes)| bytes)
     }
 
-    pub(crate) fn greatest(&self, group: Group) -> &[u8] {
-        Self::find(&self.greatest, group)
+    pub(crate) fn max(&self, group: Group) -> &[u8] {
+        Self::find(&self.max, group)
     }
 
     pub(crate) fn current(&self, group: Group) -> &[u8] {

@@ -21,8 +21,8 @@ use super::srq::Srq;
 use super::steering::Steering;
 use super::umem::Umem;
 use super::wqe::MAX_SEND_WQE;
-use crate::command::protection::LOG_MOST_KEYS;
-use crate::command::user::Users;
+use crate::command::protection::LOG_MAX_ENCRYPTION_KEYS;
+use crate::command::user::ObjectOwners;
 use crate::settings::Settings;
 use crate::table::Table;
 
@@ -80,7 +80,7 @@ pub struct Core<P> {
     /// User contexts of programs that issue commands, and queue pair numbers reserved
     /// for them.
     pub(crate) user_contexts: Table<()>,
-    pub(crate) users: Users,
+    pub(crate) object_owners: ObjectOwners,
     /// Memory of programs.
     pub(crate) umems: Table<Umem>,
     pub(crate) reserved_qpns: Table<()>,
@@ -148,7 +148,7 @@ impl<P> Core<P> {
             port_capabilities: PORT_CAPABILITIES,
             transport_domains: Table::new(1, 1 << 16),
             user_contexts: Table::new(1, (1 << 16) - 2),
-            users: Users::default(),
+            object_owners: ObjectOwners::default(),
             umems: Table::new(1, 1 << 16),
             reserved_qpns: Table::new(0, MAX_RESERVED_QPN_RANGES),
             scheduling: Table::new(1, scheduling::MAX_ELEMENTS),
@@ -160,7 +160,7 @@ impl<P> Core<P> {
             mkeys: Table::new(settings.first_mkey, 1 << 22),
             protected_keys: 0,
             psvs: Table::new(1, 1 << 16),
-            encryption_keys: Table::new(1, 1 << LOG_MOST_KEYS),
+            encryption_keys: Table::new(1, 1 << LOG_MAX_ENCRYPTION_KEYS),
             logins: Table::new(1, 1 << 16),
             partial_blocks: HashMap::new(),
             queues: Table::new(settings.first_qpn, 1 << 17),

@@ -125,7 +125,7 @@ impl TagList {
             return Err("a tag beyond the end of the list");
         }
         if self.tags.iter().any(|tag| tag.index == index) {
-            return Err("a tag in the place of another");
+            return Err("a tag at the index of another");
         }
         let active = self.all_unexpected_seen();
         self.next = next;

@@ -260,7 +260,7 @@ impl<P: Platform> Core<P> {
         rights: Rights,
     ) -> Result<(), &'static str> {
         let Entries::Keys(keys) = entries else {
-            return Err("a UMR of addresses by a program");
+            return Err("a UMR of addresses from a program");
         };
         // Lists are padded with zeros to whole units.
         let mut keys = keys.iter().filter(|klm| **klm != Klm::default());
@@ -380,7 +380,7 @@ fn replace_translation(
                 false => replace(keys, offset, new),
             }
         }
-        _ => return Err("a UMR of a list for a memory key without one"),
+        _ => return Err("a UMR with a list for a memory key without one"),
     }
     Ok(())
 }

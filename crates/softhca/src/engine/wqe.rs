@@ -342,7 +342,7 @@ fn parse_segments(
 ) -> Result<(), &'static str> {
     if context.strict {
         if OP_MOD.get(bytes) != 0 && !matches!(work.opcode, opcode::UMR | opcode::MMO) {
-            return Err("an operation modifier where there is none");
+            return Err("an operation modifier of an opcode without one");
         }
         let streams = context.service == Service::DcInitiator;
         if CONTROL_RESERVED.is_set(bytes)

@@ -446,7 +446,7 @@ impl Driver {
     pub fn ring(&mut self, entry: &[u8]) {
         let at = u64::from(self.uar) * 4096 + 0x800;
         self.hca.write(at, &entry[..8]);
-        self.hca.settle();
+        self.hca.flush_blue_flame();
         self.run();
     }
 

@@ -237,7 +237,7 @@ pub fn work_requests(script: &[u8]) {
                     driver
                         .hca
                         .write(u64::from(driver.uar) * 4096 + 0x800, &entry[..8]);
-                    driver.hca.settle();
+                    driver.hca.flush_blue_flame();
                     run(&mut driver);
                 }
             }
@@ -306,14 +306,14 @@ pub fn registers(script: &[u8]) {
             _ => driver.write(SCRATCH + u64::from(script.short()), script.bytes(count)),
         }
         if bits & 0x10 != 0 {
-            driver.hca.settle();
+            driver.hca.flush_blue_flame();
         }
         if bits & 0x20 != 0 {
             run(&mut driver);
             while driver.poll(&mut cq).is_some() {}
         }
     }
-    driver.hca.settle();
+    driver.hca.flush_blue_flame();
     run(&mut driver);
     reset(&mut driver);
 }

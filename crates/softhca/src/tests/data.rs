@@ -432,9 +432,9 @@ fn blue_flame_is_taken_from_its_buffer() {
     assert_eq!(driver.hca.stats().blue_flames, 1);
     // A doorbell followed by a BlueFlame copy in the same buffer counts as both.
     let first = driver.place(&mut a, 0x00, SIGNALED, &[]);
-    assert!(!driver.hca.is_unsettled());
+    assert!(!driver.hca.has_partial_blue_flame());
     driver.hca.write(at, &first[..8]);
-    assert!(driver.hca.is_unsettled());
+    assert!(driver.hca.has_partial_blue_flame());
     let mut second = driver.place(&mut a, 0x00, SIGNALED, &[]);
     second.resize(64, 0);
     for (n, part) in second.chunks(8).enumerate() {

@@ -452,7 +452,7 @@ fn a_send_queue_flushes_in_the_error_state() {
     let entry = interface.driver.place(&mut sq, 0x0a, SIGNALED, &right);
     let at = u64::from(interface.driver.uar) * 4096 + 0x800;
     interface.driver.hca.write(at, &entry[..8]);
-    interface.driver.hca.settle();
+    interface.driver.hca.flush_blue_flame();
     for state in [0, 1] {
         assert_eq!(interface.modify(op::MODIFY_SQ, sq.number, state), 0);
         interface.driver.run();

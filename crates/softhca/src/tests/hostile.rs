@@ -63,7 +63,7 @@ proptest! {
             } else {
                 driver.hca.read(offset, &mut bytes);
             }
-            driver.hca.settle();
+            driver.hca.flush_blue_flame();
             driver.run();
         }
     }

@@ -107,10 +107,10 @@ impl Connection {
                 }
             }
             self.flush()?;
-            if self.receive()? || hca.is_unsettled() && self.wait_for_data() {
+            if self.receive()? || hca.has_partial_blue_flame() && self.wait_for_data() {
                 continue;
             }
-            hca.settle();
+            hca.flush_blue_flame();
             return Ok(true);
         }
     }
@@ -284,7 +284,7 @@ impl Connection {
             region::CONFIG => self.config.read(offset, &mut data),
             region::BAR0 if in_bar(offset, count) => {
                 // Earlier writes take effect before the read.
-                hca.settle();
+                hca.flush_blue_flame();
                 hca.read(offset, &mut data);
             }
             _ => return Err(Errno::EINVAL),
