@@ -1,6 +1,6 @@
-//! How fast the whole HCA is, on one thread, with memory in a vector: commands,
-//! a doorbell to its completion, and RDMA writes between two HCAs over the
-//! in-memory fabric. Time is the thread's own, so that a busy machine counts less.
+//! Rates of the whole HCA on one thread, with memory in a vector: commands, a doorbell to
+//! its completion, and RDMA writes between two HCAs over the in-memory fabric. Times are
+//! CPU times of the thread, so that other load matters less.
 //!
 //! `cargo run --profile shipped -p ringverbs-softhca --features test-utils --example hca_rate`
 
@@ -25,10 +25,10 @@ impl CpuTime {
     }
 }
 
-fn report(what: &str, count: u64, start: CpuTime) {
+fn report(name: &str, count: u64, start: CpuTime) {
     let elapsed = (CpuTime::now().0 - start.0).as_secs_f64();
     println!(
-        "{what:52} {:9.3} M/s  {:8.0} ns each",
+        "{name:52} {:9.3} M/s  {:8.0} ns each",
         count as f64 / elapsed / 1e6,
         elapsed / count as f64 * 1e9
     );
@@ -41,23 +41,23 @@ fn commands() {
     let query = Input::new(0x50b, 16).or(8, 0, qp.number);
     let start = CpuTime::now();
     for _ in 0..COUNT {
-        driver.ok(&query, 0x110);
+        driver.execute(&query, 0x110);
     }
     report("QUERY_QP", COUNT, start);
     let start = CpuTime::now();
     for _ in 0..COUNT {
-        let pd = driver.number(Input::new(0x800, 16));
-        driver.ok(&Input::new(0x801, 16).or(8, 0, pd), 16);
+        let pd = driver.create(Input::new(0x800, 16));
+        driver.execute(&Input::new(0x801, 16).or(8, 0, pd), 16);
     }
     report("ALLOC_PD, DEALLOC_PD", 2 * COUNT, start);
     let pages: Vec<u64> = (0..16).map(|n| 0x8_0000 + n * 4096).collect();
     let start = CpuTime::now();
     for _ in 0..COUNT {
         let key = driver.create_paged_key(0x1000, 16 * 4096, &pages);
-        driver.ok(&Input::new(0x202, 16).or(8, 0, key >> 8), 16);
+        driver.execute(&Input::new(0x202, 16).or(8, 0, key >> 8), 16);
     }
     report("CREATE_MKEY of 16 pages, DESTROY_MKEY", 2 * COUNT, start);
-    // The same by the queue: the entry is read and written in memory.
+    // Commands through the command queue, whose entry is in memory.
     const QUEUE: u64 = 0x8000;
     driver.hca.write(0x14, &(QUEUE as u32).to_be_bytes());
     let mut entry = [0; 64];
@@ -74,7 +74,7 @@ fn commands() {
         let memory = driver.hca.platform();
         memory.read(QUEUE + 63, &mut owner).expect("memory");
         assert_eq!(owner[0] & 1, 0);
-        // Nobody looks at the events.
+        // Marks all events as consumed.
         let eqn = driver.eqn;
         let count = driver.hca.stats().eqes as u32 & 0xff_ffff;
         let at = u64::from(driver.uar) * 4096 + 0x48;
@@ -92,8 +92,8 @@ struct Sender {
 }
 
 impl Sender {
-    /// Places the work request, with its index.
-    fn place(&mut self, flags: u8) {
+    /// Writes the WQE with the next index.
+    fn write_wqe(&mut self, flags: u8) {
         self.entry[1..3].copy_from_slice(&self.qp.posted.to_be_bytes());
         self.entry[11] = flags;
         let slot = u64::from(self.qp.posted) & ((1 << SEND_LOG) - 1);
@@ -112,7 +112,7 @@ impl Sender {
         self.driver.hca.flush_blue_flame();
     }
 
-    /// Looks for a completion as a provider does.
+    /// Polls a completion as a provider does.
     fn poll(&mut self) -> bool {
         let memory = self.driver.hca.platform();
         let at = self.cq.entry(self.cq.index) + 63;
@@ -140,13 +140,13 @@ fn pair(profile: &str, opcode: u8, length: u32) -> (Sender, Driver) {
     let other = peer.create_qp(0, &peers, None);
     driver.connect(qp.number, other.number, 2);
     peer.connect(other.number, qp.number, 1);
-    let (here, there) = (driver.pages(4), peer.pages(4));
+    let (local, remote_va) = (driver.pages(4), peer.pages(4));
     let mut segments = Vec::new();
     if opcode == WRITE {
-        segments = remote(there, peer.key);
-        segments.extend(segment(length, driver.key, here));
+        segments = remote(remote_va, peer.key);
+        segments.extend(segment(length, driver.key, local));
     }
-    let entry = driver.place(&mut qp, opcode, 0, &segments);
+    let entry = driver.write_wqe(&mut qp, opcode, 0, &segments);
     qp.posted = 0;
     let sender = Sender {
         driver,
@@ -157,12 +157,12 @@ fn pair(profile: &str, opcode: u8, length: u32) -> (Sender, Driver) {
     (sender, peer)
 }
 
-fn latency(what: &str, opcode: u8) {
+fn latency(name: &str, opcode: u8) {
     const COUNT: u64 = 500_000;
     let (mut sender, mut peer) = pair("ib", opcode, 64);
     let start = CpuTime::now();
     for _ in 0..COUNT {
-        sender.place(SIGNALED);
+        sender.write_wqe(SIGNALED);
         sender.ring();
         while !sender.poll() {
             sender.driver.hca.run();
@@ -171,29 +171,29 @@ fn latency(what: &str, opcode: u8) {
             }
         }
     }
-    report(what, COUNT, start);
+    report(name, COUNT, start);
 }
 
-fn rate(what: &str, length: u32, each: bool, count: u64) {
+fn rate(name: &str, length: u32, signal_each: bool, count: u64) {
     let (mut sender, mut peer) = pair("ib", WRITE, length);
     let batch = 1 << SEND_LOG;
     let start = CpuTime::now();
     for _ in 0..count / batch {
         for n in 0..batch {
             let last = n == batch - 1;
-            sender.place(if each || last { SIGNALED } else { 0 });
+            sender.write_wqe(if signal_each || last { SIGNALED } else { 0 });
         }
         sender.ring();
-        let mut left = if each { batch } else { 1 };
-        while left > 0 {
+        let mut remaining = if signal_each { batch } else { 1 };
+        while remaining > 0 {
             sender.driver.hca.run();
             peer.hca.run();
             while sender.poll() {
-                left -= 1;
+                remaining -= 1;
             }
         }
     }
-    report(what, count, start);
+    report(name, count, start);
     assert_eq!(sender.driver.hca.transport_counters().retransmitted, 0);
 }
 

@@ -1,5 +1,5 @@
-//! How fast the transport is: messages per second between two HCAs over the
-//! in-memory fabric, both ends, engine model included, on one thread.
+//! Rates of the transport: messages per second between two HCAs over the in-memory
+//! fabric, with both ends and the engine model on one thread.
 //!
 //! `cargo run --release -p ringverbs-softhca --features test-utils --example transport_rate`
 

@@ -12,8 +12,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const MEMORY: usize = 1 << 16;
 
-/// Posts a batch of every operation, and sees it through.
-fn batch(world: &mut World, count: u64) {
+/// Posts a batch of every operation and waits for its completion.
+fn run_batch(world: &mut World, count: u64) {
     let mut id = 0;
     for _ in 0..count {
         for (operation, length) in [
@@ -45,7 +45,7 @@ fn batch(world: &mut World, count: u64) {
 }
 
 #[test]
-fn steady_state() {
+fn the_steady_state_allocates_nothing() {
     for faults in [
         Faults::default(),
         Faults {
@@ -77,11 +77,11 @@ fn steady_state() {
         world.fabric.set_faults(faults);
         // Queues and pool grow to their size. Losses make that take some time.
         for _ in 0..20 {
-            batch(&mut world, 100);
+            run_batch(&mut world, 100);
         }
         let (count, ()) = allocations(|| {
             for _ in 0..5 {
-                batch(&mut world, 100);
+                run_batch(&mut world, 100);
             }
         });
         assert_eq!(world.hcas[0].host.sends_ended, 25 * 500);

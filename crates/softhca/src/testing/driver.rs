@@ -10,7 +10,7 @@ use crate::platform::{Clock, Interrupts, Memory, Unmapped};
 use crate::profile::Profile;
 
 /// A platform in this process: memory, clock and interrupts.
-pub struct Bench {
+pub struct TestPlatform {
     memory: RefCell<Vec<u8>>,
     /// The time in nanoseconds; every read of the clock advances it.
     pub now: Cell<u64>,
@@ -18,17 +18,17 @@ pub struct Bench {
     pub interrupts: RefCell<Vec<u16>>,
 }
 
-const MEMORY: usize = 1 << 20;
+const MEMORY_SIZE: usize = 1 << 20;
 
-impl Bench {
+impl TestPlatform {
     fn range(&self, address: u64, length: usize) -> Result<std::ops::Range<usize>, Unmapped> {
         let from = usize::try_from(address).map_err(|_| Unmapped { address })?;
-        let to = from.checked_add(length).filter(|to| *to <= MEMORY);
+        let to = from.checked_add(length).filter(|to| *to <= MEMORY_SIZE);
         Ok(from..to.ok_or(Unmapped { address })?)
     }
 }
 
-impl Memory for Bench {
+impl Memory for TestPlatform {
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Unmapped> {
         out.copy_from_slice(&self.memory.borrow()[self.range(address, out.len())?]);
         Ok(())
@@ -51,13 +51,13 @@ impl Memory for Bench {
     }
 }
 
-impl Interrupts for Bench {
+impl Interrupts for TestPlatform {
     fn interrupt(&mut self, vector: u16) {
         self.interrupts.borrow_mut().push(vector);
     }
 }
 
-impl Clock for Bench {
+impl Clock for TestPlatform {
     fn now(&self) -> u64 {
         self.now.set(self.now.get() + 100);
         self.now.get()
@@ -82,7 +82,7 @@ impl Input {
         self
     }
     /// Replaces the 64-bit word at a byte offset.
-    pub fn long(mut self, offset: usize, value: u64) -> Input {
+    pub fn put64(mut self, offset: usize, value: u64) -> Input {
         self.0[offset..offset + 8].copy_from_slice(&value.to_be_bytes());
         self
     }
@@ -93,7 +93,7 @@ pub fn word(bytes: &[u8], offset: usize) -> u32 {
     u32::from_be_bytes(bytes[offset..offset + 4].try_into().unwrap())
 }
 
-/// A completion queue, as its user sees it.
+/// A completion queue from the program's side.
 pub struct Cq {
     /// The CQ number.
     pub number: u32,
@@ -125,7 +125,7 @@ impl Cq {
     }
 }
 
-/// A queue pair, as its user sees it.
+/// A queue pair from the program's side.
 pub struct Qp {
     /// The QP number.
     pub number: u32,
@@ -154,8 +154,8 @@ pub const SEND_LOG: u32 = 4;
 /// An HCA and its driver.
 pub struct Driver {
     /// The HCA.
-    pub hca: Hca<Bench>,
-    next: u64,
+    pub hca: Hca<TestPlatform>,
+    next_page: u64,
     /// The UAR page of all doorbells.
     pub uar: u32,
     /// The event queue.
@@ -176,8 +176,8 @@ impl Driver {
 
     /// Creates the `number`th HCA of a network.
     pub fn with(profile: &str, number: u16, fabric: &Fabric, strict: bool) -> Driver {
-        let platform = Bench {
-            memory: RefCell::new(vec![0; MEMORY]),
+        let platform = TestPlatform {
+            memory: RefCell::new(vec![0; MEMORY_SIZE]),
             now: Cell::new(1),
             interrupts: RefCell::default(),
         };
@@ -188,15 +188,15 @@ impl Driver {
         let hca = Hca::new(platform, settings, fabric, Pool::new());
         let mut driver = Driver {
             hca,
-            next: 0x4_0000,
+            next_page: 0x4_0000,
             uar: 0,
             eqn: 0,
             eq: 0,
             pd: 0,
             key: 0,
         };
-        driver.uar = driver.number(Input::new(0x802, 16));
-        driver.pd = driver.number(Input::new(0x800, 16));
+        driver.uar = driver.create(Input::new(0x802, 16));
+        driver.pd = driver.create(Input::new(0x800, 16));
         driver.eq = driver.pages(1);
         let uar = driver.uar;
         let create = Input::new(0x301, 0x118)
@@ -204,9 +204,9 @@ impl Driver {
             .or(0x1c, 0, uar)
             .or(0x24, 0, 1)
             // All event types.
-            .long(0x58, u64::MAX >> 1 << 1)
-            .long(0x110, driver.eq);
-        driver.eqn = driver.number(create);
+            .put64(0x58, u64::MAX >> 1 << 1)
+            .put64(0x110, driver.eq);
+        driver.eqn = driver.create(create);
         // Shifts the CQ numbers, so that objects of different kinds do not share a
         // number by chance.
         for _ in 0..3 {
@@ -218,8 +218,8 @@ impl Driver {
 
     /// Allocates contiguous zeroed pages.
     pub fn pages(&mut self, count: u64) -> u64 {
-        let at = self.next;
-        self.next += count * 4096;
+        let at = self.next_page;
+        self.next_page += count * 4096;
         at
     }
 
@@ -230,15 +230,15 @@ impl Driver {
     }
 
     /// Executes a command that must succeed. Returns the output.
-    pub fn ok(&mut self, input: &Input, output: usize) -> Vec<u8> {
+    pub fn execute(&mut self, input: &Input, output: usize) -> Vec<u8> {
         let (status, output) = self.command(input, output);
         assert_eq!(status, 0, "{:?}", &input.0[..16]);
         output
     }
 
     /// Executes a command that creates an object. Returns its number.
-    pub fn number(&mut self, input: Input) -> u32 {
-        word(&self.ok(&input, 16), 8) & 0xff_ffff
+    pub fn create(&mut self, input: Input) -> u32 {
+        word(&self.execute(&input, 16), 8) & 0xff_ffff
     }
 
     /// Creates a key for physical memory. `flags` go to the word at 0x1c; `rights`
@@ -250,9 +250,9 @@ impl Driver {
             .or(0x14, 8, 0xff_ffff)
             .or(0x14, 0, 0x42)
             .or(0x1c, 0, pd | flags)
-            .long(0x20, start)
-            .long(0x28, length);
-        self.number(create) << 8 | 0x42
+            .put64(0x20, start)
+            .put64(0x28, length);
+        self.create(create) << 8 | 0x42
     }
 
     /// Creates a key for pages, with capacity for exactly these entries.
@@ -265,16 +265,16 @@ impl Driver {
             .or(0x14, 8, 0xff_ffff)
             .or(0x14, 0, 0x17)
             .or(0x1c, 0, pd)
-            .long(0x20, start)
-            .long(0x28, length)
+            .put64(0x20, start)
+            .put64(0x28, length)
             .or(0x44, 0, units)
             .or(0x48, 0, 12)
             .or(0x60, 0, units);
         for (n, page) in pages.iter().enumerate() {
             // Readable and writable, hence present.
-            create = create.long(0x110 + n * 8, page | 3);
+            create = create.put64(0x110 + n * 8, page | 3);
         }
-        self.number(create) << 8 | 0x17
+        self.create(create) << 8 | 0x17
     }
 
     /// Creates a completion queue with entries of 64 bytes.
@@ -288,11 +288,11 @@ impl Driver {
         let create = Input::new(0x90c, 0x118)
             .or(0x20, 20, 1)
             .or(0x58, 0, pd)
-            .long(0x60, doorbell)
+            .put64(0x60, doorbell)
             .or(0x70, 16, 5)
             .or(0x70, 0, 2)
-            .long(0x110, buffer);
-        self.number(create)
+            .put64(0x110, buffer);
+        self.create(create)
     }
 
     /// Creates a completion queue; `fill` modifies the command first.
@@ -310,9 +310,9 @@ impl Driver {
             .or(0x1c, 24, log_size)
             .or(0x1c, 0, uar)
             .or(0x24, 0, eqn)
-            .long(0x48, doorbell)
-            .long(0x110, buffer)
-            .long(0x118, buffer + 4096);
+            .put64(0x48, doorbell)
+            .put64(0x110, buffer)
+            .put64(0x118, buffer + 4096);
         let mut cq = Cq {
             number: 0,
             buffer,
@@ -324,7 +324,7 @@ impl Driver {
         for n in 0..1_u32 << log_size {
             self.write(cq.entry(n) + 63, &[0xf1]);
         }
-        cq.number = self.number(fill(create));
+        cq.number = self.create(fill(create));
         cq
     }
 
@@ -352,14 +352,14 @@ impl Driver {
             .or(0x28, 0, 7)
             .or(0x94, 0, cq.number)
             .or(0xb4, 0, cq.number)
-            .long(0xb8, doorbell)
-            .long(0x110, buffer);
+            .put64(0xb8, doorbell)
+            .put64(0x110, buffer);
         create = match srqn {
             Some(srqn) => create.or(0xc4, 24, 1).or(0xc4, 0, srqn),
             None => create.or(0x20, 19, RECV_LOG).or(0x20, 16, 2),
         };
         Qp {
-            number: self.number(fill(create)),
+            number: self.create(fill(create)),
             recv: buffer,
             send: buffer + if srqn.is_some() { 0 } else { 64 << RECV_LOG },
             doorbell,
@@ -387,7 +387,7 @@ impl Driver {
     /// Changes the state of a queue pair.
     pub fn modify(&mut self, opcode: u16, qp: u32, fill: impl FnOnce(Input) -> Input) {
         let input = fill(Input::new(opcode, 0x110).or(8, 0, qp));
-        self.ok(&input, 16);
+        self.execute(&input, 16);
     }
 
     /// Connects a queue pair to another one, on the HCA with this LID.
@@ -426,7 +426,7 @@ impl Driver {
 
     /// Writes a WQE into the send ring and updates the doorbell record, without
     /// ringing the doorbell. Returns the WQE.
-    pub fn place(&self, qp: &mut Qp, opcode: u8, flags: u8, segments: &[u8]) -> Vec<u8> {
+    pub fn write_wqe(&self, qp: &mut Qp, opcode: u8, flags: u8, segments: &[u8]) -> Vec<u8> {
         let count = 1 + segments.len().div_ceil(16);
         let mut entry = vec![0; count * 16];
         entry[..4].copy_from_slice(&(u32::from(qp.posted) << 8 | u32::from(opcode)).to_be_bytes());
@@ -452,26 +452,26 @@ impl Driver {
 
     /// Posts a send request and rings the doorbell.
     pub fn post(&mut self, qp: &mut Qp, opcode: u8, flags: u8, segments: &[u8]) {
-        let entry = self.place(qp, opcode, flags, segments);
+        let entry = self.write_wqe(qp, opcode, flags, segments);
         self.ring(&entry);
     }
 
     /// Posts a UMR for the key, which the control segment names.
     pub fn post_umr(&mut self, qp: &mut Qp, key: u32, segments: &[u8]) {
-        self.post_changed(qp, 0x25, segments, |control| {
+        self.post_with(qp, 0x25, segments, |control| {
             control[12..16].copy_from_slice(&key.to_be_bytes());
         });
     }
 
     /// Posts a signalled work request; `change` modifies its control segment first.
-    pub fn post_changed(
+    pub fn post_with(
         &mut self,
         qp: &mut Qp,
         opcode: u8,
         segments: &[u8],
         change: impl FnOnce(&mut [u8]),
     ) {
-        let mut entry = self.place(qp, opcode, SIGNALED, segments);
+        let mut entry = self.write_wqe(qp, opcode, SIGNALED, segments);
         change(&mut entry[..16]);
         let slot = u64::from(qp.posted.wrapping_sub(entry.len().div_ceil(64) as u16));
         let slot = slot & ((1 << SEND_LOG) - 1);

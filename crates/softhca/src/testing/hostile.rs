@@ -1,6 +1,5 @@
-//! A guest that misbehaves: scripts for fuzz targets and a property test. Whatever
-//! a script contains, the HCA answers commands, comes to rest, and has no objects
-//! left after a reset.
+//! A hostile guest: scripts for fuzz targets and a property test. For any script, the
+//! HCA returns from commands, becomes idle, and has no objects after a reset.
 
 use super::driver::{Cq, Driver, Input, Qp, SEND_LOG, remote, segment};
 use crate::command::opcode;
@@ -9,12 +8,12 @@ use crate::packet::{Bth, DEFAULT_PKEY, Deth, PacketBuilder, Path, Pool, Template
 use crate::transport::hostile::Script;
 
 /// Limit of runs between steps of a script, since retries may be endless.
-const RUNS: usize = 64;
+const MAX_RUNS: usize = 64;
 /// The area that scripts write to freely, below the memory that [`Driver`] uses.
 const SCRATCH: u64 = 0x8000;
 
 fn run(driver: &mut Driver) {
-    for _ in 0..RUNS {
+    for _ in 0..MAX_RUNS {
         if !driver.hca.run() {
             return;
         }
@@ -28,14 +27,14 @@ fn reset(driver: &mut Driver) {
         assert_eq!(count, 0, "{kind} after a reset");
     }
     assert!(
-        (0..RUNS).any(|_| !driver.hca.run()),
-        "something is left to do after a reset"
+        (0..MAX_RUNS).any(|_| !driver.hca.run()),
+        "work is left after a reset"
     );
 }
 
 /// Creates an HCA with some objects of each kind, so that small numbers name
 /// existing ones.
-fn furnished(profile: u8) -> (Driver, Cq, [Qp; 2]) {
+fn driver_with_objects(profile: u8) -> (Driver, Cq, [Qp; 2]) {
     let profiles = crate::profiles::PROFILES;
     let mut driver = Driver::new(profiles[usize::from(profile) % profiles.len()].name);
     let compress = profile & 0x10 != 0;
@@ -50,7 +49,7 @@ fn furnished(profile: u8) -> (Driver, Cq, [Qp; 2]) {
 /// its mailboxes, and advances the time.
 pub fn commands(script: &[u8]) {
     let mut script = Script(script);
-    let (mut driver, _cq, _qps) = furnished(script.byte());
+    let (mut driver, _cq, _qps) = driver_with_objects(script.byte());
     driver.hca.write(0x14, &(SCRATCH as u32).to_be_bytes());
     let opcodes = opcode::ALL;
     while !script.0.is_empty() {
@@ -74,21 +73,21 @@ pub fn commands(script: &[u8]) {
         // Few bytes are nonzero; each comes with its position.
         for _ in 0..script.byte() % 24 {
             let at = usize::from(script.short());
-            let given = script.bytes(1 + usize::from(bits >> 6));
-            for (n, byte) in given.iter().enumerate() {
-                if let Some(place) = input.get_mut(at % (16 + length.max(1)) + n) {
-                    *place = *byte;
+            let bytes = script.bytes(1 + usize::from(bits >> 6));
+            for (n, byte) in bytes.iter().enumerate() {
+                if let Some(byte_slot) = input.get_mut(at % (16 + length.max(1)) + n) {
+                    *byte_slot = *byte;
                 }
             }
         }
         let output = usize::from(script.short() % 0x1200);
         if bits & 0x10 != 0 {
-            queued(&mut driver, &mut script, &input, output);
+            submit_to_queue(&mut driver, &mut script, &input, output);
         } else {
-            let answer = driver.hca.execute(&input, output);
+            let response = driver.hca.execute(&input, output);
             assert!(
-                answer.len() <= output.max(16),
-                "more than there is room for"
+                response.len() <= output.max(16),
+                "more than the output length"
             );
         }
         if bits & 0x20 != 0 {
@@ -102,7 +101,7 @@ pub fn commands(script: &[u8]) {
 
 /// Submits a command through the queue; its entry and mailboxes are mostly
 /// well-formed.
-fn queued(driver: &mut Driver, script: &mut Script<'_>, input: &[u8], output: usize) {
+fn submit_to_queue(driver: &mut Driver, script: &mut Script<'_>, input: &[u8], output: usize) {
     let slot = u64::from(script.byte() & 0x1f);
     let boxes = SCRATCH + 0x1000;
     let mut entry = [0; 64];
@@ -144,15 +143,15 @@ fn network_queue(driver: &mut Driver, cq: &Cq) -> Qp {
     let create = Input::new(opcode::CREATE_SQ, 0x118)
         .or(0x28, 0, cq.number)
         .or(0x58, 0, pd)
-        .long(0x60, doorbell)
+        .put64(0x60, doorbell)
         .or(0x70, 16, 6)
         .or(0x70, 0, SEND_LOG)
-        .long(0x110, send);
-    let number = driver.number(create);
+        .put64(0x110, send);
+    let number = driver.create(create);
     let ready = Input::new(opcode::MODIFY_SQ, 0x110)
         .or(8, 0, number)
         .or(0x20, 20, 1);
-    driver.ok(&ready, 16);
+    driver.execute(&ready, 16);
     Qp {
         number,
         recv: send,
@@ -168,7 +167,7 @@ fn network_queue(driver: &mut Driver, cq: &Cq) -> Qp {
 /// memory with arbitrary contents.
 pub fn work_requests(script: &[u8]) {
     let mut script = Script(script);
-    let (mut driver, mut cq, [mut a, mut b]) = furnished(script.byte());
+    let (mut driver, mut cq, [mut a, mut b]) = driver_with_objects(script.byte());
     let mut c = match script.byte() & 7 {
         service @ 0..4 => {
             let c = driver.create_qp(service.into(), &cq, None);
@@ -178,7 +177,8 @@ pub fn work_requests(script: &[u8]) {
         _ => network_queue(&mut driver, &cq),
     };
     let (key, memory) = (driver.key, driver.pages(4));
-    let paged = driver.create_paged_key(memory, 3 * 4096, &[memory + 8192, memory, memory + 4096]);
+    let paged_key =
+        driver.create_paged_key(memory, 3 * 4096, &[memory + 8192, memory, memory + 4096]);
     while !script.0.is_empty() {
         let bits = script.byte();
         let qp = match bits & 3 {
@@ -187,7 +187,7 @@ pub fn work_requests(script: &[u8]) {
             _ => &mut c,
         };
         let length = u32::from(script.short());
-        let key = if bits & 4 == 0 { key } else { paged };
+        let key = if bits & 4 == 0 { key } else { paged_key };
         let va = memory + u64::from(script.byte()) * 32;
         match bits >> 5 {
             0 => {
@@ -225,7 +225,7 @@ pub fn work_requests(script: &[u8]) {
                 let count = usize::from(script.byte());
                 segments.extend(script.bytes(count));
                 segments.truncate(240);
-                let mut entry = driver.place(qp, opcode, flags, &segments);
+                let mut entry = driver.write_wqe(qp, opcode, flags, &segments);
                 if bits & 8 != 0 {
                     // The control segment is malformed as well.
                     let at = usize::from(script.byte()) % entry.len();
@@ -257,10 +257,10 @@ pub fn work_requests(script: &[u8]) {
 /// buffers, arming, the command queue's registers, device memory.
 pub fn registers(script: &[u8]) {
     let mut script = Script(script);
-    let (mut driver, mut cq, [mut a, mut b]) = furnished(script.byte());
+    let (mut driver, mut cq, [mut a, mut b]) = driver_with_objects(script.byte());
     let uar = u64::from(driver.uar) * 4096;
     let (key, memory) = (driver.key, driver.pages(1));
-    let mut last = driver.place(&mut a, 0, 8, &[]);
+    let mut last = driver.write_wqe(&mut a, 0, 8, &[]);
     while !script.0.is_empty() {
         let bits = script.byte();
         let count = usize::from(script.byte());
@@ -295,7 +295,7 @@ pub fn registers(script: &[u8]) {
             // A work request, then parts of it by BlueFlame.
             5 => {
                 driver.post_recv(&mut b, &segment(64, key, memory));
-                last = driver.place(&mut a, script.byte() & 0x3f, 8, &segment(8, key, memory));
+                last = driver.write_wqe(&mut a, script.byte() & 0x3f, 8, &segment(8, key, memory));
             }
             6 => {
                 let at = uar + 0x800 + u64::from(bits >> 6) * 256;
@@ -322,8 +322,7 @@ pub fn registers(script: &[u8]) {
 /// are no requests.
 ///
 /// # Panics
-/// If a port that did not ask is answered, or if a valid join is no longer
-/// answered.
+/// If a port that sent no request receives a response, or if a valid join receives none.
 pub fn management(script: &[u8]) {
     const METHODS: [u8; 8] = [0x01, 0x02, 0x12, 0x13, 0x14, 0x15, 0x81, 0x06];
     const ATTRIBUTES: [u8; 6] = [0x01, 0x11, 0x31, 0x35, 0x38, 0x39];
@@ -366,11 +365,11 @@ pub fn management(script: &[u8]) {
         let method = METHODS[usize::from(script.byte()) % METHODS.len()];
         mad[..4].copy_from_slice(&[1, 3, 2, method]);
         mad[17] = ATTRIBUTES[usize::from(script.byte()) % ATTRIBUTES.len()];
-        let given = script.bytes(8);
-        mad[48..48 + given.len()].copy_from_slice(given);
+        let bytes = script.bytes(8);
+        mad[48..48 + bytes.len()].copy_from_slice(bytes);
         let length = usize::from(script.byte()) % 201;
-        let given = script.bytes(length);
-        mad[56..56 + given.len()].copy_from_slice(given);
+        let bytes = script.bytes(length);
+        mad[56..56 + bytes.len()].copy_from_slice(bytes);
         // An existing port: in a member record, in a path record.
         if bits & 2 != 0 {
             mad[72..88].copy_from_slice(&port);
@@ -380,7 +379,10 @@ pub fn management(script: &[u8]) {
         }
         send(&mad);
     }
-    assert!(ports[1].recv(0).is_none(), "who did not ask is answered");
+    assert!(
+        ports[1].recv(0).is_none(),
+        "a response to a port that sent no request"
+    );
     // A join of the broadcast group still works: MGID, port, partition, full
     // member.
     let mut mad = [0; 256];
@@ -392,5 +394,5 @@ pub fn management(script: &[u8]) {
     mad[72..88].copy_from_slice(&port);
     mad[96..98].fill(0xff);
     mad[104] = 1;
-    assert_eq!(send(&mad), 1, "a join is not answered");
+    assert_eq!(send(&mad), 1, "no response to a join");
 }

@@ -16,7 +16,7 @@ const CHECKSUM: u32 = 1;
 struct Reader {
     cq: Cq,
     format: u32,
-    taken: VecDeque<Vec<u8>>,
+    expanded: VecDeque<Vec<u8>>,
     sessions: Vec<u32>,
 }
 
@@ -28,20 +28,20 @@ impl Reader {
         Reader {
             cq,
             format,
-            taken: VecDeque::new(),
+            expanded: VecDeque::new(),
             sessions: Vec::new(),
         }
     }
 
     /// Returns the next CQE, expanded from its session.
     fn poll(&mut self, driver: &Driver) -> Option<Vec<u8>> {
-        if self.taken.is_empty() {
-            self.take(driver);
+        if self.expanded.is_empty() {
+            self.read_session(driver);
         }
-        self.taken.pop_front()
+        self.expanded.pop_front()
     }
 
-    fn take(&mut self, driver: &Driver) {
+    fn read_session(&mut self, driver: &Driver) {
         let cq = &mut self.cq;
         let first = cq.index;
         let entry = driver.read(cq.entry(first), 64);
@@ -63,25 +63,25 @@ impl Reader {
                     array = driver.read(cq.entry(first + n), 64);
                 }
                 let mini = &array[n as usize % 8 * 8..][..8];
-                let mut whole = entry.clone();
-                whole[63] = entry[63] & 0xf2 | cq.owner(first + n);
-                whole[44..48].copy_from_slice(&mini[4..]);
+                let mut cqe = entry.clone();
+                cqe[63] = entry[63] & 0xf2 | cq.owner(first + n);
+                cqe[44..48].copy_from_slice(&mini[4..]);
                 if entry[63] >> 4 == opcode::REQUESTER {
-                    whole[60..62].copy_from_slice(&mini[..2]);
-                    whole[56] = mini[2];
+                    cqe[60..62].copy_from_slice(&mini[..2]);
+                    cqe[56] = mini[2];
                 } else {
                     let counter = (word(&entry, 60) >> 16) as u16;
                     let counter = counter.wrapping_add(n as u16);
-                    whole[60..62].copy_from_slice(&counter.to_be_bytes());
+                    cqe[60..62].copy_from_slice(&counter.to_be_bytes());
                     match self.format {
-                        HASH => whole[12..16].copy_from_slice(&mini[..4]),
-                        _ => whole[20..22].copy_from_slice(&mini[..2]),
+                        HASH => cqe[12..16].copy_from_slice(&mini[..4]),
+                        _ => cqe[20..22].copy_from_slice(&mini[..2]),
                     }
                 }
-                self.taken.push_back(whole);
+                self.expanded.push_back(cqe);
             }
         } else {
-            self.taken.push_back(entry);
+            self.expanded.push_back(entry);
         }
         // All entries are software's now, until the device comes round.
         for index in first..first + count {
@@ -98,16 +98,16 @@ fn ring(driver: &mut Driver, entries: &[Vec<u8>]) {
 }
 
 #[test]
-fn three_completions_are_a_title_and_an_array() {
+fn a_session_has_a_title_and_an_array_of_mini_cqes() {
     let mut driver = Driver::new("ib");
     let mut reader = Reader::new(&mut driver, 4, false, HASH);
     let (mut a, _b) = driver.pair_on(&reader.cq);
-    let (key, here, there) = (driver.key, driver.pages(1), driver.pages(1));
+    let (key, local, remote_va) = (driver.key, driver.pages(1), driver.pages(1));
     let entries: Vec<_> = [0x105, 0x106, 0x107]
         .map(|length| {
-            let mut segments = remote(there, key);
-            segments.extend(segment(length, key, here));
-            driver.place(&mut a, 0x10, SIGNALED, &segments)
+            let mut segments = remote(remote_va, key);
+            segments.extend(segment(length, key, local));
+            driver.write_wqe(&mut a, 0x10, SIGNALED, &segments)
         })
         .into();
     ring(&mut driver, &entries);
@@ -141,7 +141,7 @@ fn three_completions_are_a_title_and_an_array() {
 }
 
 #[test]
-fn received_messages_count_up_from_the_title() {
+fn receives_count_up_from_the_title() {
     for wide in [false, true] {
         let mut driver = Driver::new("ib");
         let mut reader = Reader::new(&mut driver, 5, wide, CHECKSUM);
@@ -152,7 +152,7 @@ fn received_messages_count_up_from_the_title() {
             let entries: Vec<_> = (0..12)
                 .map(|n| {
                     driver.post_recv(&mut b, &segment(64, key, to));
-                    driver.place(&mut a, 0x0a, 0, &segment(n + 1, key, from))
+                    driver.write_wqe(&mut a, 0x0a, 0, &segment(n + 1, key, from))
                 })
                 .collect();
             ring(&mut driver, &entries);
@@ -180,7 +180,7 @@ fn an_armed_queue_reports_a_session_once_it_is_written() {
     bytes.extend(reader.cq.number.to_be_bytes());
     driver.hca.write(uar + 0x20, &bytes);
     let entries: Vec<_> = (0..5)
-        .map(|_| driver.place(&mut a, 0x00, SIGNALED, &[]))
+        .map(|_| driver.write_wqe(&mut a, 0x00, SIGNALED, &[]))
         .collect();
     ring(&mut driver, &entries);
     assert_eq!(driver.hca.stats().eqes, 1);
@@ -195,12 +195,12 @@ fn a_session_does_not_pass_the_consumer_index() {
     let (mut a, _b) = driver.pair_on(&reader.cq);
     for count in [3, 6] {
         let entries: Vec<_> = (0..count)
-            .map(|_| driver.place(&mut a, 0x00, SIGNALED, &[]))
+            .map(|_| driver.write_wqe(&mut a, 0x00, SIGNALED, &[]))
             .collect();
         ring(&mut driver, &entries);
     }
     let query = Input::new(op::QUERY_CQ, 16).or(8, 0, reader.cq.number);
-    let output = driver.ok(&query, 0x110);
+    let output = driver.execute(&query, 0x110);
     assert_eq!(word(&output, 0x10) >> 28, 0xa, "the ninth does not fit");
     assert_eq!(word(&output, 0x10) >> 12 & 7, 0b100, "how it compresses");
     assert_eq!((0..9).map_while(|_| reader.poll(&driver)).count(), 8);
@@ -208,7 +208,7 @@ fn a_session_does_not_pass_the_consumer_index() {
 }
 
 #[test]
-fn unsupported_compression_formats_are_refused() {
+fn unsupported_compression_formats_are_rejected() {
     let mut driver = Driver::new("ib");
     for (word, shift, value) in [(0x10, 12, 2), (0x10, 12, 3), (0x10, 0, 1)] {
         let page = driver.pages(2);
@@ -219,8 +219,8 @@ fn unsupported_compression_formats_are_refused() {
             .or(0x1c, 24, 4)
             .or(0x1c, 0, uar)
             .or(0x24, 0, eqn)
-            .long(0x48, page + 4096)
-            .long(0x110, page);
+            .put64(0x48, page + 4096)
+            .put64(0x110, page);
         assert_eq!(driver.command(&create, 16).0, 3, "{value} << {shift}");
     }
 }
@@ -296,7 +296,7 @@ proptest! {
 
     /// The CQEs read from a queue with compression are the completions written to it.
     #[test]
-    fn compressed_cqes_are_read_as_completed(
+    fn compressed_cqes_expand_to_the_completions(
         samples in prop::collection::vec(sample(), 1..400),
         wide in any::<bool>(),
         format in 0..2_u32,
@@ -308,7 +308,7 @@ proptest! {
         let cqn = reader.cq.number;
         let mut expected = VecDeque::new();
         let mut counter = 0xfff0_u16;
-        let mut waiting = 0;
+        let mut unread = 0;
         for Sample { mut completion, polls, pause } in samples {
             counter = counter.wrapping_add(1 + completion.wqe_counter);
             completion.wqe_counter = counter;
@@ -317,17 +317,17 @@ proptest! {
             }
             driver.hca.core.complete(cqn, &completion);
             expected.push_back(completion);
-            waiting += 1;
-            let full = waiting == 1 << log_size;
+            unread += 1;
+            let full = unread == 1 << log_size;
             if pause || full || polls > 0 {
                 driver.hca.core.write_sessions();
             }
-            let polls = if full { waiting } else { polls };
+            let polls = if full { unread } else { polls };
             for _ in 0..polls {
                 let Some(entry) = reader.poll(&driver) else { break };
                 check(&expected.pop_front().unwrap(), &entry)?;
             }
-            waiting = (expected.len() - reader.taken.len()) as u32;
+            unread = (expected.len() - reader.expanded.len()) as u32;
         }
         driver.hca.core.write_sessions();
         while let Some(completion) = expected.pop_front() {

@@ -6,7 +6,7 @@ use crate::testing::driver::{
 };
 
 #[test]
-fn a_send_arrives_and_both_sides_complete() {
+fn a_send_completes_on_both_sides() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let (from, to) = (driver.pages(1), driver.pages(1));
@@ -91,52 +91,52 @@ fn inline_data_precedes_the_scatter_list() {
 fn rdma_and_atomics_reach_memory() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
-    let (here, there) = (driver.pages(3), driver.pages(3));
+    let (local, remote_va) = (driver.pages(3), driver.pages(3));
     let key = driver.key;
     let data: Vec<u8> = (0..9000_u32).map(|n| n as u8).collect();
-    driver.write(here, &data);
+    driver.write(local, &data);
     // A write of several packets from two scatter/gather elements.
-    let mut segments = remote(there, key);
-    segments.extend(segment(5000, key, here));
-    segments.extend(segment(4000, key, here + 5000));
+    let mut segments = remote(remote_va, key);
+    segments.extend(segment(5000, key, local));
+    segments.extend(segment(4000, key, local + 5000));
     driver.post(&mut a, 0x08, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
-    assert_eq!(driver.read(there, 9000), data);
+    assert_eq!(driver.read(remote_va, 9000), data);
     // Read the data back.
-    driver.write(here, &[0; 9000]);
-    let mut segments = remote(there, key);
-    segments.extend(segment(9000, key, here));
+    driver.write(local, &[0; 9000]);
+    let mut segments = remote(remote_va, key);
+    segments.extend(segment(9000, key, local));
     driver.post(&mut a, 0x10, SIGNALED, &segments);
     let entry = driver.poll(&mut cq).unwrap();
     assert_eq!((status(&entry), word(&entry, 44)), ((0, 0), 9000));
-    assert_eq!(driver.read(here, 9000), data);
+    assert_eq!(driver.read(local, 9000), data);
     // Fetch and add; memory is in network byte order by default.
-    driver.write(there, &5_u64.to_be_bytes());
-    let mut segments = remote(there, key);
+    driver.write(remote_va, &5_u64.to_be_bytes());
+    let mut segments = remote(remote_va, key);
     segments.extend(7_u64.to_be_bytes());
     segments.extend([0; 8]);
-    segments.extend(segment(8, key, here));
+    segments.extend(segment(8, key, local));
     driver.post(&mut a, 0x12, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
-    assert_eq!(driver.read(there, 8), 12_u64.to_be_bytes());
-    assert_eq!(driver.read(here, 8), 5_u64.to_be_bytes());
+    assert_eq!(driver.read(remote_va, 8), 12_u64.to_be_bytes());
+    assert_eq!(driver.read(local, 8), 5_u64.to_be_bytes());
     // Compare and swap, in the host's byte order.
     let set = Input::new(op::SET_HCA_CAP, 0x110)
         .or(4, 0, 3 << 1)
         .or(0x18, 30, 1);
-    driver.ok(&set, 16);
-    driver.write(there, &12_u64.to_le_bytes());
-    let mut segments = remote(there, key);
+    driver.execute(&set, 16);
+    driver.write(remote_va, &12_u64.to_le_bytes());
+    let mut segments = remote(remote_va, key);
     segments.extend(99_u64.to_be_bytes());
     segments.extend(12_u64.to_be_bytes());
-    segments.extend(segment(8, key, here));
+    segments.extend(segment(8, key, local));
     driver.post(&mut a, 0x11, SIGNALED, &segments);
-    assert_eq!(driver.read(there, 8), 99_u64.to_le_bytes());
-    assert_eq!(driver.read(here, 8), 12_u64.to_le_bytes());
+    assert_eq!(driver.read(remote_va, 8), 99_u64.to_le_bytes());
+    assert_eq!(driver.read(local, 8), 12_u64.to_le_bytes());
 }
 
 #[test]
-fn a_peer_without_rights_is_refused() {
+fn remote_access_without_rights_fails() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
     let memory = driver.pages(1);
@@ -158,7 +158,7 @@ fn bounds_and_variants_of_a_key_are_checked() {
     let mut driver = Driver::new("ib");
     let memory = driver.pages(1);
     let small = driver.create_key(memory, 64, 0, 0x1f);
-    for (key, va, length, good) in [
+    for (key, va, length, allowed) in [
         (small, memory, 64, true),
         (small, memory + 1, 64, false),
         (small, memory - 1, 8, false),
@@ -166,17 +166,17 @@ fn bounds_and_variants_of_a_key_are_checked() {
         (small + 0x100, memory, 8, false),
     ] {
         let (mut cq, mut a, mut b) = driver.pair();
-        let whole = driver.key;
-        driver.post_recv(&mut b, &segment(64, whole, memory));
+        let whole_key = driver.key;
+        driver.post_recv(&mut b, &segment(64, whole_key, memory));
         driver.post(&mut a, 0x0a, SIGNALED, &segment(length, key, va));
         let entry = driver.poll(&mut cq).unwrap();
         let failed = status(&entry) == (13, 0x04);
-        assert_eq!(!failed, good, "{key:#x} {va:#x} {length}");
+        assert_eq!(!failed, allowed, "{key:#x} {va:#x} {length}");
     }
 }
 
 #[test]
-fn a_key_finds_its_pages() {
+fn a_key_translates_to_its_pages() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let (x, y, z) = (driver.pages(1), driver.pages(1), driver.pages(1));
@@ -190,7 +190,7 @@ fn a_key_finds_its_pages() {
     driver.post(&mut a, 0x0a, SIGNALED, &segment(11, paged, va));
     assert_eq!(driver.read(to, 11), b"at the seam");
     while driver.poll(&mut cq).is_some() {}
-    // Up to its very end, and not beyond.
+    // Access up to the end of the key succeeds, beyond it fails.
     let end = start + 3 * 4096 - 0x123;
     driver.post_recv(&mut b, &segment(64, key, to));
     driver.post(&mut a, 0x0a, SIGNALED, &segment(8, paged, end - 8));
@@ -202,7 +202,7 @@ fn a_key_finds_its_pages() {
 }
 
 #[test]
-fn parts_of_one_size_begin_at_the_start_of_a_key() {
+fn a_ksm_key_begins_at_its_start_address() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let (x, y) = (driver.pages(1), driver.pages(1));
@@ -214,15 +214,15 @@ fn parts_of_one_size_begin_at_the_start_of_a_key() {
         .or(0x10, 10, 0x1f)
         .or(0x14, 8, 0xff_ffff)
         .or(0x1c, 0, pd)
-        .long(0x20, start)
-        .long(0x28, 8192)
+        .put64(0x20, start)
+        .put64(0x28, 8192)
         .or(0x44, 0, 2)
         .or(0x48, 0, 12)
         .or(0x60, 0, 2);
     for (n, (key, va)) in [part(x), part(y)].into_iter().enumerate() {
-        create = create.long(0x110 + 16 * n, key).long(0x118 + 16 * n, va);
+        create = create.put64(0x110 + 16 * n, key).put64(0x118 + 16 * n, va);
     }
-    let parts = driver.number(create) << 8;
+    let parts = driver.create(create) << 8;
     driver.write(x + 4090, b"at the");
     driver.write(y, b" seam");
     driver.post_recv(&mut b, &segment(64, key, to));
@@ -232,7 +232,7 @@ fn parts_of_one_size_begin_at_the_start_of_a_key() {
 }
 
 #[test]
-fn an_armed_queue_gives_one_event() {
+fn an_armed_cq_raises_one_event() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let (key, memory) = (driver.key, driver.pages(1));
@@ -240,20 +240,20 @@ fn an_armed_queue_gives_one_event() {
     driver
         .hca
         .write(uar + 0x40, &(driver.eqn << 24).to_be_bytes());
-    arm(&mut driver, &cq, false);
+    arm_cq(&mut driver, &cq, false);
     driver.post_recv(&mut b, &segment(64, key, memory));
     driver.post(&mut a, 0x0a, SIGNALED, &segment(8, key, memory));
     let event = driver.read(driver.eq, 64);
     assert_eq!((event[1], word(&event, 56)), (0, cq.number));
     assert_eq!(*driver.hca.platform().interrupts.borrow(), [1]);
-    assert_eq!(driver.hca.stats().eqes, 1, "not armed again by itself");
+    assert_eq!(driver.hca.stats().eqes, 1, "not rearmed");
     while driver.poll(&mut cq).is_some() {}
-    arm(&mut driver, &cq, false);
+    arm_cq(&mut driver, &cq, false);
     assert_eq!(driver.hca.stats().eqes, 1);
 }
 
 /// Arms with the driver's consumer index. Returns the number of events posted so far.
-fn arm(driver: &mut Driver, cq: &Cq, solicited_only: bool) -> u64 {
+fn arm_cq(driver: &mut Driver, cq: &Cq, solicited_only: bool) -> u64 {
     let word = cq.index & 0xff_ffff | u32::from(solicited_only) << 24;
     let mut bytes = word.to_be_bytes().to_vec();
     bytes.extend(cq.number.to_be_bytes());
@@ -269,38 +269,38 @@ fn arm(driver: &mut Driver, cq: &Cq, solicited_only: bool) -> u64 {
 fn a_reported_completion_raises_no_second_event() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
-    arm(&mut driver, &cq, false);
+    arm_cq(&mut driver, &cq, false);
     for events in 1..=40 {
         driver.post(&mut a, 0x00, SIGNALED, &[]);
         assert_eq!(driver.hca.stats().eqes, events);
-        assert_eq!(arm(&mut driver, &cq, false), events);
+        assert_eq!(arm_cq(&mut driver, &cq, false), events);
         assert!(driver.poll(&mut cq).is_some());
     }
 }
 
 #[test]
-fn arming_reports_an_unreported_completion_at_once() {
+fn arming_reports_an_unreported_completion_immediately() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
-    arm(&mut driver, &cq, false);
+    arm_cq(&mut driver, &cq, false);
     for _ in 0..2 {
         driver.post(&mut a, 0x00, SIGNALED, &[]);
     }
     assert_eq!(driver.hca.stats().eqes, 1);
     assert!(driver.poll(&mut cq).is_some());
     assert_eq!(
-        arm(&mut driver, &cq, false),
+        arm_cq(&mut driver, &cq, false),
         2,
-        "the second, not looked for"
+        "the second is unreported"
     );
     assert!(driver.poll(&mut cq).is_some());
-    assert_eq!(arm(&mut driver, &cq, false), 2);
+    assert_eq!(arm_cq(&mut driver, &cq, false), 2);
     driver.post(&mut a, 0x00, SIGNALED, &[]);
-    assert_eq!(driver.hca.stats().eqes, 3, "armed, not told of the second");
+    assert_eq!(driver.hca.stats().eqes, 3, "the third is reported");
     // The fourth is polled before the queue is armed again.
     driver.post(&mut a, 0x00, SIGNALED, &[]);
     while driver.poll(&mut cq).is_some() {}
-    assert_eq!(arm(&mut driver, &cq, false), 3);
+    assert_eq!(arm_cq(&mut driver, &cq, false), 3);
 }
 
 #[test]
@@ -315,34 +315,34 @@ fn a_solicited_completion_raises_one_event() {
     };
     // An unsolicited and a solicited completion before the queue is armed.
     send(&mut driver, SIGNALED);
-    assert_eq!(arm(&mut driver, &cq, true), 0);
+    assert_eq!(arm_cq(&mut driver, &cq, true), 0);
     send(&mut driver, SIGNALED | SOLICITED);
     assert_eq!(driver.hca.stats().eqes, 1);
-    assert_eq!(arm(&mut driver, &cq, true), 1, "none of them has been seen");
+    assert_eq!(arm_cq(&mut driver, &cq, true), 1, "none is polled");
     send(&mut driver, SIGNALED);
-    assert_eq!(arm(&mut driver, &cq, true), 1);
-    assert_eq!(arm(&mut driver, &cq, false), 2, "the third send's");
+    assert_eq!(arm_cq(&mut driver, &cq, true), 1);
+    assert_eq!(arm_cq(&mut driver, &cq, false), 2, "the third send's");
     send(&mut driver, SIGNALED | SOLICITED);
-    assert_eq!(driver.hca.stats().eqes, 2, "told, and not armed");
+    assert_eq!(driver.hca.stats().eqes, 2, "reported, and not armed");
     send(&mut driver, SIGNALED);
     assert_eq!(
-        arm(&mut driver, &cq, true),
+        arm_cq(&mut driver, &cq, true),
         3,
-        "the solicited one is behind others"
+        "a solicited completion is unreported"
     );
     while driver.poll(&mut cq).is_some() {}
-    assert_eq!(arm(&mut driver, &cq, true), 3);
+    assert_eq!(arm_cq(&mut driver, &cq, true), 3);
 }
 
 #[test]
-fn a_queue_that_is_not_polled_overruns() {
+fn a_cq_that_is_not_polled_overruns() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
     for _ in 0..17 {
         driver.post(&mut a, 0x00, SIGNALED, &[]);
     }
     let query = Input::new(op::QUERY_CQ, 16).or(8, 0, cq.number);
-    let output = driver.ok(&query, 0x110);
+    let output = driver.execute(&query, 0x110);
     assert_eq!(word(&output, 0x10) >> 28, 0xa, "in error");
     let event = driver.read(driver.eq, 64);
     assert_eq!((event[1], word(&event, 32), event[43]), (4, cq.number, 1));
@@ -364,11 +364,15 @@ fn a_consumer_index_may_have_16_bits() {
         driver.post(&mut a, 0x00, SIGNALED, &[]);
     }
     let query = Input::new(op::QUERY_CQ, 16).or(8, 0, cq.number);
-    assert_eq!(word(&driver.ok(&query, 0x110), 0x10) >> 28, 0xa, "overrun");
+    assert_eq!(
+        word(&driver.execute(&query, 0x110), 0x10) >> 28,
+        0xa,
+        "overrun"
+    );
 }
 
 #[test]
-fn owner_bits_invert_with_every_round() {
+fn the_owner_bit_alternates_with_every_pass() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
     for n in 0..100_u32 {
@@ -380,7 +384,7 @@ fn owner_bits_invert_with_every_round() {
 }
 
 #[test]
-fn a_resized_queue_continues_in_its_new_buffer() {
+fn a_resized_cq_continues_in_its_new_buffer() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
     driver.post(&mut a, 0x00, SIGNALED, &[]);
@@ -392,8 +396,8 @@ fn a_resized_queue_continues_in_its_new_buffer() {
         .or(4, 0, 1)
         .or(8, 0, cq.number)
         .or(0x1c, 24, 5)
-        .long(0x110, new);
-    driver.ok(&resize, 16);
+        .put64(0x110, new);
+    driver.execute(&resize, 16);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()).0, 0);
     assert_eq!(
         status(&driver.poll(&mut cq).unwrap()).0,
@@ -411,16 +415,16 @@ fn a_resized_queue_continues_in_its_new_buffer() {
         .or(4, 0, 1)
         .or(8, 0, cq.number)
         .or(0x1c, 24, 0)
-        .long(0x110, new);
+        .put64(0x110, new);
     assert_eq!(driver.command(&resize, 16).0, 0x40);
 }
 
 #[test]
-fn blue_flame_is_taken_from_its_buffer() {
+fn a_blue_flame_copy_takes_precedence_over_the_ring() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
     // The WQE is signalled in its BlueFlame copy only.
-    let mut entry = driver.place(&mut a, 0x00, 0, &[]);
+    let mut entry = driver.write_wqe(&mut a, 0x00, 0, &[]);
     entry.resize(64, 0);
     entry[11] = SIGNALED;
     let at = u64::from(driver.uar) * 4096 + 0x900;
@@ -431,11 +435,11 @@ fn blue_flame_is_taken_from_its_buffer() {
     assert!(driver.poll(&mut cq).is_some());
     assert_eq!(driver.hca.stats().blue_flames, 1);
     // A doorbell followed by a BlueFlame copy in the same buffer counts as both.
-    let first = driver.place(&mut a, 0x00, SIGNALED, &[]);
+    let first = driver.write_wqe(&mut a, 0x00, SIGNALED, &[]);
     assert!(!driver.hca.has_partial_blue_flame());
     driver.hca.write(at, &first[..8]);
     assert!(driver.hca.has_partial_blue_flame());
-    let mut second = driver.place(&mut a, 0x00, SIGNALED, &[]);
+    let mut second = driver.write_wqe(&mut a, 0x00, SIGNALED, &[]);
     second.resize(64, 0);
     for (n, part) in second.chunks(8).enumerate() {
         driver.hca.write(at + n as u64 * 8, part);
@@ -446,7 +450,12 @@ fn blue_flame_is_taken_from_its_buffer() {
 }
 
 /// Posts receives to an SRQ: each with its index and that of the next one.
-fn chain(driver: &Driver, (buffer, doorbell): (u64, u64), memory: u64, order: &[(u64, u8)]) {
+fn post_srq_chain(
+    driver: &Driver,
+    (buffer, doorbell): (u64, u64),
+    memory: u64,
+    order: &[(u64, u8)],
+) {
     for (index, next) in order {
         let mut entry = vec![0, 0, 0, *next];
         entry.resize(16, 0);
@@ -457,7 +466,7 @@ fn chain(driver: &Driver, (buffer, doorbell): (u64, u64), memory: u64, order: &[
 }
 
 #[test]
-fn an_srq_follows_its_chain() {
+fn an_srq_follows_its_next_indices() {
     let mut driver = Driver::new("ib");
     let (buffer, doorbell, memory) = (driver.pages(1), driver.pages(1), driver.pages(1));
     let srqn = driver.create_srq(buffer, doorbell);
@@ -468,7 +477,7 @@ fn an_srq_follows_its_chain() {
     driver.connect(b.number, a.number, 1);
     // In the order 0, 2, 1.
     let key = driver.key;
-    chain(
+    post_srq_chain(
         &driver,
         (buffer, doorbell),
         memory,
@@ -481,21 +490,21 @@ fn an_srq_follows_its_chain() {
         .or(0x14, 0, 1)
         .or(0x20, 20, 1)
         .or(0x54, 0, 2);
-    driver.ok(&arm, 16);
-    let mut used = Vec::new();
+    driver.execute(&arm, 16);
+    let mut indices = Vec::new();
     for events in [0, 1, 1] {
         driver.post(&mut a, 0x0a, 0, &segment(8, key, memory));
         assert_eq!(driver.hca.stats().eqes, events);
         let entry = driver.poll(&mut cq).unwrap();
-        used.push(word(&entry, 60) >> 16);
+        indices.push(word(&entry, 60) >> 16);
     }
-    assert_eq!(used, [0, 2, 1]);
+    assert_eq!(indices, [0, 2, 1]);
     let event = driver.read(driver.eq, 64);
     assert_eq!((event[1], word(&event, 56)), (0x14, srqn));
 }
 
 #[test]
-fn a_returned_receive_is_followed_by_the_next() {
+fn a_message_is_retransmitted_after_a_returned_receive() {
     let mut driver = Driver::new("ib");
     let (buffer, doorbell, memory) = (driver.pages(1), driver.pages(1), driver.pages(1));
     let srqn = driver.create_srq(buffer, doorbell);
@@ -505,7 +514,7 @@ fn a_returned_receive_is_followed_by_the_next() {
     driver.connect(a.number, b.number, 1);
     driver.connect(b.number, a.number, 1);
     let key = driver.key;
-    chain(
+    post_srq_chain(
         &driver,
         (buffer, doorbell),
         memory,
@@ -536,7 +545,7 @@ fn a_returned_receive_is_followed_by_the_next() {
 }
 
 #[test]
-fn small_data_is_in_the_cqe() {
+fn small_data_is_scattered_into_the_cqe() {
     let mut driver = Driver::new("ib");
     let mut cq = driver.create_cq(4);
     let mut a = driver.create_qp(0, &cq, None);
@@ -567,7 +576,7 @@ fn strict_mode_reports_misuse() {
     // A WQE whose index does not match its position.
     a.posted = 5;
     driver.write(a.doorbell + 4, &1_u32.to_be_bytes());
-    let mut entry = driver.place(&mut a, 0x00, SIGNALED, &[]);
+    let mut entry = driver.write_wqe(&mut a, 0x00, SIGNALED, &[]);
     driver.write(a.send, &entry);
     driver.write(a.doorbell + 4, &1_u32.to_be_bytes());
     entry.truncate(8);
@@ -587,26 +596,26 @@ fn blue_flame(driver: &mut Driver, entry: &[u8]) {
 }
 
 #[test]
-fn a_ring_that_differs_from_blue_flame_is_reported() {
+fn a_difference_of_ring_and_blue_flame_copy_is_reported() {
     let fabric = crate::fabric::Fabric::new(1);
     let mut driver = Driver::with("ib", 0, &fabric, true);
     let (mut cq, mut a, _b) = driver.pair();
     let memory = driver.pages(1);
     let data = segment(8, driver.key, memory);
     // The bytes after the WQE in its block are not compared.
-    let mut entry = driver.place(&mut a, 0x00, SIGNALED, &[]);
+    let mut entry = driver.write_wqe(&mut a, 0x00, SIGNALED, &[]);
     entry.resize(64, 0x77);
     blue_flame(&mut driver, &entry);
     assert!(driver.poll(&mut cq).is_some());
     // Linux's test of write combining.
-    let mut entry = driver.place(&mut a, 0x00, 0, &[]);
+    let mut entry = driver.write_wqe(&mut a, 0x00, 0, &[]);
     entry.resize(64, 0);
     entry[11] = SIGNALED;
     blue_flame(&mut driver, &entry);
     assert!(driver.poll(&mut cq).is_some());
     assert_eq!(driver.hca.complaints(), [""; 0]);
     // A different length of the data.
-    let mut entry = driver.place(&mut a, 0x0a, SIGNALED, &data);
+    let mut entry = driver.write_wqe(&mut a, 0x0a, SIGNALED, &data);
     entry.resize(64, 0);
     entry[19] = 4;
     blue_flame(&mut driver, &entry);
@@ -621,7 +630,7 @@ fn a_late_blue_flame_copy_is_ignored() {
     let (mut cq, mut a, _b) = driver.pair();
     // Its first words arrive, and before the rest another doorbell makes the HCA
     // process the queue.
-    let mut entry = driver.place(&mut a, 0x00, SIGNALED, &[]);
+    let mut entry = driver.write_wqe(&mut a, 0x00, SIGNALED, &[]);
     entry.resize(64, 0);
     let at = u64::from(driver.uar) * 4096 + 0x900;
     for (n, part) in entry.chunks(8).take(2).enumerate() {
@@ -644,19 +653,19 @@ fn a_late_blue_flame_copy_is_ignored() {
 }
 
 #[test]
-fn a_packet_is_read_before_any_of_it_is_written() {
+fn overlapping_copies_read_before_they_write() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let pages = driver.pages(2);
     let paged = driver.create_paged_key(0, 2 * 4096, &[pages, pages + 4096]);
     let key = driver.key;
     let data: Vec<u8> = (0..1000_u32).map(|n| ((n * 5) >> 2) as u8).collect();
-    // To two pages, and to the two segments of a receive, each of which has what goes to
-    // the other.
-    for sends in [false, true] {
+    // The destination is two pages, or the two segments of a receive; source and
+    // destination overlap.
+    for is_send in [false, true] {
         driver.write(pages + 3500, &data);
         let from = segment(1000, key, pages + 3500);
-        if sends {
+        if is_send {
             let list = [
                 segment(700, key, pages + 3600),
                 segment(300, key, pages + 4300),
@@ -669,8 +678,8 @@ fn a_packet_is_read_before_any_of_it_is_written() {
             driver.post(&mut a, 0x08, SIGNALED, &segments);
         }
         assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
-        assert!(driver.read(pages + 3600, 1000) == data, "{sends}");
-        // A write makes no packet.
-        assert_eq!(driver.hca.port().counters().sent > 0, sends);
+        assert!(driver.read(pages + 3600, 1000) == data, "{is_send}");
+        // A write within the device makes no packet.
+        assert_eq!(driver.hca.port().counters().sent > 0, is_send);
     }
 }

@@ -29,7 +29,7 @@ fn create_dct(driver: &Driver, cq: &Cq, srqn: u32) -> Input {
         .or(0x20, 8, 12)
         .or(0x24, 0, srqn)
         .or(0x28, 0, driver.pd)
-        .long(0x30, KEY)
+        .put64(0x30, KEY)
         .or(0x38, 24, 3)
 }
 
@@ -53,19 +53,19 @@ fn address(dctn: u32, key: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_target_is_sent_to_by_its_number_and_key() {
+fn a_target_receives_requests_with_its_number_and_key() {
     let mut driver = Driver::new("ib");
-    let (mut cq, mut done) = (driver.create_cq(4), driver.create_cq(4));
+    let (mut cq, mut send_cq) = (driver.create_cq(4), driver.create_cq(4));
     let memory = driver.pages(1);
     let srqn = srq(&mut driver, memory);
-    let dctn = driver.number(create_dct(&driver, &cq, srqn));
-    let mut dci = create_dci(&mut driver, &done, 0);
+    let dctn = driver.create(create_dct(&driver, &cq, srqn));
+    let mut dci = create_dci(&mut driver, &send_cq, 0);
     let (from, key) = (driver.pages(1), driver.key);
     driver.write(from, &[5; 64]);
     let mut segments = address(dctn, KEY);
     segments.extend(segment(40, key, from));
     driver.post(&mut dci, 0x0a, SIGNALED, &segments);
-    assert_eq!(status(&driver.poll(&mut done).unwrap()), (0, 0));
+    assert_eq!(status(&driver.poll(&mut send_cq).unwrap()), (0, 0));
     let entry = driver.poll(&mut cq).unwrap();
     assert_eq!(status(&entry), (2, 0));
     assert_eq!(word(&entry, 44), 40);
@@ -75,26 +75,26 @@ fn a_target_is_sent_to_by_its_number_and_key() {
     assert_eq!(word(&entry, 56) & 0xff_ffff, dctn);
     assert_eq!(driver.read(memory, 41), [&[5; 40][..], &[0]].concat());
     // A write succeeds; a read is not permitted.
-    for (opcode, ended) in [(0x08, (0, 0)), (0x10, (13, 0x12))] {
+    for (opcode, expected) in [(0x08, (0, 0)), (0x10, (13, 0x12))] {
         let mut segments = address(dctn, KEY);
         segments.extend(remote(memory + 512, key));
         segments.extend(segment(64, key, from));
         driver.post(&mut dci, opcode, SIGNALED, &segments);
-        let entry = driver.poll(&mut done).unwrap();
-        assert_eq!(status(&entry), ended, "{opcode:#x}");
+        let entry = driver.poll(&mut send_cq).unwrap();
+        assert_eq!(status(&entry), expected, "{opcode:#x}");
     }
     assert_eq!(driver.read(memory + 512, 64), [5; 64]);
     // The target serves another initiator as well.
-    let mut dci = create_dci(&mut driver, &done, 0);
+    let mut dci = create_dci(&mut driver, &send_cq, 0);
     let mut segments = address(dctn, KEY);
     segments.extend(segment(8, key, from));
     driver.post(&mut dci, 0x0a, SIGNALED, &segments);
-    assert_eq!(status(&driver.poll(&mut done).unwrap()), (0, 0));
+    assert_eq!(status(&driver.poll(&mut send_cq).unwrap()), (0, 0));
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (2, 0));
 }
 
 #[test]
-fn a_target_is_drained_before_it_is_destroyed() {
+fn only_a_drained_target_can_be_destroyed() {
     let mut driver = Driver::new("ib");
     let cq = driver.create_cq(4);
     let memory = driver.pages(1);
@@ -107,15 +107,15 @@ fn a_target_is_drained_before_it_is_destroyed() {
         (0x28, 0xff_ffff),
         (0x38, 7 << 24),
     ] {
-        let bad = create.clone().or(offset, 0, bits);
-        assert_ne!(driver.command(&bad, 16).0, 0, "{offset:#x}");
+        let invalid = create.clone().or(offset, 0, bits);
+        assert_ne!(driver.command(&invalid, 16).0, 0, "{offset:#x}");
     }
-    let dctn = driver.number(create.clone());
-    let of = |opcode| Input::new(opcode, 0x110).or(8, 0, dctn);
-    let output = driver.ok(&of(op::QUERY_DCT), 0x80);
+    let dctn = driver.create(create.clone());
+    let command = |opcode| Input::new(opcode, 0x110).or(8, 0, dctn);
+    let output = driver.execute(&command(op::QUERY_DCT), 0x80);
     assert_eq!(output[0x10..0x50], create.0[0x10..0x50]);
     for opcode in [op::DESTROY_QP, op::QUERY_QP, op::TO_ERR_QP, op::DESTROY_DCT] {
-        assert_ne!(driver.command(&of(opcode), 0x110).0, 0, "{opcode:#x}");
+        assert_ne!(driver.command(&command(opcode), 0x110).0, 0, "{opcode:#x}");
     }
     let in_use = Input::new(op::DESTROY_CQ, 16).or(8, 0, cq.number);
     assert_ne!(driver.command(&in_use, 16).0, 0, "the target uses it");
@@ -124,14 +124,14 @@ fn a_target_is_drained_before_it_is_destroyed() {
         all.filter(|entry| entry[1] == 0x1c).collect()
     };
     assert!(events(&driver).is_empty());
-    driver.ok(&of(op::DRAIN_DCT), 16);
-    let told = events(&driver);
-    assert_eq!((told.len(), word(&told[0], 56)), (1, dctn));
-    let output = driver.ok(&of(op::QUERY_DCT), 0x80);
+    driver.execute(&command(op::DRAIN_DCT), 16);
+    let drained = events(&driver);
+    assert_eq!((drained.len(), word(&drained[0], 56)), (1, dctn));
+    let output = driver.execute(&command(op::QUERY_DCT), 0x80);
     assert_eq!(word(&output, 0x10) >> 24 & 0xf, 2);
-    driver.ok(&of(op::DESTROY_DCT), 16);
+    driver.execute(&command(op::DESTROY_DCT), 16);
     for opcode in [op::DESTROY_DCT, op::DRAIN_DCT, op::QUERY_DCT] {
-        assert_ne!(driver.command(&of(opcode), 0x80).0, 0, "{opcode:#x}");
+        assert_ne!(driver.command(&command(opcode), 0x80).0, 0, "{opcode:#x}");
     }
     // A queue pair is not a target.
     let dci = create_dci(&mut driver, &cq, 0);
@@ -142,22 +142,22 @@ fn a_target_is_drained_before_it_is_destroyed() {
 }
 
 #[test]
-fn streams_are_in_error_one_by_one() {
+fn errors_of_streams_are_independent_up_to_the_limit() {
     let mut driver = Driver::with("ib", 0, &crate::fabric::Fabric::new(1), true);
-    let (cq, mut done) = (driver.create_cq(4), driver.create_cq(4));
+    let (cq, mut send_cq) = (driver.create_cq(4), driver.create_cq(4));
     let memory = driver.pages(1);
     let srqn = srq(&mut driver, memory);
-    let dctn = driver.number(create_dct(&driver, &cq, srqn));
-    let mut dci = create_dci(&mut driver, &done, 2);
+    let dctn = driver.create(create_dct(&driver, &cq, srqn));
+    let mut dci = create_dci(&mut driver, &send_cq, 2);
     let (from, key) = (driver.pages(1), driver.key);
     let mut write = |driver: &mut Driver, stream: u8, key: u32| {
         let mut segments = address(dctn, KEY);
         segments.extend(remote(memory + 512, driver.key));
         segments.extend(segment(8, key, from));
-        driver.post_changed(&mut dci, 0x08, &segments, |control| control[10] = stream);
-        status(&driver.poll(&mut done).unwrap())
+        driver.post_with(&mut dci, 0x08, &segments, |control| control[10] = stream);
+        status(&driver.poll(&mut send_cq).unwrap())
     };
-    let number = |qp: u32, stream: u32| {
+    let restore_stream = |qp: u32, stream: u32| {
         Input::new(op::RTS2RTS_QP, 0x1d0)
             .or(8, 0, 1 << 31 | qp)
             .or(0x10c, 0, 1)
@@ -169,9 +169,9 @@ fn streams_are_in_error_one_by_one() {
     assert_eq!(write(&mut driver, 1, key), (0, 0));
     // The first queue pair created after the target.
     let qpn = dctn + 1;
-    for (stream, had) in [(1, false), (2, true), (2, false)] {
-        let (refused, _) = driver.command(&number(qpn, stream), 16);
-        assert_eq!(refused == 0, had, "{stream}");
+    for (stream, in_error) in [(1, false), (2, true), (2, false)] {
+        let (command_status, _) = driver.command(&restore_stream(qpn, stream), 16);
+        assert_eq!(command_status == 0, in_error, "{stream}");
     }
     assert_eq!(write(&mut driver, 2, key), (0, 0));
     for stream in 3..7 {
@@ -182,14 +182,14 @@ fn streams_are_in_error_one_by_one() {
 }
 
 #[test]
-fn a_short_address_vector_is_refused() {
+fn a_short_address_vector_is_malformed() {
     let mut driver = Driver::new("ib");
-    let mut done = driver.create_cq(4);
-    let mut dci = create_dci(&mut driver, &done, 0);
+    let mut send_cq = driver.create_cq(4);
+    let mut dci = create_dci(&mut driver, &send_cq, 0);
     let (from, key) = (driver.pages(1), driver.key);
     let mut segments = address(0x99, KEY);
     segments[8] = 0;
     segments.extend(segment(8, key, from));
     driver.post(&mut dci, 0x0a, SIGNALED, &segments);
-    assert_eq!(status(&driver.poll(&mut done).unwrap()), (13, 0x02));
+    assert_eq!(status(&driver.poll(&mut send_cq).unwrap()), (13, 0x02));
 }

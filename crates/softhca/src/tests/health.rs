@@ -5,7 +5,7 @@ use crate::testing::driver::{Driver, SIGNALED, segment};
 const QUEUE_LOW: u64 = 0x14;
 const SEVERITY: u64 = 0x238;
 const SYNDROME: u64 = 0x23c;
-const COUNTER: u64 = 0x1010;
+const HEALTH_COUNTER: u64 = 0x1010;
 
 fn read(driver: &mut Driver, offset: u64) -> u32 {
     let mut bytes = [0; 4];
@@ -14,11 +14,11 @@ fn read(driver: &mut Driver, offset: u64) -> u32 {
 }
 
 /// Returns the health counter now and 0.2 s later.
-fn counter(driver: &mut Driver) -> (u32, u32) {
-    let before = read(driver, COUNTER);
+fn health_counters(driver: &mut Driver) -> (u32, u32) {
+    let before = read(driver, HEALTH_COUNTER);
     let now = &driver.hca.platform().now;
     now.set(now.get() + 200_000_000);
-    (before, read(driver, COUNTER))
+    (before, read(driver, HEALTH_COUNTER))
 }
 
 #[test]
@@ -26,23 +26,23 @@ fn a_health_syndrome_is_reported_and_operation_continues() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let (from, key) = (driver.pages(1), driver.key);
-    assert_eq!(counter(&mut driver), (0, 2));
+    assert_eq!(health_counters(&mut driver), (0, 2));
     driver.hca.set_health(0x0f, false);
     assert_eq!(read(&mut driver, SYNDROME), 0x0f << 16);
     assert_eq!(read(&mut driver, SEVERITY), 0);
-    let (before, after) = counter(&mut driver);
-    assert_eq!(before, after, "the counter stands still");
+    let (before, after) = health_counters(&mut driver);
+    assert_eq!(before, after, "the counter has stopped");
     driver.post_recv(&mut b, &segment(8, key, from));
     driver.post(&mut a, 0x0a, SIGNALED, &segment(8, key, from));
     assert!(driver.poll(&mut cq).is_some());
     driver.hca.set_health(0, false);
     assert_eq!(read(&mut driver, SYNDROME), 0);
-    let (before, after) = counter(&mut driver);
+    let (before, after) = health_counters(&mut driver);
     assert_eq!(after, before + 2);
 }
 
 #[test]
-fn after_a_fatal_error_nothing_works_until_the_reset() {
+fn a_fatal_error_stops_the_device_until_its_reset() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let (from, key) = (driver.pages(1), driver.key);
@@ -58,8 +58,8 @@ fn after_a_fatal_error_nothing_works_until_the_reset() {
     let commands = driver.hca.stats().commands;
     driver.hca.write(0x18, &doorbell);
     assert_eq!(driver.hca.stats().commands, commands);
-    assert_eq!(read(&mut driver, SEVERITY), 1 << 31, "a reset is asked for");
-    assert_eq!(read(&mut driver, 0x1fc), 1 << 30, "and may be done");
+    assert_eq!(read(&mut driver, SEVERITY), 1 << 31, "a reset is requested");
+    assert_eq!(read(&mut driver, 0x1fc), 1 << 30, "a reset is permitted");
 
     // The driver requests the reset by bits of the command queue address.
     let low = read(&mut driver, QUEUE_LOW);
@@ -70,11 +70,11 @@ fn after_a_fatal_error_nothing_works_until_the_reset() {
     assert_eq!(read(&mut driver, SYNDROME), 0);
     let left: usize = driver.hca.objects().iter().map(|(_, count)| count).sum();
     assert_eq!(left, 0, "objects after the reset");
-    // A program that does not know of the reset keeps ringing its doorbell.
+    // A program that has not noticed the reset still rings its doorbell.
     driver.post(&mut a, 0x0a, SIGNALED, &segment(8, key, from));
     assert_eq!(driver.hca.stats().doorbells, doorbells);
     assert_eq!(driver.hca.complaints(), &[] as &[String]);
-    let (before, after) = counter(&mut driver);
+    let (before, after) = health_counters(&mut driver);
     assert_eq!(after, before + 2);
     // The next command queue address takes the device into use again.
     driver.hca.write(QUEUE_LOW, &0x8000_u32.to_be_bytes());

@@ -33,15 +33,15 @@ proptest! {
         let cq = driver.create_cq(4);
         let qp = driver.create_qp(0, &cq, None);
         driver.connect(qp.number, qp.number, 1);
-        for (opcode, mut input, output, known) in commands {
+        for (opcode, mut input, output, is_low_number) in commands {
             input.resize(input.len().max(12), 0);
             input[..2].copy_from_slice(&opcode.to_be_bytes());
-            if known {
+            if is_low_number {
                 // Low numbers, which objects have.
                 input[8..11].fill(0);
             }
-            let answer = driver.hca.execute(&input, output);
-            prop_assert!(answer.len() <= output);
+            let response = driver.hca.execute(&input, output);
+            prop_assert!(response.len() <= output);
             driver.run();
         }
     }
@@ -83,8 +83,8 @@ proptest! {
         let number = a.number;
         driver.connect(number, number, 1);
         let (key, memory) = (driver.key, driver.pages(1));
-        for (opcode, flags, mut bytes, sane) in requests {
-            if sane {
+        for (opcode, flags, mut bytes, is_valid) in requests {
+            if is_valid {
                 bytes = segment(64, key, memory);
             }
             driver.post_recv(&mut a, &segment(64, key, memory));

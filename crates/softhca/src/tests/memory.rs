@@ -6,7 +6,7 @@ use crate::engine::device_memory::START;
 use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, remote, segment, status, word};
 
 #[test]
-fn device_memory_is_reached_from_both_sides() {
+fn device_memory_is_accessed_by_processor_and_peers() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
     let pd = driver.pd;
@@ -19,34 +19,34 @@ fn device_memory_is_reached_from_both_sides() {
             .or(0x10, 10, 0x1f)
             .or(0x14, 8, 0xff_ffff)
             .or(0x1c, 0, pd)
-            .long(0x20, from + 64)
-            .long(0x28, 128);
+            .put64(0x20, from + 64)
+            .put64(0x28, 128);
         driver.command(&create, 16)
     };
-    assert_eq!(key(&mut driver).0, 3, "not given out");
+    assert_eq!(key(&mut driver).0, 3, "not allocated");
     let alloc = Input::new(op::ALLOC_MEMIC, 0x20)
-        .long(0x10, from)
+        .put64(0x10, from)
         .or(0x18, 0, 4096)
         .or(0x1c, 0, 256);
-    let output = driver.ok(&alloc, 16);
+    let output = driver.execute(&alloc, 16);
     assert_eq!(output[8..], from.to_be_bytes());
-    assert_eq!(driver.command(&alloc, 16).0, 0xf, "somebody has it");
+    assert_eq!(driver.command(&alloc, 16).0, 0xf, "already allocated");
     let (failed, output) = key(&mut driver);
     assert_eq!(failed, 0);
     let device = (word(&output, 8) & 0xff_ffff) << 8;
     // Access by the processor, in the register space.
     driver.hca.write(from + 64, b"by the processor");
-    let (whole, there) = (driver.key, driver.pages(1));
-    let mut segments = remote(there, whole);
+    let (whole, entries) = (driver.key, driver.pages(1));
+    let mut segments = remote(entries, whole);
     // The addresses of the key begin at 0.
     segments.extend(segment(16, device, 0));
     driver.post(&mut a, 0x08, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
-    assert_eq!(driver.read(there, 16), b"by the processor");
+    assert_eq!(driver.read(entries, 16), b"by the processor");
     // Access by a peer, 8 bytes further on, and an atomic.
-    driver.write(there, b"by peers");
+    driver.write(entries, b"by peers");
     let mut segments = remote(8, device);
-    segments.extend(segment(8, whole, there));
+    segments.extend(segment(8, whole, entries));
     driver.post(&mut a, 0x08, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
     let mut read = [0; 16];
@@ -56,45 +56,45 @@ fn device_memory_is_reached_from_both_sides() {
     let mut segments = remote(0, device);
     segments.extend(1_u64.to_be_bytes());
     segments.extend([0; 8]);
-    segments.extend(segment(8, whole, there));
+    segments.extend(segment(8, whole, entries));
     driver.post(&mut a, 0x12, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
     let mut now = [0; 8];
     driver.hca.read(from + 64, &mut now);
     assert_eq!(
-        (now, driver.read(there, 8)),
+        (now, driver.read(entries, 8)),
         (42_u64.to_be_bytes(), 41_u64.to_be_bytes().to_vec())
     );
     // Not past the end of the key.
     let mut segments = remote(121, device);
-    segments.extend(segment(8, whole, there));
+    segments.extend(segment(8, whole, entries));
     driver.post(&mut a, 0x08, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x13));
-    let dealloc = Input::new(op::DEALLOC_MEMIC, 0x20).long(0x10, from);
-    driver.ok(&dealloc, 16);
+    let dealloc = Input::new(op::DEALLOC_MEMIC, 0x20).put64(0x10, from);
+    driver.execute(&dealloc, 16);
     assert_eq!(driver.command(&dealloc, 16).0, 5);
 }
 
 #[test]
-fn device_memory_counts_and_tests_in_one_access() {
+fn memic_operations_are_atomic() {
     let mut driver = Driver::new("ib");
     let from = START + 0x3000;
     let alloc = Input::new(op::ALLOC_MEMIC, 0x20)
-        .long(0x10, from)
+        .put64(0x10, from)
         .or(0x1c, 0, 256);
     let modify = |dealloc: u32, operation: u32, at: u64| {
         Input::new(op::MODIFY_MEMIC, 0x40)
             .or(4, 0, dealloc)
             .or(0xc, 0, operation)
-            .long(0x10, at)
+            .put64(0x10, at)
     };
     assert_ne!(driver.command(&modify(0, 0, from), 0x40).0, 0, "not yet");
-    driver.ok(&alloc, 16);
+    driver.execute(&alloc, 16);
     for (operation, at) in [(2, from), (0, from + 64)] {
         assert_ne!(driver.command(&modify(0, operation, at), 0x40).0, 0);
     }
     let address = |driver: &mut Driver, operation| {
-        let output = driver.ok(&modify(0, operation, from), 0x40);
+        let output = driver.execute(&modify(0, operation, from), 0x40);
         u64::from_be_bytes(output[0x10..0x18].try_into().unwrap())
     };
     let add = address(&mut driver, 0);
@@ -132,7 +132,7 @@ fn device_memory_counts_and_tests_in_one_access() {
     let mut read = [7; 3];
     driver.hca.read(from + 4, &mut read);
     assert_eq!((read, byte(&mut driver, from + 256)), ([0, 1, 0], 0));
-    driver.ok(&modify(1, 0, from), 0x40);
+    driver.execute(&modify(1, 0, from), 0x40);
     assert_ne!(
         driver.command(&modify(1, 0, from), 0x40).0,
         0,
@@ -141,8 +141,8 @@ fn device_memory_counts_and_tests_in_one_access() {
     driver.hca.write(add + 5, &[1]);
     assert_eq!(byte(&mut driver, from + 5), 1);
     // Freeing the memory also removes its operations.
-    driver.ok(&Input::new(op::DEALLOC_MEMIC, 0x20).long(0x10, from), 16);
-    driver.ok(&alloc, 16);
+    driver.execute(&Input::new(op::DEALLOC_MEMIC, 0x20).put64(0x10, from), 16);
+    driver.execute(&alloc, 16);
     driver.hca.write(from + 5, &[3]);
     assert_eq!(
         (byte(&mut driver, test + 5), byte(&mut driver, from + 5)),
@@ -151,7 +151,7 @@ fn device_memory_counts_and_tests_in_one_access() {
 }
 
 /// Creates a key of two pages that work requests can change, with the given entries.
-fn changeable(driver: &mut Driver, start: u64, entries: [u64; 2]) -> u32 {
+fn create_modifiable_key(driver: &mut Driver, start: u64, entries: [u64; 2]) -> u32 {
     let pd = driver.pd;
     let create = Input::new(op::CREATE_MKEY, 0x120)
         // The present bits are taken from the entries.
@@ -161,15 +161,15 @@ fn changeable(driver: &mut Driver, start: u64, entries: [u64; 2]) -> u32 {
         .or(0x10, 10, 0x1f)
         .or(0x14, 8, 0xff_ffff)
         .or(0x1c, 0, pd)
-        .long(0x20, start)
-        .long(0x28, 8192)
+        .put64(0x20, start)
+        .put64(0x28, 8192)
         // Two entries; lists that replace them are padded to eight.
         .or(0x44, 0, 1)
         .or(0x48, 0, 12)
         .or(0x60, 0, 1)
-        .long(0x110, entries[0])
-        .long(0x118, entries[1]);
-    driver.number(create) << 8
+        .put64(0x110, entries[0])
+        .put64(0x118, entries[1]);
+    driver.create(create) << 8
 }
 
 /// A key does not wrap around the end of the address space.
@@ -191,7 +191,7 @@ fn kernel_qp(driver: &mut Driver, cq: &Cq) -> Qp {
 }
 
 /// Posts a privileged work request that replaces entries of a key's list.
-fn replace(driver: &mut Driver, queue: &mut Qp, key: u32, offset: u16, entries: &[u64; 8]) {
+fn replace_entries(driver: &mut Driver, queue: &mut Qp, key: u32, offset: u16, entries: &[u64; 8]) {
     let list = driver.pages(1);
     for (n, entry) in entries.iter().enumerate() {
         driver.write(list + n as u64 * 8, &entry.to_be_bytes());
@@ -206,7 +206,7 @@ fn replace(driver: &mut Driver, queue: &mut Qp, key: u32, offset: u16, entries: 
 }
 
 /// Returns the page fault events so far: token, first page, number of pages.
-fn faults(driver: &Driver) -> Vec<(u64, u64, u32)> {
+fn page_faults(driver: &Driver) -> Vec<(u64, u64, u32)> {
     let count = driver.hca.stats().eqes;
     (0..count)
         .map(|n| driver.read(driver.eq + n * 64, 64))
@@ -229,14 +229,14 @@ fn resume(driver: &mut Driver, token: u64, error: u32) -> u8 {
 }
 
 /// Lets time pass until nothing is left to do.
-fn pass(driver: &mut Driver, nanoseconds: u64) {
+fn advance(driver: &mut Driver, nanoseconds: u64) {
     let now = &driver.hca.platform().now;
     now.set(now.get() + nanoseconds);
     driver.run();
 }
 
 #[test]
-fn an_absent_page_is_requested_once_and_awaited() {
+fn an_absent_page_is_requested_once() {
     let mut driver = Driver::new("ib-umr");
     let (mut cq, mut a, mut b) = driver.pair();
     let mut kernel = kernel_qp(&mut driver, &cq);
@@ -248,18 +248,18 @@ fn an_absent_page_is_requested_once_and_awaited() {
         driver.pages(1),
     );
     let start = 0x7f00_0000_0000;
-    let paged = changeable(&mut driver, start, [page | 3, 0]);
+    let paged = create_modifiable_key(&mut driver, start, [page | 3, 0]);
     driver.write(page + 4088, b"here and");
     driver.write(other, b" there");
     driver.post_recv(&mut b, &segment(64, key, to));
     driver.post(&mut a, 0x0a, SIGNALED, &segment(14, paged, start + 4088));
-    pass(&mut driver, 1_000_000);
+    advance(&mut driver, 1_000_000);
     assert!(driver.poll(&mut cq).is_none(), "it waits");
-    let asked = faults(&driver);
-    assert_eq!(asked.len(), 1, "asked for once: {asked:x?}");
-    let (token, va, pages) = asked[0];
+    let requests = page_faults(&driver);
+    assert_eq!(requests.len(), 1, "asked for once: {requests:x?}");
+    let (token, va, pages) = requests[0];
     assert_eq!((va, pages), (start + 4096, 1));
-    replace(
+    replace_entries(
         &mut driver,
         &mut kernel,
         paged,
@@ -273,7 +273,7 @@ fn an_absent_page_is_requested_once_and_awaited() {
     );
     assert_eq!(resume(&mut driver, token, 0), 0);
     assert_eq!(resume(&mut driver, token, 0), 3, "only once");
-    pass(&mut driver, 1_000_000);
+    advance(&mut driver, 1_000_000);
     assert!(driver.poll(&mut cq).is_some() && driver.poll(&mut cq).is_some());
     assert_eq!(driver.read(to, 14), b"here and there");
 }
@@ -287,10 +287,10 @@ fn a_peer_waits_for_absent_pages() {
     let (key, page, from) = (driver.key, driver.pages(2), driver.pages(1));
     driver.write(from, b"late");
     let start = 0x7f00_0000_0000;
-    let there = [page | 3, (page + 4096) | 3, 0, 0, 0, 0, 0, 0];
+    let entries = [page | 3, (page + 4096) | 3, 0, 0, 0, 0, 0, 0];
     // A write, a receive, a read and an atomic find the page absent.
     for case in 0..4 {
-        let paged = changeable(&mut driver, start, [0, 0]);
+        let paged = create_modifiable_key(&mut driver, start, [0, 0]);
         driver.write(page, &[0; 8]);
         match case {
             0 => {
@@ -316,14 +316,14 @@ fn a_peer_waits_for_absent_pages() {
                 driver.post(&mut a, 0x12, SIGNALED, &segments);
             }
         }
-        pass(&mut driver, 1_000_000);
+        advance(&mut driver, 1_000_000);
         assert!(driver.poll(&mut cq).is_none(), "{case}");
-        let (token, va, _) = *faults(&driver).last().unwrap();
+        let (token, va, _) = *page_faults(&driver).last().unwrap();
         assert_eq!(va, start);
-        replace(&mut driver, &mut kernel, paged, 0, &there);
+        replace_entries(&mut driver, &mut kernel, paged, 0, &entries);
         assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0), "{case}");
         assert_eq!(resume(&mut driver, token, 0), 0);
-        pass(&mut driver, 10_000_000);
+        advance(&mut driver, 10_000_000);
         assert!(status(&driver.poll(&mut cq).unwrap()).0 < 13, "{case}");
         match case {
             0 | 1 => assert_eq!(driver.read(page, 4), b"late"),
@@ -338,23 +338,23 @@ fn a_page_that_cannot_be_provided_is_a_protection_error() {
     let mut driver = Driver::new("ib-umr");
     let (mut cq, mut a, _b) = driver.pair();
     let start = 0x7f00_0000_0000;
-    let paged = changeable(&mut driver, start, [0, 0]);
+    let paged = create_modifiable_key(&mut driver, start, [0, 0]);
     driver.post(&mut a, 0x0a, SIGNALED, &segment(4, paged, start));
     // The page is requested several times, because the driver may be about to provide
     // it through another key. The pauses grow.
     let mut pause = 1_000_000;
-    for asked in 1..=8 {
+    for requests in 1..=8 {
         assert!(driver.poll(&mut cq).is_none());
-        let faults = faults(&driver);
-        assert_eq!(faults.len(), asked);
-        assert_eq!(resume(&mut driver, faults[asked - 1].0, 1), 0);
-        pass(&mut driver, pause - 50_000);
+        let faults = page_faults(&driver);
+        assert_eq!(faults.len(), requests);
+        assert_eq!(resume(&mut driver, faults[requests - 1].0, 1), 0);
+        advance(&mut driver, pause - 50_000);
         assert!(driver.poll(&mut cq).is_none());
-        pass(&mut driver, 200_000);
+        advance(&mut driver, 200_000);
         pause *= 2;
     }
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x04));
-    assert_eq!(faults(&driver).len(), 8);
+    assert_eq!(page_faults(&driver).len(), 8);
 }
 
 #[test]
@@ -362,18 +362,21 @@ fn a_read_only_page_is_requested_for_writing() {
     let mut driver = Driver::new("ib-umr");
     let (_cq, mut a, mut b) = driver.pair();
     let (key, page, start) = (driver.key, driver.pages(1), 0x7f00_0000_0000);
-    let paged = changeable(&mut driver, start, [page | 1, 0]);
+    let paged = create_modifiable_key(&mut driver, start, [page | 1, 0]);
     driver.post_recv(&mut b, &segment(64, key, page));
     driver.post(&mut a, 0x0a, 0, &segment(4, paged, start));
-    assert!(faults(&driver).is_empty(), "it is there to be read");
+    assert!(
+        page_faults(&driver).is_empty(),
+        "the page is present for reads"
+    );
     let mut segments = remote(start, paged);
     segments.extend(segment(4, key, page));
     driver.post(&mut a, 0x08, 0, &segments);
-    assert_eq!(faults(&driver).len(), 1);
+    assert_eq!(page_faults(&driver).len(), 1);
 }
 
 #[test]
-fn the_rest_of_a_list_stays_when_a_part_changes() {
+fn entries_outside_of_the_replaced_range_are_kept() {
     let mut driver = Driver::new("ib-umr");
     let (mut cq, mut a, mut b) = driver.pair();
     let mut kernel = kernel_qp(&mut driver, &cq);
@@ -390,21 +393,21 @@ fn the_rest_of_a_list_stays_when_a_part_changes() {
         .or(0x10, 10, 0x1f)
         .or(0x14, 8, 0xff_ffff)
         .or(0x1c, 0, pd)
-        .long(0x28, 6 * 4096)
+        .put64(0x28, 6 * 4096)
         .or(0x44, 0, 16)
         .or(0x48, 0, 12)
         .or(0x60, 0, 6);
     for n in 0..6 {
         create = create
             .or(0x114 + n * 16, 0, whole)
-            .long(0x118 + n * 16, pages + n as u64 * 4096);
+            .put64(0x118 + n * 16, pages + n as u64 * 4096);
     }
-    let parts = driver.number(create) << 8;
+    let parts = driver.create(create) << 8;
     // The fifth part becomes the seventh page. Lists are changed in units of four
     // entries.
     let klm = u64::from(whole);
     let list = [klm, pages + 6 * 4096, klm, pages + 5 * 4096, 0, 0, 0, 0];
-    replace(&mut driver, &mut kernel, parts, 4, &list);
+    replace_entries(&mut driver, &mut kernel, parts, 4, &list);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
     for (n, expected) in [(0, b"aaaa"), (3, b"dddd"), (4, b"gggg"), (5, b"ffff")] {
         driver.post_recv(&mut b, &segment(64, whole, to));
@@ -415,30 +418,30 @@ fn the_rest_of_a_list_stays_when_a_part_changes() {
 }
 
 #[test]
-fn an_xrc_peer_uses_the_domain_of_the_srq() {
+fn xrc_access_uses_the_protection_domain_of_the_srq() {
     let mut driver = Driver::new("ib");
     let mut cq = driver.create_cq(4);
-    let (buffer, doorbell, there, here) = (
+    let (buffer, doorbell, entries, local) = (
         driver.pages(1),
         driver.pages(1),
         driver.pages(1),
         driver.pages(1),
     );
     let (pd, key, uar) = (driver.pd, driver.key, driver.uar);
-    let domain = driver.number(Input::new(op::ALLOC_XRCD, 16));
-    let srqn = driver.number(
+    let domain = driver.create(Input::new(op::ALLOC_XRCD, 16));
+    let srqn = driver.create(
         Input::new(op::CREATE_XRC_SRQ, 0x118)
             .or(0x10, 24, 2)
             .or(0x14, 24, 1)
             .or(0x14, 0, domain)
             .or(0x18, 0, cq.number)
             .or(0x28, 0, pd)
-            .long(0x38, doorbell)
-            .long(0x110, buffer),
+            .put64(0x38, doorbell)
+            .put64(0x110, buffer),
     );
     // The target has another protection domain than the memory.
-    let other = driver.number(Input::new(op::ALLOC_PD, 16));
-    let target = driver.number(
+    let other = driver.create(Input::new(op::ALLOC_PD, 16));
+    let target = driver.create(
         Input::new(op::CREATE_QP, 0x118)
             .or(0x18, 16, 3)
             .or(0x1c, 0, other)
@@ -452,12 +455,12 @@ fn an_xrc_peer_uses_the_domain_of_the_srq() {
     let mut initiator = driver.create_qp_with(3, &cq, Some(0), |input| input.or(0xc4, 24, 2));
     driver.connect(initiator.number, target, 1);
     driver.connect(target, initiator.number, 1);
-    driver.write(here, b"over XRC");
+    driver.write(local, b"over XRC");
     let mut segments = srqn.to_be_bytes().to_vec();
     segments.resize(16, 0);
-    segments.extend(remote(there, key));
-    segments.extend(segment(8, key, here));
+    segments.extend(remote(entries, key));
+    segments.extend(segment(8, key, local));
     driver.post(&mut initiator, 0x08, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
-    assert_eq!(driver.read(there, 8), b"over XRC");
+    assert_eq!(driver.read(entries, 8), b"over XRC");
 }

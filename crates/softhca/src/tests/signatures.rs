@@ -32,7 +32,7 @@ impl Key {
         let pd = driver.pd;
         let psv = |driver: &mut Driver| {
             let create = Input::new(op::CREATE_PSV, 16).or(8, 28, 1).or(8, 0, pd);
-            word(&driver.ok(&create, 32), 16)
+            word(&driver.execute(&create, 32), 16)
         };
         let psvs = [psv(driver), psv(driver)];
         let create = Input::new(op::CREATE_MKEY, 0x110)
@@ -46,7 +46,7 @@ impl Key {
             .or(0x30, 0, 8)
             .or(0x44, 0, 4);
         Key {
-            key: driver.number(create) << 8,
+            key: driver.create(create) << 8,
             psvs,
             memory: driver.pages(u64::from(length).div_ceil(4096)),
             length,
@@ -74,7 +74,7 @@ impl Key {
     }
 
     /// Configures signatures, all of which are checked. Returns the completion's status.
-    fn sign(
+    fn configure_signatures(
         &self,
         driver: &mut Driver,
         cq: &mut Cq,
@@ -104,9 +104,9 @@ impl Key {
         let mut change = self.change(driver, 64);
         change.extend(format);
         driver.post_umr(qp, self.key, &change);
-        let done = status(&driver.poll(cq).unwrap());
-        if done != (0, 0) {
-            return done;
+        let umr_status = status(&driver.poll(cq).unwrap());
+        if umr_status != (0, 0) {
+            return umr_status;
         }
         for psv in self.psvs {
             let mut segment = vec![0; 16];
@@ -114,7 +114,7 @@ impl Key {
             driver.post(qp, SET_PSV, SIGNALED, &segment);
             assert_eq!(status(&driver.poll(cq).unwrap()), (0, 0));
         }
-        done
+        umr_status
     }
 }
 
@@ -125,14 +125,14 @@ fn write(driver: &mut Driver, qp: &mut Qp, from: &Key, to: &Key, length: u32) {
     driver.post(qp, 0x08, SIGNALED, &segments);
 }
 
-fn fill(driver: &Driver, key: &Key) -> Vec<u8> {
+fn fill_memory(driver: &Driver, key: &Key) -> Vec<u8> {
     let data: Vec<u8> = (0..key.length).map(|n| ((n * 7) >> 3) as u8).collect();
     driver.write(key.memory, &data);
     data
 }
 
 /// The reported part, whether it is memory's, and the block.
-fn wrong(entry: &[u8], size: u64) -> (u32, bool, u64) {
+fn signature_error(entry: &[u8], size: u64) -> (u32, bool, u64) {
     assert_eq!(status(entry), (SIGNATURE_ERROR, 0));
     let offset = u64::from(word(entry, 40)) << 32 | u64::from(word(entry, 44));
     let fields = word(entry, 32);
@@ -141,21 +141,21 @@ fn wrong(entry: &[u8], size: u64) -> (u32, bool, u64) {
 }
 
 #[test]
-fn signatures_are_on_the_wire_and_in_memory() {
+fn signatures_are_added_and_removed_on_each_side() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let (plain, signed) = (3 * BLOCK as u32, 3 * (BLOCK as u32 + 4));
     let from = Key::new(&mut driver, plain);
     let to = Key::new(&mut driver, signed);
     let sides = [Side::None, Side::Dif(70)];
-    from.sign(&mut driver, &mut cq, &mut a, sides);
-    to.sign(&mut driver, &mut cq, &mut b, [Side::Crc32, Side::Dif(70)]);
-    let data = fill(&driver, &from);
+    from.configure_signatures(&mut driver, &mut cq, &mut a, sides);
+    to.configure_signatures(&mut driver, &mut cq, &mut b, [Side::Crc32, Side::Dif(70)]);
+    let data = fill_memory(&driver, &from);
     write(&mut driver, &mut a, &from, &to, plain);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
     assert!(driver.poll(&mut cq).is_none());
-    let there = driver.read(to.memory, signed as usize);
-    for (n, block) in there.chunks(BLOCK + 4).enumerate() {
+    let stored = driver.read(to.memory, signed as usize);
+    for (n, block) in stored.chunks(BLOCK + 4).enumerate() {
         let data = &data[n * BLOCK..][..BLOCK];
         assert_eq!(&block[..BLOCK], data);
         assert_eq!(block[BLOCK..], crc32fast::hash(data).to_be_bytes());
@@ -167,7 +167,7 @@ fn signatures_are_on_the_wire_and_in_memory() {
     driver.post(&mut a, 0x10, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
     assert_eq!(driver.read(from.memory, plain as usize), data);
-    // Nobody reads beyond the last block.
+    // A read beyond the last block fails.
     let mut segments = remote(8, to.key);
     segments.extend(segment(plain, from.key, 0));
     driver.post(&mut a, 0x10, SIGNALED, &segments);
@@ -175,21 +175,24 @@ fn signatures_are_on_the_wire_and_in_memory() {
 }
 
 #[test]
-fn the_first_wrong_signature_is_reported_until_it_is_seen() {
+fn one_signature_error_is_reported_until_the_key_is_rearmed() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let plain = 3 * BLOCK as u32;
     let from = Key::new(&mut driver, plain);
     let mut to = Key::new(&mut driver, plain);
-    from.sign(&mut driver, &mut cq, &mut a, [Side::None, Side::Dif(1)]);
+    from.configure_signatures(&mut driver, &mut cq, &mut a, [Side::None, Side::Dif(1)]);
     for round in 0..3 {
         // The responder expects other tags.
-        to.sign(&mut driver, &mut cq, &mut b, [Side::None, Side::Dif(2)]);
-        for again in [false, true] {
+        to.configure_signatures(&mut driver, &mut cq, &mut b, [Side::None, Side::Dif(2)]);
+        for is_repetition in [false, true] {
             write(&mut driver, &mut a, &from, &to, plain);
-            if !again {
+            if !is_repetition {
                 let entry = driver.poll(&mut cq).unwrap();
-                assert_eq!(wrong(&entry, BLOCK as u64 + 8), (1 << 11, false, 0));
+                assert_eq!(
+                    signature_error(&entry, BLOCK as u64 + 8),
+                    (1 << 11, false, 0)
+                );
                 assert_eq!(word(&entry, 36), to.key);
                 assert_eq!((word(&entry, 0x18), word(&entry, 0x1c)), (2, 1));
             }
@@ -200,22 +203,22 @@ fn the_first_wrong_signature_is_reported_until_it_is_seen() {
     }
     // With the number of an error that was seen before, the key stays silent.
     to.errors += 1;
-    to.sign(&mut driver, &mut cq, &mut b, [Side::None, Side::Dif(2)]);
+    to.configure_signatures(&mut driver, &mut cq, &mut b, [Side::None, Side::Dif(2)]);
     write(&mut driver, &mut a, &from, &to, plain);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
     assert!(driver.poll(&mut cq).is_none());
 }
 
 #[test]
-fn a_queue_pair_stops_behind_a_wrong_signature() {
+fn a_queue_pair_drains_after_a_signature_error() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let signed = 3 * (BLOCK as u32 + 4);
     let from = Key::new(&mut driver, signed);
     let to = Key::new(&mut driver, signed);
     let key = driver.key;
-    from.sign(&mut driver, &mut cq, &mut a, [Side::Crc32, Side::None]);
-    to.sign(&mut driver, &mut cq, &mut b, [Side::None, Side::None]);
+    from.configure_signatures(&mut driver, &mut cq, &mut a, [Side::Crc32, Side::None]);
+    to.configure_signatures(&mut driver, &mut cq, &mut b, [Side::None, Side::None]);
     let (mut a, b) = (
         driver.create_qp(0, &cq, None),
         driver.create_qp(0, &cq, None),
@@ -231,20 +234,23 @@ fn a_queue_pair_stops_behind_a_wrong_signature() {
         (input.or(0x38, 27, 14).or(0x88, 21, 4)).or(0x90, 0, 100)
     });
     let posted = |driver: &mut Driver| {
-        let output = driver.ok(&Input::new(op::QUERY_QP, 16).or(8, 0, number), 0x110);
+        let output = driver.execute(&Input::new(op::QUERY_QP, 16).or(8, 0, number), 0x110);
         (word(&output, 0x18) >> 28, word(&output, 0x18 + 0xb4) >> 16)
     };
     assert_eq!(posted(&mut driver), (3, 0));
     let mut segments = remote(0, to.key);
     segments.extend(segment(3 * BLOCK as u32, from.key, 0));
-    let first = driver.place(&mut a, 0x08, SIGNALED, &segments);
-    // Behind it one that waits for earlier reads.
+    let first = driver.write_wqe(&mut a, 0x08, SIGNALED, &segments);
+    // A fenced write follows.
     let mut segments = remote(to.memory, key);
     segments.extend(segment(8, key, from.memory));
-    driver.place(&mut a, 0x08, SIGNALED | 4 << 5, &segments);
+    driver.write_wqe(&mut a, 0x08, SIGNALED | 4 << 5, &segments);
     driver.ring(&first);
     let entry = driver.poll(&mut cq).unwrap();
-    assert_eq!(wrong(&entry, BLOCK as u64 + 4), (1 << 13, true, 0));
+    assert_eq!(
+        signature_error(&entry, BLOCK as u64 + 4),
+        (1 << 13, true, 0)
+    );
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
     assert_eq!(driver.poll(&mut cq), None);
     assert_eq!(posted(&mut driver), (5, 1));
@@ -256,16 +262,16 @@ fn a_queue_pair_stops_behind_a_wrong_signature() {
 }
 
 #[test]
-fn formats_of_other_domains_and_sizes_are_refused() {
+fn psvs_of_other_domains_are_rejected() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, _b) = driver.pair();
-    let pd = driver.number(Input::new(op::ALLOC_PD, 16));
+    let pd = driver.create(Input::new(op::ALLOC_PD, 16));
     let create = Input::new(op::CREATE_PSV, 16).or(8, 28, 1).or(8, 0, pd);
-    let foreign = word(&driver.ok(&create, 32), 16);
+    let other_psv = word(&driver.execute(&create, 32), 16);
     let mut key = Key::new(&mut driver, BLOCK as u32);
-    key.psvs[1] = foreign;
+    key.psvs[1] = other_psv;
     let sides = [Side::None, Side::Crc32];
-    let failed = key.sign(&mut driver, &mut cq, &mut a, sides);
+    let failed = key.configure_signatures(&mut driver, &mut cq, &mut a, sides);
     assert_eq!(failed, (13, 6));
     for input in [
         Input::new(op::CREATE_PSV, 16).or(8, 28, 1).or(8, 0, 0xffff),
@@ -274,7 +280,7 @@ fn formats_of_other_domains_and_sizes_are_refused() {
     ] {
         assert_ne!(driver.command(&input, 32).0, 0);
     }
-    driver.ok(&Input::new(op::DESTROY_PSV, 16).or(8, 0, foreign), 16);
+    driver.execute(&Input::new(op::DESTROY_PSV, 16).or(8, 0, other_psv), 16);
 }
 
 /// Has a key of two blocks encrypted on the wire, with tweaks from `tweak` on. Returns the
@@ -285,7 +291,7 @@ fn encrypted_key(driver: &mut Driver, cq: &mut Cq, qp: &mut Qp, tweak: u8) -> (u
         .or(0x18, 0, 3)
         .or(0x1c, 0, driver.pd);
     create.0[0x50..0x70].copy_from_slice(&[9; 32]);
-    let dek = driver.number(create);
+    let dek = driver.create(create);
     let key = Key::new(driver, 2 * BLOCK as u32);
     let mut format = [0; 64];
     format[0] = 2 << 6 | 1;
@@ -314,17 +320,17 @@ fn data_is_encrypted_on_the_wire() {
     let (mut cq, mut a, _b) = driver.pair();
     let length = 2 * BLOCK as u32;
     let (dek, from, change) = encrypted_key(&mut driver, &mut cq, &mut a, 5);
-    let data = fill(&driver, &from);
-    let (there, whole) = (driver.pages(2), driver.key);
-    let mut segments = remote(there, whole);
+    let data = fill_memory(&driver, &from);
+    let (stored, whole_key) = (driver.pages(2), driver.key);
+    let mut segments = remote(stored, whole_key);
     segments.extend(segment(length, from.key, 0));
     driver.post(&mut a, 0x08, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
     let expected = encrypted(data.clone(), 5);
-    assert_eq!(driver.read(there, length as usize), expected);
+    assert_eq!(driver.read(stored, length as usize), expected);
     // And decrypted where it arrives, also in parts.
     driver.write(from.memory, &vec![0; length as usize]);
-    let mut segments = remote(there, whole);
+    let mut segments = remote(stored, whole_key);
     segments.extend(segment(length, from.key, 0));
     driver.post(&mut a, 0x10, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
@@ -333,22 +339,22 @@ fn data_is_encrypted_on_the_wire() {
     let destroy = Input::new(op::DESTROY_GENERAL_OBJECT, 16)
         .or(4, 0, ENCRYPTION_KEY)
         .or(8, 0, dek);
-    driver.ok(&destroy, 16);
+    driver.execute(&destroy, 16);
     driver.post_umr(&mut a, from.key, &change);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 6));
 }
 
 /// Moves a message from the first key to the second, by a write or by a send. Returns what
 /// completes before the receive and the work request.
-fn moved(
+fn move_message(
     driver: &mut Driver,
     (cq, a, b): (&mut Cq, &mut Qp, &mut Qp),
-    sends: bool,
+    is_send: bool,
     [from, to]: [(u32, u64); 2],
     length: u32,
 ) -> Vec<Vec<u8>> {
     let list = segment(length, from.0, from.1);
-    if sends {
+    if is_send {
         driver.post_recv(b, &segment(length, to.0, to.1));
         driver.post(a, 0x0a, SIGNALED, &list);
     } else {
@@ -357,56 +363,59 @@ fn moved(
     }
     let mut entries: Vec<_> = std::iter::from_fn(|| driver.poll(cq)).collect();
     assert_eq!(entries.pop().map(|entry| status(&entry)), Some((0, 0)));
-    let received = sends.then(|| status(&entries.pop().unwrap()));
+    let received = is_send.then(|| status(&entries.pop().unwrap()));
     assert!(received.is_none_or(|received| received == (2, 0)));
     entries
 }
 
 #[test]
-fn data_of_either_side_is_converted_within_a_device() {
-    for sends in [false, true] {
+fn signatures_are_converted_within_a_device() {
+    for is_send in [false, true] {
         let mut driver = Driver::new("ib");
         let (mut cq, mut a, mut b) = driver.pair();
         let length = 3 * BLOCK as u32;
         let signed = Key::new(&mut driver, length + 12);
         let sides = [Side::Crc32, Side::None];
-        signed.sign(&mut driver, &mut cq, &mut b, sides);
-        let (whole, from, to) = (driver.key, driver.pages(3), driver.pages(3));
+        signed.configure_signatures(&mut driver, &mut cq, &mut b, sides);
+        let (whole_key, from, to) = (driver.key, driver.pages(3), driver.pages(3));
         let data: Vec<u8> = (0..length).map(|n| ((n * 5) >> 3) as u8).collect();
         driver.write(from, &data);
         let sent = driver.hca.port().counters().sent;
         // Into memory with signatures, which are made there.
-        let places = [(whole, from), (signed.key, 0)];
-        let ends = (&mut cq, &mut a, &mut b);
-        let reports = moved(&mut driver, ends, sends, places, length);
+        let memories = [(whole_key, from), (signed.key, 0)];
+        let queues = (&mut cq, &mut a, &mut b);
+        let reports = move_message(&mut driver, queues, is_send, memories, length);
         assert_eq!(reports, Vec::<Vec<u8>>::new());
-        let there = driver.read(signed.memory, length as usize + 12);
-        for (block, data) in there.chunks(BLOCK + 4).zip(data.chunks(BLOCK)) {
+        let stored = driver.read(signed.memory, length as usize + 12);
+        for (block, data) in stored.chunks(BLOCK + 4).zip(data.chunks(BLOCK)) {
             assert_eq!(&block[..BLOCK], data);
             assert_eq!(block[BLOCK..], crc32fast::hash(data).to_be_bytes());
         }
         // Out of it again: a wrong one is noticed.
-        driver.write(signed.memory + BLOCK as u64, &[!there[BLOCK]]);
-        let places = [(signed.key, 0), (whole, to)];
-        let ends = (&mut cq, &mut a, &mut b);
-        let reports = moved(&mut driver, ends, sends, places, length);
+        driver.write(signed.memory + BLOCK as u64, &[!stored[BLOCK]]);
+        let memories = [(signed.key, 0), (whole_key, to)];
+        let queues = (&mut cq, &mut a, &mut b);
+        let reports = move_message(&mut driver, queues, is_send, memories, length);
         assert_eq!(reports.len(), 1);
-        assert_eq!(wrong(&reports[0], BLOCK as u64 + 4), (1 << 13, true, 0));
+        assert_eq!(
+            signature_error(&reports[0], BLOCK as u64 + 4),
+            (1 << 13, true, 0)
+        );
         assert_eq!(driver.read(to, length as usize), data);
-        assert_eq!(driver.hca.port().counters().sent > sent, sends);
+        assert_eq!(driver.hca.port().counters().sent > sent, is_send);
     }
 }
 
 #[test]
 fn signatures_from_plain_memory_are_checked_within_a_device() {
-    for sends in [false, true] {
+    for is_send in [false, true] {
         let mut driver = Driver::new("ib");
         let (mut cq, mut a, mut b) = driver.pair();
         let length = 2 * BLOCK as u32;
         let on_wire = length + 2 * 4;
         let to = Key::new(&mut driver, length);
-        to.sign(&mut driver, &mut cq, &mut b, [Side::None, Side::Crc32]);
-        let (whole, from) = (driver.key, driver.pages(3));
+        to.configure_signatures(&mut driver, &mut cq, &mut b, [Side::None, Side::Crc32]);
+        let (whole_key, from) = (driver.key, driver.pages(3));
         let data: Vec<u8> = (0..length).map(|n| ((n * 3) >> 2) as u8).collect();
         let mut blocks = Vec::new();
         for block in data.chunks(BLOCK) {
@@ -414,59 +423,59 @@ fn signatures_from_plain_memory_are_checked_within_a_device() {
             blocks.extend(crc32fast::hash(block).to_be_bytes());
         }
         let sent = driver.hca.port().counters().sent;
-        for is_wrong in [false, true] {
-            blocks[BLOCK + 10] ^= u8::from(is_wrong);
+        for is_corrupted in [false, true] {
+            blocks[BLOCK + 10] ^= u8::from(is_corrupted);
             driver.write(from, &blocks);
-            if sends {
+            if is_send {
                 // A list that is received into counts what is in memory.
                 driver.post_recv(&mut b, &segment(length, to.key, 0));
             }
-            let list = segment(on_wire, whole, from);
-            match sends {
+            let list = segment(on_wire, whole_key, from);
+            match is_send {
                 true => driver.post(&mut a, 0x0a, SIGNALED, &list),
                 false => {
                     let segments = [remote(0, to.key), list].concat();
                     driver.post(&mut a, 0x08, SIGNALED, &segments);
                 }
             }
-            if is_wrong {
+            if is_corrupted {
                 let report = driver.poll(&mut cq).unwrap();
-                let (which, of_memory, block) = wrong(&report, BLOCK as u64 + 4);
+                let (which, of_memory, block) = signature_error(&report, BLOCK as u64 + 4);
                 assert_eq!((which, of_memory, block), (1 << 13, false, 1));
             }
-            if sends {
+            if is_send {
                 assert_eq!(status(&driver.poll(&mut cq).unwrap()), (2, 0));
             }
             assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
             assert_eq!(driver.poll(&mut cq), None);
-            let there = driver.read(to.memory, length as usize);
-            assert_eq!(there[..BLOCK], data[..BLOCK]);
-            assert_eq!(there == data, !is_wrong);
+            let stored = driver.read(to.memory, length as usize);
+            assert_eq!(stored[..BLOCK], data[..BLOCK]);
+            assert_eq!(stored == data, !is_corrupted);
         }
-        assert_eq!(driver.hca.port().counters().sent > sent, sends);
+        assert_eq!(driver.hca.port().counters().sent > sent, is_send);
     }
 }
 
 #[test]
 fn data_is_encrypted_within_a_device() {
-    for sends in [false, true] {
+    for is_send in [false, true] {
         let mut driver = Driver::new("ib");
         let (mut cq, mut a, mut b) = driver.pair();
         let length = 2 * BLOCK as u32;
         let (_, key, _) = encrypted_key(&mut driver, &mut cq, &mut a, 0);
-        let data = fill(&driver, &key);
-        let (there, whole) = (driver.pages(2), driver.key);
+        let data = fill_memory(&driver, &key);
+        let (stored, whole_key) = (driver.pages(2), driver.key);
         let sent = driver.hca.port().counters().sent;
-        let places = [(key.key, 0), (whole, there)];
-        let ends = (&mut cq, &mut a, &mut b);
-        moved(&mut driver, ends, sends, places, length);
+        let memories = [(key.key, 0), (whole_key, stored)];
+        let queues = (&mut cq, &mut a, &mut b);
+        move_message(&mut driver, queues, is_send, memories, length);
         let expected = encrypted(data.clone(), 0);
-        assert!(driver.read(there, length as usize) == expected);
+        assert!(driver.read(stored, length as usize) == expected);
         driver.write(key.memory, &vec![0; length as usize]);
-        let places = [(whole, there), (key.key, 0)];
-        let ends = (&mut cq, &mut a, &mut b);
-        moved(&mut driver, ends, sends, places, length);
+        let memories = [(whole_key, stored), (key.key, 0)];
+        let queues = (&mut cq, &mut a, &mut b);
+        move_message(&mut driver, queues, is_send, memories, length);
         assert!(driver.read(key.memory, length as usize) == data);
-        assert_eq!(driver.hca.port().counters().sent > sent, sends);
+        assert_eq!(driver.hca.port().counters().sent > sent, is_send);
     }
 }

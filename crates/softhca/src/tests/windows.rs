@@ -4,7 +4,7 @@ use crate::command::opcode as op;
 use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, remote, segment, status};
 
 /// Returns a UMR that binds a window to a part of a key, or unbinds it.
-fn umr(window: u32, qpn: u32, bound: Option<(u32, u64, u64)>) -> Vec<u8> {
+fn bind_umr(window: u32, qpn: u32, bound: Option<(u32, u64, u64)>) -> Vec<u8> {
     let mut bytes = vec![0; 48 + 64];
     let mut mask: u64 = 1 << 29 | 1 << 13 | 1 << 14;
     bytes[0] = 1 << 7;
@@ -28,10 +28,10 @@ fn umr(window: u32, qpn: u32, bound: Option<(u32, u64, u64)>) -> Vec<u8> {
 }
 
 #[test]
-fn a_window_opens_and_closes() {
+fn a_window_is_bound_and_unbound() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
-    let (key, memory, here) = (driver.key, driver.pages(1), driver.pages(1));
+    let (key, memory, local) = (driver.key, driver.pages(1), driver.pages(1));
     let region = driver.create_key(memory, 4096, 0, 0b11);
     let pd = driver.pd;
     let create = Input::new(op::CREATE_MKEY, 0x110)
@@ -42,15 +42,15 @@ fn a_window_opens_and_closes() {
         .or(0x1c, 24, 1)
         .or(0x1c, 0, pd)
         .or(0x44, 0, 4);
-    let window = driver.number(create) << 8;
+    let window = driver.create(create) << 8;
     let bind = |driver: &mut Driver, b: &mut Qp, bound| {
-        driver.post_umr(b, window, &umr(window, b.number, bound));
+        driver.post_umr(b, window, &bind_umr(window, b.number, bound));
     };
     bind(&mut driver, &mut b, Some((region, memory + 64, 128)));
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0), "bound");
-    driver.write(here, b"through the window");
+    driver.write(local, b"through the window");
     let mut segments = remote(memory + 64, window);
-    segments.extend(segment(18, key, here));
+    segments.extend(segment(18, key, local));
     driver.post(&mut a, 0x08, SIGNALED, &segments);
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
     assert_eq!(driver.read(memory + 64, 18), b"through the window");
@@ -73,20 +73,20 @@ fn window(driver: &mut Driver, pd: u32) -> u32 {
         .or(0x1c, 24, 1)
         .or(0x1c, 0, pd)
         .or(0x44, 0, 4);
-    driver.number(create) << 8
+    driver.create(create) << 8
 }
 
 /// Binds a window on the second queue pair. Returns the syndrome.
-fn bound(driver: &mut Driver, cq: &mut Cq, b: &mut Qp, window: u32, umr: &[u8]) -> u8 {
+fn post_bind(driver: &mut Driver, cq: &mut Cq, b: &mut Qp, window: u32, umr: &[u8]) -> u8 {
     driver.post_umr(b, window, umr);
     status(&driver.poll(cq).unwrap()).1
 }
 
 /// Writes from the first queue pair through a window. Returns the syndrome.
-fn written(driver: &mut Driver, cq: &mut Cq, a: &mut Qp, window: u32, va: u64) -> u8 {
-    let (key, here) = (driver.key, driver.pages(1));
+fn write_through(driver: &mut Driver, cq: &mut Cq, a: &mut Qp, window: u32, va: u64) -> u8 {
+    let (key, local) = (driver.key, driver.pages(1));
     let mut segments = remote(va, window);
-    segments.extend(segment(8, key, here));
+    segments.extend(segment(8, key, local));
     driver.post(a, 0x08, SIGNALED, &segments);
     status(&driver.poll(cq).unwrap()).1
 }
@@ -99,19 +99,23 @@ const READ: u32 = 1;
 const WRITE: u32 = 1 << 1;
 
 #[test]
-fn a_window_reaches_memory_that_its_region_permits() {
-    for (rights, good) in [(READ | WRITE, true), (READ, false), (0, false)] {
+fn a_bind_requires_the_rights_of_its_region() {
+    for (rights, allowed) in [(READ | WRITE, true), (READ, false), (0, false)] {
         let mut driver = Driver::new("ib");
         let (mut cq, _a, mut b) = driver.pair();
         let (pd, memory) = (driver.pd, driver.pages(1));
         let region = driver.create_key(memory, 4096, 0, rights);
         let window = window(&mut driver, pd);
-        let umr = umr(window, ANY_QPN, Some((region, memory, 64)));
-        let syndrome = bound(&mut driver, &mut cq, &mut b, window, &umr);
-        assert_eq!(syndrome, if good { 0 } else { BIND_ERROR }, "{rights:#x}");
+        let umr = bind_umr(window, ANY_QPN, Some((region, memory, 64)));
+        let syndrome = post_bind(&mut driver, &mut cq, &mut b, window, &umr);
+        assert_eq!(
+            syndrome,
+            if allowed { 0 } else { BIND_ERROR },
+            "{rights:#x}"
+        );
         let (mut a, _b) = driver.pair_on(&cq);
-        let syndrome = written(&mut driver, &mut cq, &mut a, window, memory);
-        assert_eq!(syndrome, if good { 0 } else { REMOTE_ACCESS });
+        let syndrome = write_through(&mut driver, &mut cq, &mut a, window, memory);
+        assert_eq!(syndrome, if allowed { 0 } else { REMOTE_ACCESS });
     }
 }
 
@@ -119,7 +123,7 @@ fn a_window_reaches_memory_that_its_region_permits() {
 /// window is checked against the key behind it.
 #[test]
 fn each_access_is_checked_against_the_region_of_a_window() {
-    for (rights, sealed, good) in [
+    for (rights, forbids_binding, allowed) in [
         (READ | WRITE, false, true),
         (READ, false, false),
         (READ | WRITE, true, false),
@@ -128,19 +132,22 @@ fn each_access_is_checked_against_the_region_of_a_window() {
         let (mut cq, mut a, b) = driver.pair();
         let (pd, memory) = (driver.pd, driver.pages(1));
         let region = driver.create_key(memory, 4096, 0, rights);
-        if sealed {
+        if forbids_binding {
             assert!(driver.hca.forbid_binding(region >> 8));
         }
         let mut kernel = driver.create_qp_with(0, &cq, None, |input| input.or(0x20, 4, 1));
         driver.connect(kernel.number, 1, 1);
         let window = window(&mut driver, pd);
-        let umr = umr(window, b.number, Some((region, memory, 64)));
-        assert_eq!(bound(&mut driver, &mut cq, &mut kernel, window, &umr), 0);
-        let syndrome = written(&mut driver, &mut cq, &mut a, window, memory);
+        let umr = bind_umr(window, b.number, Some((region, memory, 64)));
+        assert_eq!(
+            post_bind(&mut driver, &mut cq, &mut kernel, window, &umr),
+            0
+        );
+        let syndrome = write_through(&mut driver, &mut cq, &mut a, window, memory);
         assert_eq!(
             syndrome,
-            if good { 0 } else { REMOTE_ACCESS },
-            "{rights:#x} {sealed}"
+            if allowed { 0 } else { REMOTE_ACCESS },
+            "{rights:#x} {forbids_binding}"
         );
     }
 }
@@ -149,7 +156,7 @@ fn each_access_is_checked_against_the_region_of_a_window() {
 #[derive(Clone, Copy, Debug)]
 enum BindFault {
     Nothing,
-    SealedRegion,
+    RegionForbidsBinding,
     RegionOfAnotherDomain,
     WindowOfAnotherDomain,
     Variant,
@@ -163,10 +170,10 @@ enum BindFault {
 }
 
 #[test]
-fn a_bind_without_permission_is_refused() {
-    for wrong in [
+fn an_invalid_bind_fails_and_gives_no_access() {
+    for fault in [
         BindFault::Nothing,
-        BindFault::SealedRegion,
+        BindFault::RegionForbidsBinding,
         BindFault::RegionOfAnotherDomain,
         BindFault::WindowOfAnotherDomain,
         BindFault::Variant,
@@ -181,36 +188,40 @@ fn a_bind_without_permission_is_refused() {
         let mut driver = Driver::new("ib");
         let (mut cq, _a, mut b) = driver.pair();
         let (pd, memory) = (driver.pd, driver.pages(2));
-        let other = driver.number(Input::new(op::ALLOC_PD, 16));
-        let of = |wrong| if wrong { other } else { pd };
-        driver.pd = of(matches!(wrong, BindFault::RegionOfAnotherDomain));
+        let other = driver.create(Input::new(op::ALLOC_PD, 16));
+        let of = |fault| if fault { other } else { pd };
+        driver.pd = of(matches!(fault, BindFault::RegionOfAnotherDomain));
         let mut region = driver.create_key(memory, 4096, 0, READ | WRITE);
         driver.pd = pd;
-        let of = of(matches!(wrong, BindFault::WindowOfAnotherDomain));
+        let of = of(matches!(fault, BindFault::WindowOfAnotherDomain));
         let window = window(&mut driver, of);
         let (mut va, mut length) = (memory, 64);
-        match wrong {
-            BindFault::SealedRegion => assert!(driver.hca.forbid_binding(region >> 8)),
+        match fault {
+            BindFault::RegionForbidsBinding => assert!(driver.hca.forbid_binding(region >> 8)),
             BindFault::Variant => region ^= 1,
             BindFault::NoSuchRegion => region += 0x1000,
             BindFault::BeforeTheRegion => va -= 8,
             BindFault::PastTheRegion => va += 4096 - 63,
             BindFault::LongerThanTheRegion => length = 4097,
             BindFault::AlreadyBound => {
-                let before = umr(window, ANY_QPN, Some((region, memory + 512, 64)));
-                assert_eq!(bound(&mut driver, &mut cq, &mut b, window, &before), 0);
+                let before = bind_umr(window, ANY_QPN, Some((region, memory + 512, 64)));
+                assert_eq!(post_bind(&mut driver, &mut cq, &mut b, window, &before), 0);
             }
             BindFault::ToItself => region = window,
             BindFault::ToPhysicalMemory => region = 0x300,
             _ => {}
         }
-        let umr = umr(window, ANY_QPN, Some((region, va, length)));
-        let good = matches!(wrong, BindFault::Nothing);
-        let syndrome = bound(&mut driver, &mut cq, &mut b, window, &umr);
-        assert_eq!(syndrome, if good { 0 } else { BIND_ERROR }, "{wrong:?}");
+        let umr = bind_umr(window, ANY_QPN, Some((region, va, length)));
+        let allowed = matches!(fault, BindFault::Nothing);
+        let syndrome = post_bind(&mut driver, &mut cq, &mut b, window, &umr);
+        assert_eq!(syndrome, if allowed { 0 } else { BIND_ERROR }, "{fault:?}");
         let (mut a, _b) = driver.pair_on(&cq);
-        let syndrome = written(&mut driver, &mut cq, &mut a, window, va);
-        assert_eq!(syndrome, if good { 0 } else { REMOTE_ACCESS }, "{wrong:?}");
+        let syndrome = write_through(&mut driver, &mut cq, &mut a, window, va);
+        assert_eq!(
+            syndrome,
+            if allowed { 0 } else { REMOTE_ACCESS },
+            "{fault:?}"
+        );
     }
 }
 
@@ -221,16 +232,19 @@ fn a_type_2_window_belongs_to_its_queue_pair() {
     let (pd, memory) = (driver.pd, driver.pages(1));
     let region = driver.create_key(memory, 4096, 0, READ | WRITE);
     let window = window(&mut driver, pd);
-    let bind = umr(window, b.number, Some((region, memory, 64)));
-    assert_eq!(bound(&mut driver, &mut cq, &mut b, window, &bind), 0);
+    let bind = bind_umr(window, b.number, Some((region, memory, 64)));
+    assert_eq!(post_bind(&mut driver, &mut cq, &mut b, window, &bind), 0);
     // Another queue pair cannot unbind it,
     let mut third = driver.create_qp(0, &cq, None);
     driver.connect(third.number, 1, 1);
-    let mut unbind = umr(window, ANY_QPN, None);
+    let mut unbind = bind_umr(window, ANY_QPN, None);
     unbind[0] |= 1 << 3;
-    let syndrome = bound(&mut driver, &mut cq, &mut third, window, &unbind);
+    let syndrome = post_bind(&mut driver, &mut cq, &mut third, window, &unbind);
     assert_eq!(syndrome, BIND_ERROR);
-    assert_eq!(written(&mut driver, &mut cq, &mut a, window, memory), 0);
+    assert_eq!(
+        write_through(&mut driver, &mut cq, &mut a, window, memory),
+        0
+    );
     // nor can the peer of another queue pair by a send with invalidate.
     let (key, there) = (driver.key, driver.pages(1));
     let mut fourth = driver.create_qp(0, &cq, None);
@@ -238,16 +252,19 @@ fn a_type_2_window_belongs_to_its_queue_pair() {
     driver.connect(fourth.number, fifth.number, 1);
     driver.connect(fifth.number, fourth.number, 1);
     driver.post_recv(&mut fifth, &segment(64, key, there));
-    driver.post_changed(&mut fourth, 0x01, &segment(8, key, there), |control| {
+    driver.post_with(&mut fourth, 0x01, &segment(8, key, there), |control| {
         control[12..16].copy_from_slice(&window.to_be_bytes());
     });
     while let Some(entry) = driver.poll(&mut cq) {
         assert_ne!(status(&entry).1, 0);
     }
-    assert_eq!(written(&mut driver, &mut cq, &mut a, window, memory), 0);
+    assert_eq!(
+        write_through(&mut driver, &mut cq, &mut a, window, memory),
+        0
+    );
     // Its own queue pair can.
-    assert_eq!(bound(&mut driver, &mut cq, &mut b, window, &unbind), 0);
-    let syndrome = written(&mut driver, &mut cq, &mut a, window, memory);
+    assert_eq!(post_bind(&mut driver, &mut cq, &mut b, window, &unbind), 0);
+    let syndrome = write_through(&mut driver, &mut cq, &mut a, window, memory);
     assert_eq!(syndrome, REMOTE_ACCESS);
 }
 
@@ -264,18 +281,18 @@ fn a_program_cannot_change_the_pages_of_a_key() {
         .or(0x10, 10, 0x1f)
         .or(0x14, 8, 0xff_ffff)
         .or(0x1c, 0, pd)
-        .long(0x28, 4096)
+        .put64(0x28, 4096)
         .or(0x44, 0, 1)
         .or(0x48, 0, 12)
         .or(0x60, 0, 1)
-        .long(0x110, page);
-    let paged = driver.number(create) << 8;
+        .put64(0x110, page);
+    let paged = driver.create(create) << 8;
     let mut pages = vec![0; 48 + 64 + 64];
     // Inline, one unit.
     pages[0] = 1 << 7;
     pages[4..6].copy_from_slice(&4_u16.to_be_bytes());
     assert_eq!(
-        bound(&mut driver, &mut cq, &mut b, paged, &pages),
+        post_bind(&mut driver, &mut cq, &mut b, paged, &pages),
         BIND_ERROR
     );
     // Nor can it change the length of the key.
@@ -283,6 +300,6 @@ fn a_program_cannot_change_the_pages_of_a_key() {
     longer[8..16].copy_from_slice(&1_u64.to_be_bytes());
     longer[72..80].copy_from_slice(&(1_u64 << 40).to_be_bytes());
     let (mut cq, _a, mut b) = driver.pair();
-    let syndrome = bound(&mut driver, &mut cq, &mut b, paged, &longer);
+    let syndrome = post_bind(&mut driver, &mut cq, &mut b, paged, &longer);
     assert_eq!(syndrome, BIND_ERROR);
 }

@@ -8,18 +8,18 @@ use crate::packet::{Grh, Path};
 use crate::pcap::Capture;
 
 /// Runs all operations of a service between two HCAs.
-fn converse(world: &mut World, config: &QpConfig, change: impl Fn(&mut Path)) {
-    for (here, there) in [((0, 100), (1, 200)), ((1, 200), (0, 100))] {
-        let hca = &mut world.hcas[here.0];
-        let mut path = hca.path_to(there.0);
+fn run_all_operations(world: &mut World, config: &QpConfig, change: impl Fn(&mut Path)) {
+    for (local, remote) in [((0, 100), (1, 200)), ((1, 200), (0, 100))] {
+        let hca = &mut world.hcas[local.0];
+        let mut path = hca.path_to(remote.0);
         change(&mut path);
         let config = QpConfig {
             path: Some(path),
-            remote_qpn: there.1,
+            remote_qpn: remote.1,
             ..config.clone()
         };
-        hca.transport.create(here.1, config.clone()).unwrap();
-        hca.raise(here.1, &config, world.now);
+        hca.transport.create(local.1, config.clone()).unwrap();
+        hca.raise(local.1, &config, world.now);
         open(hca, 1 << 16);
     }
     for id in 0..3 {
@@ -138,17 +138,17 @@ fn tshark_reads_roce_v2() {
         let lines = dissect(name, &FIELDS, |start| {
             let mut world = World::new(2, LinkKind::Ethernet, 1 << 16, 1);
             start(&world);
-            converse(&mut world, &QpConfig::default(), change);
+            run_all_operations(&mut world, &QpConfig::default(), change);
             let uc = QpConfig {
                 service: Service::Uc,
                 ..QpConfig::default()
             };
-            converse(&mut world, &uc, change);
+            run_all_operations(&mut world, &uc, change);
             world.fabric.capture(None);
         });
         let Some(lines) = lines else { return };
         let mut requests = Vec::new();
-        let mut answers = 0;
+        let mut responses = 0;
         for line in &lines {
             let fields: Vec<&str> = line.split(';').collect();
             assert!(fields[0].starts_with(protocols), "{line}");
@@ -156,7 +156,7 @@ fn tshark_reads_roce_v2() {
             let opcode: u8 = fields[1].parse().unwrap();
             match fields[2] {
                 "0x0000c8" => requests.push(opcode),
-                "0x000064" => answers += 1,
+                "0x000064" => responses += 1,
                 other => panic!("destination {other}"),
             }
             if opcode & 0x1f == 6 {
@@ -169,7 +169,7 @@ fn tshark_reads_roce_v2() {
             RC_REQUESTS.into_iter().chain(uc).collect::<Vec<_>>()
         );
         // Acknowledgements, three packets of read response, two atomics.
-        assert!(answers >= 6, "{answers}");
+        assert!(responses >= 6, "{responses}");
     }
 }
 
@@ -178,8 +178,8 @@ fn tshark_reads_infiniband() {
     let lines = dissect("ib", &FIELDS, |start| {
         let mut world = World::new(2, LinkKind::Ib, 1 << 16, 1);
         start(&world);
-        converse(&mut world, &QpConfig::default(), |_| {});
-        converse(&mut world, &QpConfig::default(), |path| {
+        run_all_operations(&mut world, &QpConfig::default(), |_| {});
+        run_all_operations(&mut world, &QpConfig::default(), |path| {
             let (sgid, dgid) = ([0xfe; 16], [0xfd; 16]);
             path.grh = Some(Grh {
                 sgid,

@@ -9,36 +9,36 @@ use crate::packet::{BTH_BYTES, Bth, CNP, Packet, PacketBuilder, Psn, Template, V
 const MEMORY: usize = 1 << 20;
 const CE: u8 = 3;
 
-/// A link with a capacity in bytes per second, for frames to HCA 1. It marks those that
-/// wait for longer than `marks`, if they say that they may be marked, and loses those that
-/// wait for longer than `most`.
+/// A link with a capacity in bytes per second, for frames to HCA 1. It marks ECN-capable
+/// frames that wait for longer than `mark_above`, and drops frames that wait for longer
+/// than `drop_above`.
 #[derive(Clone)]
 struct Bottleneck(Arc<Mutex<Queue>>);
 
 struct Queue {
     capacity: u64,
-    marks: u64,
-    most: u64,
+    mark_above: u64,
+    drop_above: u64,
     free_at: u64,
     sent: u64,
     marked: u64,
     lost: u64,
     cnps: Vec<(u64, Vec<u8>)>,
-    classes: Vec<u8>,
+    traffic_classes: Vec<u8>,
 }
 
 impl Bottleneck {
-    fn new(capacity: u64, marks: u64, most: u64) -> Self {
+    fn new(capacity: u64, mark_above: u64, drop_above: u64) -> Self {
         Self(Arc::new(Mutex::new(Queue {
             capacity,
-            marks,
-            most,
+            mark_above,
+            drop_above,
             free_at: 0,
             sent: 0,
             marked: 0,
             lost: 0,
             cnps: Vec::new(),
-            classes: Vec::new(),
+            traffic_classes: Vec::new(),
         })))
     }
 }
@@ -54,14 +54,14 @@ impl Tap for Bottleneck {
             == CNP
         {
             queue.cnps.push((now, packet.frame().to_vec()));
-        } else if !queue.classes.contains(&class) {
-            queue.classes.push(class);
+        } else if !queue.traffic_classes.contains(&class) {
+            queue.traffic_classes.push(class);
         }
         let mut delay = 10_000;
         if from == 0 {
             let length = packet.frame().len() as u64;
             let wait = queue.free_at.saturating_sub(now);
-            let lost = wait > queue.most;
+            let lost = wait > queue.drop_above;
             queue.lost += u64::from(lost);
             if lost {
                 return Delivery {
@@ -69,7 +69,7 @@ impl Tap for Bottleneck {
                     ..Delivery::default()
                 };
             }
-            if wait > queue.marks && class & CE != 0 {
+            if wait > queue.mark_above && class & CE != 0 {
                 packet.frame_mut()[15] |= CE;
                 queue.marked += 1;
             }
@@ -95,33 +95,33 @@ fn stream(service: Service, reads: bool, link: &Bottleneck) -> (u64, [Counters; 
         recv_psn: 0xff_fffe,
         ..QpConfig::default()
     };
-    let mut world = pair_that_recovers(LinkKind::Ethernet, MEMORY, 1, &config, [true; 2]);
+    let mut world = pair_with_recovery(LinkKind::Ethernet, MEMORY, 1, &config, [true; 2]);
     world.fabric.set_tap(Some(Box::new(link.clone())));
     let (side, qpn, operation) = match reads {
         true => (1, 200, Operation::Read),
         false => (0, 100, Operation::Write),
     };
     world.hcas[side].host.count_only = true;
-    let (mut posted, mut half) = (0, 0);
+    let (mut posted, mut ended_at_half) = (0, 0);
     while world.now < SECOND / 2 {
         let hca = &mut world.hcas[side];
-        // Of an unreliable service 330 MB/s, since sends end before they arrive.
-        let most = match service {
+        // An unreliable service posts 330 MB/s, since its sends end before they arrive.
+        let max_posted = match service {
             Service::Uc => 1 + world.now / 200_000,
             _ => hca.host.sends_ended + 16,
         };
-        while posted < most {
+        while posted < max_posted {
             let at = (posted % 8) as usize * 65536;
             hca.post_send(qpn, work(posted, operation, at, 65536, at));
             posted += 1;
         }
-        if half == 0 && world.now >= SECOND / 4 {
-            half = hca.host.sends_ended;
+        if ended_at_half == 0 && world.now >= SECOND / 4 {
+            ended_at_half = hca.host.sends_ended;
         }
         world.settle(20_000);
         world.now += 20_000;
     }
-    let done = world.hcas[side].host.sends_ended - half;
+    let done = world.hcas[side].host.sends_ended - ended_at_half;
     let counters = [0, 1].map(|at: usize| world.hcas[at].transport.counters());
     (done * 65536 * 4 / 1_000_000, counters)
 }
@@ -134,14 +134,14 @@ fn the_rate_adapts_to_a_link_that_marks() {
         (Service::Uc, false),
     ] {
         let link = Bottleneck::new(20_000_000, MS, NEVER);
-        let (rate, [here, there]) = stream(service, reads, &link);
+        let (rate, [requester, responder]) = stream(service, reads, &link);
         let queue = link.0.lock().unwrap();
         assert!(
             (14..=20).contains(&rate),
             "{service:?} {reads}: {rate} MB/s"
         );
-        assert_eq!(here.cnps_handled, there.cnps_sent);
-        assert!(there.cnps_sent > 5 && there.marked == queue.marked);
+        assert_eq!(requester.cnps_handled, responder.cnps_sent);
+        assert!(responder.cnps_sent > 5 && responder.marked == queue.marked);
         // The queue stays short most of the time.
         let packets = queue.sent / 1100;
         assert!(
@@ -149,7 +149,7 @@ fn the_rate_adapts_to_a_link_that_marks() {
             "{} of {packets}",
             queue.marked
         );
-        assert_eq!((here.timeouts, there.timeouts), (0, 0));
+        assert_eq!((requester.timeouts, responder.timeouts), (0, 0));
     }
 }
 
@@ -157,8 +157,8 @@ fn the_rate_adapts_to_a_link_that_marks() {
 /// packets 18,000 without one), and hardly if it marks before.
 #[test]
 fn a_full_queue_drops_few_marked_packets() {
-    let lost = |marks| {
-        let link = Bottleneck::new(20_000_000, marks, 2 * MS);
+    let lost = |mark_above| {
+        let link = Bottleneck::new(20_000_000, mark_above, 2 * MS);
         let (rate, _) = stream(Service::Rc, false, &link);
         assert!(rate >= 14, "{rate} MB/s");
         let queue = link.0.lock().unwrap();
@@ -169,7 +169,7 @@ fn a_full_queue_drops_few_marked_packets() {
 }
 
 #[test]
-fn without_marks_nothing_changes() {
+fn without_marks_the_rate_is_not_limited() {
     let link = Bottleneck::new(1_000_000_000, NEVER, NEVER);
     let (rate, counters) = stream(Service::Rc, false, &link);
     assert!(rate > 850, "{rate} MB/s");
@@ -180,9 +180,9 @@ fn without_marks_nothing_changes() {
 }
 
 /// Returns the traffic classes of the packets of a queue pair with this one.
-fn classes(traffic_class: u8, lossy: bool) -> Vec<u8> {
+fn traffic_classes(traffic_class: u8, lossy: bool) -> Vec<u8> {
     let config = QpConfig::default();
-    let mut world = pair_that_recovers(LinkKind::Ethernet, MEMORY, 1, &config, [lossy; 2]);
+    let mut world = pair_with_recovery(LinkKind::Ethernet, MEMORY, 1, &config, [lossy; 2]);
     let link = Bottleneck::new(1_000_000_000, NEVER, NEVER);
     world.fabric.set_tap(Some(Box::new(link.clone())));
     let mut path = world.hcas[0].path_to(1);
@@ -204,22 +204,22 @@ fn classes(traffic_class: u8, lossy: bool) -> Vec<u8> {
     // The peer's acknowledgements have its own class.
     while world.hcas[0].turn(0) {}
     let queue = link.0.lock().unwrap();
-    queue.classes.clone()
+    queue.traffic_classes.clone()
 }
 
 #[test]
 fn packets_are_ecn_capable() {
     for (class, sent) in [(0, 2), (0x68, 0x6a), (0x6a, 0x6a), (1, 1), (3, 2)] {
-        assert_eq!(classes(class, true), [sent]);
-        assert_eq!(classes(class, false), [class]);
+        assert_eq!(traffic_classes(class, true), [sent]);
+        assert_eq!(traffic_classes(class, false), [class]);
     }
 }
 
 #[test]
-fn a_mark_is_answered_by_one_cnp_in_50_us() {
+fn at_most_one_cnp_is_sent_in_50_us() {
     let link = Bottleneck::new(1_000_000_000, 0, NEVER);
     let config = QpConfig::default();
-    let mut world = pair_that_recovers(LinkKind::Ethernet, MEMORY, 1, &config, [true; 2]);
+    let mut world = pair_with_recovery(LinkKind::Ethernet, MEMORY, 1, &config, [true; 2]);
     world.fabric.set_tap(Some(Box::new(link.clone())));
     world.hcas[0].post_send(100, work(0, Operation::Write, 0, 500_000, 0));
     world.settle(SECOND);
@@ -237,7 +237,7 @@ fn a_mark_is_answered_by_one_cnp_in_50_us() {
     let bth = view.network.bth_at;
     assert_eq!((frame[15], frame[bth], frame[bth + 4]), (0xc0, 0x81, 0x40));
     assert_eq!(frame.len(), bth + BTH_BYTES + 16 + 4);
-    // Of the past, as rdma_rxe needs it.
+    // The PSN is in the past, as rdma_rxe requires.
     assert!(view.bth.psn.before(Psn::new(0)));
 }
 
@@ -255,8 +255,8 @@ fn cnp(from: &Template, qpn: u32, pkey: u16, length: usize) -> Packet {
 }
 
 #[test]
-fn cnps_that_name_nothing_are_discarded() {
-    let play = |lossy, service, qpn, pkey, length, from: usize| {
+fn cnps_for_no_controlled_queue_pair_are_discarded() {
+    let is_cnp_handled = |lossy, service, qpn, pkey, length, from: usize| {
         let config = QpConfig {
             service,
             ..QpConfig::default()
@@ -272,25 +272,25 @@ fn cnps_that_name_nothing_are_discarded() {
         assert_eq!(counters.cnps_handled + counters.dropped, 1);
         counters.cnps_handled == 1
     };
-    assert!(play(true, Service::Rc, 100, 0xffff, 16, 1));
-    assert!(play(true, Service::Uc, 100, 0xffff, 16, 1));
-    assert!(!play(true, Service::Ud, 100, 0xffff, 16, 1));
-    assert!(!play(false, Service::Rc, 100, 0xffff, 16, 1));
-    assert!(!play(true, Service::Rc, 101, 0xffff, 16, 1));
-    assert!(!play(true, Service::Rc, 1, 0xffff, 16, 1));
-    assert!(!play(true, Service::Rc, 100, 0x1234, 16, 1));
+    assert!(is_cnp_handled(true, Service::Rc, 100, 0xffff, 16, 1));
+    assert!(is_cnp_handled(true, Service::Uc, 100, 0xffff, 16, 1));
+    assert!(!is_cnp_handled(true, Service::Ud, 100, 0xffff, 16, 1));
+    assert!(!is_cnp_handled(false, Service::Rc, 100, 0xffff, 16, 1));
+    assert!(!is_cnp_handled(true, Service::Rc, 101, 0xffff, 16, 1));
+    assert!(!is_cnp_handled(true, Service::Rc, 1, 0xffff, 16, 1));
+    assert!(!is_cnp_handled(true, Service::Rc, 100, 0x1234, 16, 1));
     for length in [0, 4, 12, 20, 1024] {
-        assert!(!play(true, Service::Rc, 100, 0xffff, length, 1));
+        assert!(!is_cnp_handled(true, Service::Rc, 100, 0xffff, length, 1));
     }
     // Not from the peer.
-    assert!(!play(true, Service::Rc, 100, 0xffff, 16, 2));
+    assert!(!is_cnp_handled(true, Service::Rc, 100, 0xffff, 16, 2));
 }
 
-/// Forged ones delay their queue pair, to a rate that lets it go on, and no other one.
+/// Forged CNPs limit the rate of their queue pair to the minimum, and of no other one.
 #[test]
-fn forged_cnps_slow_one_queue_pair_down() {
+fn forged_cnps_slow_down_only_their_queue_pair() {
     let config = QpConfig::default();
-    let mut world = pair_that_recovers(LinkKind::Ethernet, MEMORY, 1, &config, [true; 2]);
+    let mut world = pair_with_recovery(LinkKind::Ethernet, MEMORY, 1, &config, [true; 2]);
     world.connect((0, 101), (1, 201), &config);
     let template = Template::new(&world.hcas[1].path_to(0));
     for qpn in [100, 101] {

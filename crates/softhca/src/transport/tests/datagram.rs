@@ -40,7 +40,7 @@ fn datagram(world: &World, to: usize, length: u32, qpn: u32, qkey: u32) -> SendW
 }
 
 #[test]
-fn a_datagram_follows_its_grh() {
+fn a_datagram_is_stored_after_the_grh_area() {
     for kind in KINDS {
         let mut world = world(2, kind, &config());
         fill(&mut world.hcas[0].host.memory, 4);
@@ -75,7 +75,7 @@ fn a_datagram_follows_its_grh() {
 }
 
 #[test]
-fn lengths() {
+fn datagrams_longer_than_the_mtu_fail() {
     let mut world = world(2, LinkKind::Ethernet, &config());
     for (length, status) in [
         (0, Status::Success),
@@ -94,7 +94,7 @@ fn lengths() {
 
 /// A common mistake: no space for the GRH in the receive buffer.
 #[test]
-fn a_receive_without_room_for_the_grh() {
+fn a_receive_without_space_for_the_grh_fails() {
     let mut world = world(2, LinkKind::Ib, &config());
     for recv in &mut world.hcas[1].host.queues(50).recvs {
         recv.length = 1000;
@@ -108,7 +108,7 @@ fn a_receive_without_room_for_the_grh() {
 }
 
 #[test]
-fn queue_keys() {
+fn the_queue_key_is_checked() {
     let mut world = world(2, LinkKind::Ib, &config());
     for qkey in [QKEY ^ 1, QKEY, 1 << 31 | 5] {
         let request = datagram(&world, 1, 8, 50, qkey);
@@ -121,7 +121,7 @@ fn queue_keys() {
 }
 
 #[test]
-fn a_datagram_without_a_receive_is_lost() {
+fn a_datagram_without_a_receive_is_dropped() {
     let mut world = world(2, LinkKind::Ib, &config());
     for _ in 0..6 {
         let request = datagram(&world, 1, 8, 50, QKEY);
@@ -134,7 +134,7 @@ fn a_datagram_without_a_receive_is_lost() {
 }
 
 #[test]
-fn multicast() {
+fn multicast_reaches_attached_queue_pairs() {
     for kind in KINDS {
         for block in [false, true] {
             let config = QpConfig {
@@ -186,7 +186,7 @@ fn multicast() {
 
 /// QP 1 on the wire stands for the queue pair that is its alias.
 #[test]
-fn general_services() {
+fn qp_1_is_an_alias() {
     let config = QpConfig {
         wire_qpn: Some(1),
         any_pkey: true,
@@ -212,12 +212,12 @@ fn general_services() {
 
 /// Frames that are not RDMA are returned to the caller.
 #[test]
-fn other_frames_are_looped_back() {
+fn frames_other_than_rdma_are_returned_to_the_caller() {
     let mut world = world(1, LinkKind::Ethernet, &config());
     let mut frame = [0; 60];
     frame[12..14].copy_from_slice(&[0x08, 0x06]);
     let packet = Pool::new().copy_of(LinkKind::Ethernet, &frame).unwrap();
     let hca = &mut world.hcas[0];
-    let back = hca.transport.receive(&mut hca.host, 0, packet).unwrap();
-    assert_eq!(back.frame(), frame);
+    let returned = hca.transport.receive(&mut hca.host, 0, packet).unwrap();
+    assert_eq!(returned.frame(), frame);
 }

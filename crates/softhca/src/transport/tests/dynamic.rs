@@ -15,12 +15,12 @@ fn world(count: usize, kind: LinkKind, seed: u64) -> World {
     let mut world = World::new(count, kind, MEMORY, seed);
     for index in 0..count {
         open(&mut world.hcas[index], MEMORY);
-        target(&mut world.hcas[index], 200);
+        create_target(&mut world.hcas[index], 200);
     }
     world
 }
 
-fn target(hca: &mut Hca, dctn: u32) {
+fn create_target(hca: &mut Hca, dctn: u32) {
     let config = QpConfig {
         service: Service::DcTarget,
         srq: true,
@@ -29,11 +29,11 @@ fn target(hca: &mut Hca, dctn: u32) {
     };
     hca.transport.create(dctn, config.clone()).unwrap();
     let to = QpState::ReadyToReceive;
-    let made = hca.transport.modify(&mut hca.host, 0, dctn, to, config);
-    made.unwrap();
+    let result = hca.transport.modify(&mut hca.host, 0, dctn, to, config);
+    result.unwrap();
 }
 
-fn initiator(hca: &mut Hca, qpn: u32, log_errored_streams: u8) {
+fn create_initiator(hca: &mut Hca, qpn: u32, log_errored_streams: u8) {
     let config = QpConfig {
         service: Service::DcInitiator,
         log_errored_streams,
@@ -62,7 +62,7 @@ fn post(hca: &mut Hca, qpn: u32, (peer, dctn): (usize, u32), mut request: SendWo
     hca.post_send(qpn, request);
 }
 
-fn good(ids: std::ops::Range<u64>) -> Vec<(u64, Status)> {
+fn successes(ids: std::ops::Range<u64>) -> Vec<(u64, Status)> {
     ids.map(|id| (id, Status::Success)).collect()
 }
 
@@ -71,7 +71,7 @@ fn an_initiator_switches_targets() {
     for kind in KINDS {
         let mut world = world(3, kind, 1);
         fill(&mut world.hcas[0].host.memory[..3000], 7);
-        initiator(&mut world.hcas[0], 100, 0);
+        create_initiator(&mut world.hcas[0], 100, 0);
         // The third target is on the initiator's own HCA.
         let targets = [(1, 200), (2, 200), (0, 200), (1, 200)];
         for peer in 0..3 {
@@ -92,11 +92,11 @@ fn an_initiator_switches_targets() {
             post(hca, 100, to, work(id + 3, add, 80_000, 8, 90_000));
         }
         world.settle(SECOND);
-        assert_eq!(statuses(&mut world.hcas[0], 100), good(0..16));
+        assert_eq!(statuses(&mut world.hcas[0], 100), successes(0..16));
         for (peer, messages) in [(1, 2), (2, 1), (0, 1)] {
             let source = world.hcas[0].host.memory[..3000].to_vec();
             let hca = &mut world.hcas[peer];
-            assert_eq!(recv_statuses(hca, 200), good(0..messages), "of {peer}");
+            assert_eq!(recv_statuses(hca, 200), successes(0..messages), "of {peer}");
             for (id, done) in &hca.host.queues(200).received {
                 assert_eq!(done.source.unwrap().qpn, 100);
                 assert_eq!((*id < messages, done.length), (true, 3000));
@@ -104,7 +104,7 @@ fn an_initiator_switches_targets() {
             assert!(hca.host.memory[40_000..43_000] == source);
             assert!(hca.host.memory[60_000..62_500] == source[..2500]);
             assert_eq!(hca.host.memory[90_000], 5 * messages as u8);
-            assert_eq!(events(hca, 200), [], "nobody is told");
+            assert_eq!(events(hca, 200), [], "no event");
         }
         let source = world.hcas[0].host.memory[..2500].to_vec();
         assert!(world.hcas[0].host.memory[70_000..72_500] == source);
@@ -118,7 +118,7 @@ fn a_target_serves_many_initiators_at_once() {
         let from = [(0, 100), (0, 101), (1, 100), (1, 102)];
         for (n, (index, qpn)) in from.into_iter().enumerate() {
             let hca = &mut world.hcas[index];
-            initiator(hca, qpn, 0);
+            create_initiator(hca, qpn, 0);
             let start = n * 10_000;
             hca.host.memory[start..start + 9000].fill(n as u8 + 1);
             post(
@@ -133,26 +133,26 @@ fn a_target_serves_many_initiators_at_once() {
         }
         world.settle(SECOND);
         for (index, qpn) in from {
-            assert_eq!(statuses(&mut world.hcas[index], qpn), good(0..1));
+            assert_eq!(statuses(&mut world.hcas[index], qpn), successes(0..1));
         }
         let hca = &mut world.hcas[2];
-        let mut seen = Vec::new();
+        let mut fill_bytes = Vec::new();
         for id in 0..4 {
-            let place = &hca.host.memory[id * 10_000..id * 10_000 + 9000];
-            assert!(place.iter().all(|byte| *byte == place[0]), "mixed");
-            seen.push(place[0]);
+            let received = &hca.host.memory[id * 10_000..id * 10_000 + 9000];
+            assert!(received.iter().all(|byte| *byte == received[0]), "mixed");
+            fill_bytes.push(received[0]);
         }
-        seen.sort_unstable();
-        assert_eq!(seen, [1, 2, 3, 4]);
+        fill_bytes.sort_unstable();
+        assert_eq!(fill_bytes, [1, 2, 3, 4]);
         assert_eq!(hca.host.queues(200).received.len(), 4);
     }
 }
 
 #[test]
-fn a_wrong_dc_access_key_is_refused() {
+fn a_wrong_dc_access_key_is_counted_and_ignored() {
     let mut world = world(2, LinkKind::Ethernet, 1);
-    initiator(&mut world.hcas[0], 100, 0);
-    initiator(&mut world.hcas[0], 101, 0);
+    create_initiator(&mut world.hcas[0], 100, 0);
+    create_initiator(&mut world.hcas[0], 101, 0);
     let mut request = work(0, Operation::Write, 0, 8, 0);
     request.datagram = Some(Box::new(Datagram {
         path: world.hcas[0].path_to(1),
@@ -169,7 +169,7 @@ fn a_wrong_dc_access_key_is_refused() {
         statuses(&mut world.hcas[0], 100),
         [(0, Status::RetryExceeded)]
     );
-    assert_eq!(statuses(&mut world.hcas[0], 101), good(0..1));
+    assert_eq!(statuses(&mut world.hcas[0], 101), successes(0..1));
     let hca = &world.hcas[1];
     assert_eq!(hca.host.memory[..8], [0; 8]);
     assert_eq!(hca.host.memory[64..72], [1; 8]);
@@ -177,11 +177,11 @@ fn a_wrong_dc_access_key_is_refused() {
 }
 
 #[test]
-fn a_refusal_ends_the_connection_but_not_the_target() {
+fn a_nak_ends_the_connection_but_not_the_target() {
     for kind in KINDS {
         let mut world = world(2, kind, 1);
         for qpn in [100, 101] {
-            initiator(&mut world.hcas[0], qpn, 0);
+            create_initiator(&mut world.hcas[0], qpn, 0);
         }
         let hca = &mut world.hcas[0];
         post(
@@ -192,28 +192,28 @@ fn a_refusal_ends_the_connection_but_not_the_target() {
         );
         post(hca, 100, (1, 200), work(1, Operation::Write, 0, 8, 0));
         world.settle(SECOND);
-        let refused = [(0, Status::RemoteAccess), (1, Status::Flushed)];
-        assert_eq!(statuses(&mut world.hcas[0], 100), refused);
+        let expected = [(0, Status::RemoteAccess), (1, Status::Flushed)];
+        assert_eq!(statuses(&mut world.hcas[0], 100), expected);
         assert_eq!(events(&mut world.hcas[1], 200), []);
         // Another initiator, and the same one with a new connection.
         let now = world.now;
         reset(&mut world.hcas[0], now, 100);
-        initiator(&mut world.hcas[0], 100, 0);
+        create_initiator(&mut world.hcas[0], 100, 0);
         for (qpn, id) in [(101, 0), (100, 2)] {
             let write = work(id, Operation::Write, 0, 8, 0);
             post(&mut world.hcas[0], qpn, (1, 200), write);
         }
         world.settle(SECOND);
-        assert_eq!(statuses(&mut world.hcas[0], 101), good(0..1));
+        assert_eq!(statuses(&mut world.hcas[0], 101), successes(0..1));
         let last = statuses(&mut world.hcas[0], 100).pop();
         assert_eq!(last, Some((2, Status::Success)));
     }
 }
 
 #[test]
-fn a_receive_of_a_message_that_never_ended_serves_the_next() {
+fn the_receive_of_an_abandoned_message_is_reused() {
     let mut world = world(2, LinkKind::Ethernet, 1);
-    initiator(&mut world.hcas[0], 100, 0);
+    create_initiator(&mut world.hcas[0], 100, 0);
     world.hcas[1].post_recv(200, 0, 0, 5000);
     // The data of the second packet is inaccessible.
     let mut broken = work(0, Operation::Send, 0, 3000, 0);
@@ -227,7 +227,7 @@ fn a_receive_of_a_message_that_never_ended_serves_the_next() {
     assert_eq!(recv_statuses(&mut world.hcas[1], 200), []);
     // Another initiator finds no receive posted, because the first message may still
     // continue.
-    initiator(&mut world.hcas[0], 101, 0);
+    create_initiator(&mut world.hcas[0], 101, 0);
     let send = |id| work(id, Operation::Send, 0, 3000, 0);
     post(&mut world.hcas[0], 101, (1, 200), send(0));
     world.settle(SECOND);
@@ -235,16 +235,16 @@ fn a_receive_of_a_message_that_never_ended_serves_the_next() {
     // A new connection of the first initiator abandons its message.
     let now = world.now;
     reset(&mut world.hcas[0], now, 100);
-    initiator(&mut world.hcas[0], 100, 0);
+    create_initiator(&mut world.hcas[0], 100, 0);
     let write = work(1, Operation::Write, 0, 8, 64_000);
     post(&mut world.hcas[0], 100, (1, 200), write);
     world.settle(SECOND);
-    assert_eq!(statuses(&mut world.hcas[0], 101), good(0..1));
-    assert_eq!(recv_statuses(&mut world.hcas[1], 200), good(0..1));
+    assert_eq!(statuses(&mut world.hcas[0], 101), successes(0..1));
+    assert_eq!(recv_statuses(&mut world.hcas[1], 200), successes(0..1));
 }
 
 /// Sends a delayed packet of an initiator that adds 1.
-fn late_add(world: &mut World, source_qpn: u32, connection: u64, psn: u32) {
+fn send_late_add(world: &mut World, source_qpn: u32, connection: u64, psn: u32) {
     let template = Template::new(&world.hcas[0].path_to(1));
     let mut bth = Bth::read(&[0; BTH_BYTES]);
     bth.opcode = Class::Dc as u8 | op::FETCH_ADD;
@@ -271,10 +271,10 @@ fn late_add(world: &mut World, source_qpn: u32, connection: u64, psn: u32) {
 
 #[test]
 fn a_late_packet_of_an_old_connection_is_ignored() {
-    for (connection, then) in [(1, 3), (u64::MAX, 4)] {
+    for (connection, expected_sum) in [(1, 3), (u64::MAX, 4)] {
         let mut world = world(2, LinkKind::Ethernet, 1);
         let add = |id| work(id, Operation::FetchAdd { add: 1 }, 64_000, 8, 64_000);
-        initiator(&mut world.hcas[0], 100, 0);
+        create_initiator(&mut world.hcas[0], 100, 0);
         for id in 0..2 {
             post(&mut world.hcas[0], 100, (1, 200), add(id));
         }
@@ -282,12 +282,15 @@ fn a_late_packet_of_an_old_connection_is_ignored() {
         // The initiator connects again, and its PSNs start anew.
         let now = world.now;
         reset(&mut world.hcas[0], now, 100);
-        initiator(&mut world.hcas[0], 100, 0);
+        create_initiator(&mut world.hcas[0], 100, 0);
         post(&mut world.hcas[0], 100, (1, 200), add(2));
         world.settle(SECOND);
-        // It would be the next request if it were of the current connection.
-        late_add(&mut world, 100, connection, 1);
-        assert_eq!(world.hcas[1].host.memory[64_000], then, "{connection}");
+        // Its PSN is that of the next request of the current connection.
+        send_late_add(&mut world, 100, connection, 1);
+        assert_eq!(
+            world.hcas[1].host.memory[64_000], expected_sum,
+            "{connection}"
+        );
     }
 }
 
@@ -296,31 +299,31 @@ fn a_stream_error_leaves_other_streams_unaffected() {
     for kind in KINDS {
         let mut world = world(2, kind, 1);
         // The initiator fails with the fourth stream in error.
-        initiator(&mut world.hcas[0], 100, 2);
-        let bad_local = || {
-            let mut bad = work(0, Operation::Write, 0, 3000, 0);
-            bad.local.length = 1500;
-            bad
+        create_initiator(&mut world.hcas[0], 100, 2);
+        let invalid_local = || {
+            let mut invalid = work(0, Operation::Write, 0, 3000, 0);
+            invalid.local.length = 1500;
+            invalid
         };
-        let bad_remote = || work(0, Operation::Write, 0, 8, MEMORY);
+        let invalid_remote = || work(0, Operation::Write, 0, 8, MEMORY);
         let add = || work(0, Operation::FetchAdd { add: 1 }, 64_000, 8, 64_000);
         let mut id = 0;
-        let mut give = |world: &mut World, stream: u16, mut request: SendWork<Range>| {
+        let mut post_on_stream = |world: &mut World, stream: u16, mut request: SendWork<Range>| {
             request.stream = stream;
             request.id = id;
             id += 1;
             post(&mut world.hcas[0], 100, (1, 200), request);
         };
-        give(&mut world, 1, add());
-        give(&mut world, 2, bad_local());
-        give(&mut world, 2, add());
-        give(&mut world, 1, add());
-        give(&mut world, 3, bad_remote());
-        give(&mut world, 1, add());
-        give(&mut world, 3, add());
-        give(&mut world, 0, add());
+        post_on_stream(&mut world, 1, add());
+        post_on_stream(&mut world, 2, invalid_local());
+        post_on_stream(&mut world, 2, add());
+        post_on_stream(&mut world, 1, add());
+        post_on_stream(&mut world, 3, invalid_remote());
+        post_on_stream(&mut world, 1, add());
+        post_on_stream(&mut world, 3, add());
+        post_on_stream(&mut world, 0, add());
         world.settle(SECOND);
-        let ended: Vec<_> = statuses(&mut world.hcas[0], 100)
+        let statuses_by_id: Vec<_> = statuses(&mut world.hcas[0], 100)
             .into_iter()
             .map(|(_, status)| status)
             .collect();
@@ -334,20 +337,20 @@ fn a_stream_error_leaves_other_streams_unaffected() {
             Status::Flushed,
             Status::Success,
         ];
-        assert_eq!(ended, expected);
+        assert_eq!(statuses_by_id, expected);
         assert_eq!(world.hcas[1].host.memory[64_000], 4, "each once");
         let transport = &mut world.hcas[0].transport;
         assert!(transport.restore_stream(100, 2));
-        assert!(!transport.restore_stream(100, 2), "it has no error");
+        assert!(!transport.restore_stream(100, 2), "no longer in error");
         assert!(!transport.restore_stream(100, 1));
-        give(&mut world, 2, add());
-        give(&mut world, 2, bad_local());
-        give(&mut world, 4, bad_local());
-        give(&mut world, 1, add());
-        give(&mut world, 5, bad_local());
-        give(&mut world, 1, add());
+        post_on_stream(&mut world, 2, add());
+        post_on_stream(&mut world, 2, invalid_local());
+        post_on_stream(&mut world, 4, invalid_local());
+        post_on_stream(&mut world, 1, add());
+        post_on_stream(&mut world, 5, invalid_local());
+        post_on_stream(&mut world, 1, add());
         world.settle(SECOND);
-        let ended = statuses(&mut world.hcas[0], 100).split_off(8);
+        let statuses_by_id = statuses(&mut world.hcas[0], 100).split_off(8);
         let expected = [
             (8, Status::Success),
             (9, Status::LocalProtection),
@@ -356,14 +359,14 @@ fn a_stream_error_leaves_other_streams_unaffected() {
             (12, Status::LocalProtection),
             (13, Status::Flushed),
         ];
-        assert_eq!(ended, expected);
+        assert_eq!(statuses_by_id, expected);
         let view = world.hcas[0].transport.query(100).unwrap();
         assert_eq!(view.state, QpState::Error);
         // A reset clears the errors of streams.
         let now = world.now;
         reset(&mut world.hcas[0], now, 100);
-        initiator(&mut world.hcas[0], 100, 2);
-        give(&mut world, 5, add());
+        create_initiator(&mut world.hcas[0], 100, 2);
+        post_on_stream(&mut world, 5, add());
         world.settle(SECOND);
         let last = statuses(&mut world.hcas[0], 100).pop();
         assert_eq!(last, Some((14, Status::Success)));
@@ -398,7 +401,7 @@ fn requests_after_a_response_without_a_scatter_target_execute_once() {
             post(hca, 100, (1, 200), request);
         }
         world.settle(SECOND);
-        let mut expected = good(0..6);
+        let mut expected = successes(0..6);
         expected[2].1 = Status::LocalProtection;
         assert_eq!(statuses(&mut world.hcas[0], 100), expected);
         assert_eq!(world.hcas[1].host.memory[64_000], 5);
@@ -406,13 +409,13 @@ fn requests_after_a_response_without_a_scatter_target_execute_once() {
 }
 
 #[test]
-fn a_target_drops_the_longest_silent_peer() {
+fn a_target_forgets_the_least_recently_active_peer() {
     let mut world = world(2, LinkKind::Ib, 1);
     // More initiators than the target remembers; the first one sends again in between.
     let mut connections = Vec::new();
     for n in 0..1100_u32 {
         let qpn = 1000 + n;
-        initiator(&mut world.hcas[0], qpn, 0);
+        create_initiator(&mut world.hcas[0], qpn, 0);
         let add = || work(0, Operation::FetchAdd { add: 1 }, 64_000, 8, 64_000);
         connections.push(world.now.max(1));
         post(&mut world.hcas[0], qpn, (1, 200), add());
@@ -428,7 +431,7 @@ fn a_target_drops_the_longest_silent_peer() {
     assert_eq!(count(&world), 1101);
     // Duplicates of remembered initiators are not executed again.
     for n in [0, 1098, 1099] {
-        late_add(&mut world, 1000 + n, connections[n as usize], 0);
+        send_late_add(&mut world, 1000 + n, connections[n as usize], 0);
         assert_eq!(count(&world), 1101, "{n}");
     }
     // A forgotten initiator is accepted as a new one.
@@ -445,8 +448,8 @@ proptest! {
     /// Over a lossy fabric with frequent changes of the target, every request is
     /// executed once and in order.
     #[test]
-    fn changing_targets_over_a_lossy_fabric(
-        acts in prop::collection::vec((0usize..3, 0u8..4, 0u32..3000), 1..60),
+    fn requests_to_changing_targets_execute_once_over_a_lossy_fabric(
+        requests in prop::collection::vec((0usize..3, 0u8..4, 0u32..3000), 1..60),
         loss in 0.0..0.1f64,
         duplicate in 0.0..0.1f64,
         reorder in 0.0..0.1f64,
@@ -455,7 +458,7 @@ proptest! {
         let mut world = world(3, LinkKind::Ethernet, seed);
         fill(&mut world.hcas[0].host.memory[..3000], 9);
         let source = world.hcas[0].host.memory[..3000].to_vec();
-        initiator(&mut world.hcas[0], 100, 0);
+        create_initiator(&mut world.hcas[0], 100, 0);
         world.fabric.set_faults(Faults {
             loss,
             duplicate,
@@ -469,7 +472,7 @@ proptest! {
         }
         let mut added = [0u64; 3];
         let mut sent: [Vec<u32>; 3] = Default::default();
-        for (id, &(peer, kind, length)) in acts.iter().enumerate() {
+        for (id, &(peer, kind, length)) in requests.iter().enumerate() {
             let id = id as u64;
             let mut request = match kind {
                 0 => work(id, Operation::Write, 0, length, 50_000),
@@ -488,15 +491,15 @@ proptest! {
             post(&mut world.hcas[0], 100, (peer, 200), request);
         }
         world.settle(3600 * SECOND);
-        prop_assert_eq!(statuses(&mut world.hcas[0], 100), good(0..acts.len() as u64));
+        prop_assert_eq!(statuses(&mut world.hcas[0], 100), successes(0..requests.len() as u64));
         for peer in 0..3 {
             let hca = &mut world.hcas[peer];
-            let got: Vec<u32> = hca.host.queues(200).received.iter().map(|r| r.1.imm).collect();
-            prop_assert_eq!(&got, &sent[peer]);
+            let actual: Vec<u32> = hca.host.queues(200).received.iter().map(|r| r.1.imm).collect();
+            prop_assert_eq!(&actual, &sent[peer]);
             let counter = &hca.host.memory[80_000..80_008];
             prop_assert_eq!(counter, added[peer].to_le_bytes());
-            let longest = acts.iter().filter(|a| a.0 == peer && a.1 == 0).map(|a| a.2).max();
-            let written = longest.unwrap_or(0) as usize;
+            let max_length = requests.iter().filter(|a| a.0 == peer && a.1 == 0).map(|a| a.2).max();
+            let written = max_length.unwrap_or(0) as usize;
             prop_assert!(hca.host.memory[50_000..50_000 + written] == source[..written]);
         }
     }

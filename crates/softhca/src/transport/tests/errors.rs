@@ -3,15 +3,15 @@
 use super::*;
 
 /// Runs a request of `length` bytes on queue pair 100 of HCA 0 that is changed to fail.
-fn fails(
+fn check_failure(
     operation: Operation,
     length: u32,
-    change: impl Fn(&mut World, &mut SendWork<Range>),
+    modify_request: impl Fn(&mut World, &mut SendWork<Range>),
     expected: Status,
 ) -> World {
     let mut world = pair(LinkKind::Ethernet, 16 * 1024, 1, &QpConfig::default());
     let mut request = work(1, operation, 0, length, 0);
-    change(&mut world, &mut request);
+    modify_request(&mut world, &mut request);
     world.hcas[0].post_send(100, work(0, Operation::Write, 0, 8, 0));
     world.hcas[0].post_send(100, request);
     world.hcas[0].post_send(100, work(2, Operation::Write, 0, 8, 0));
@@ -46,10 +46,10 @@ fn responder_is_in_error(world: &mut World, expected: &[QpEvent]) {
 const ADD: Operation = Operation::FetchAdd { add: 1 };
 
 #[test]
-fn local_protection() {
+fn local_protection_errors() {
     for operation in [Operation::Send, Operation::Write] {
-        // It fails midway: the data of the third packet is inaccessible.
-        fails(
+        // The data of the third packet is inaccessible.
+        check_failure(
             operation,
             3000,
             |w, r| {
@@ -59,17 +59,17 @@ fn local_protection() {
             Status::LocalProtection,
         );
     }
-    fails(
+    check_failure(
         Operation::Read,
         3000,
         |_, r| r.local.length = 2500,
         Status::LocalProtection,
     );
-    fails(ADD, 8, |_, r| r.local.length = 4, Status::LocalProtection);
+    check_failure(ADD, 8, |_, r| r.local.length = 4, Status::LocalProtection);
 }
 
 #[test]
-fn operations_that_the_service_or_queue_pair_lacks() {
+fn unsupported_operations_are_local_errors() {
     for service in [Service::Uc, Service::Ud] {
         for operation in [Operation::Read, ADD, Operation::SendInvalidate] {
             let config = QpConfig {
@@ -111,17 +111,17 @@ fn operations_that_the_service_or_queue_pair_lacks() {
 #[test]
 fn malformed_work_requests_complete_in_order() {
     let operation = Operation::Invalid(Status::LocalQpOperation);
-    fails(operation, 8, |_, _| {}, Status::LocalQpOperation);
+    check_failure(operation, 8, |_, _| {}, Status::LocalQpOperation);
 }
 
 #[test]
-fn remote_access() {
+fn remote_access_errors() {
     for operation in [Operation::Write, Operation::Read, ADD] {
-        let mut world = fails(operation, 8, |_, r| r.rkey = 99, Status::RemoteAccess);
+        let mut world = check_failure(operation, 8, |_, r| r.rkey = 99, Status::RemoteAccess);
         responder_is_in_error(&mut world, &[QpEvent::AccessError]);
-        let mut world = fails(operation, 8, |_, r| r.va += 16 * 1024, Status::RemoteAccess);
+        let mut world = check_failure(operation, 8, |_, r| r.va += 16 * 1024, Status::RemoteAccess);
         responder_is_in_error(&mut world, &[QpEvent::AccessError]);
-        fails(
+        check_failure(
             operation,
             8,
             |_, r| r.va = u64::MAX - 7,
@@ -129,7 +129,7 @@ fn remote_access() {
         );
     }
     // The end of a long message is out of bounds, so nothing of it is written.
-    let world = fails(
+    let world = check_failure(
         Operation::Write,
         3000,
         |w, r| {
@@ -164,9 +164,9 @@ fn remote_access() {
 }
 
 #[test]
-fn remote_invalid_request() {
+fn remote_invalid_request_errors() {
     // Too long for the receive: its completion reports that.
-    let mut world = fails(
+    let mut world = check_failure(
         Operation::Send,
         3000,
         |w, _| w.hcas[1].post_recv(200, 9, 0, 2999),
@@ -178,7 +178,7 @@ fn remote_invalid_request() {
         [(9, Status::LocalLength)]
     );
     // Atomics have to be aligned.
-    let mut world = fails(ADD, 8, |_, r| r.va += 4, Status::RemoteInvalidRequest);
+    let mut world = check_failure(ADD, 8, |_, r| r.va += 4, Status::RemoteInvalidRequest);
     responder_is_in_error(&mut world, &[QpEvent::RequestError]);
     // The queue pair does not permit the operation.
     for operation in [Operation::Write, Operation::Read, ADD] {
@@ -204,8 +204,8 @@ fn remote_invalid_request() {
 }
 
 #[test]
-fn remote_operation() {
-    let mut world = fails(
+fn remote_operation_errors() {
+    let mut world = check_failure(
         Operation::Send,
         3000,
         |w, _| {
@@ -225,8 +225,8 @@ fn remote_operation() {
 }
 
 #[test]
-fn invalidating_an_unknown_key() {
-    let mut world = fails(
+fn invalidating_an_unknown_key_is_an_error() {
+    let mut world = check_failure(
         Operation::SendInvalidate,
         8,
         |w, r| {
@@ -244,7 +244,7 @@ fn invalidating_an_unknown_key() {
 
 /// The memory becomes invalid while a read response is being sent.
 #[test]
-fn reads_of_deregistered_memory() {
+fn a_read_fails_if_the_memory_is_deregistered() {
     let mut world = pair(LinkKind::Ib, 4 << 20, 1, &QpConfig::default());
     world.hcas[0].post_send(100, work(1, Operation::Read, 0, 1 << 20, 0));
     for _ in 0..3 {
@@ -274,12 +274,12 @@ fn retries_are_counted_and_timed() {
         world.settle(100 * SECOND);
         let sent = statuses(&mut world.hcas[0], 100);
         assert_eq!(sent, [(1, Status::RetryExceeded), (2, Status::Flushed)]);
-        let tries = u64::from(retry_count) + 1;
-        assert_eq!(world.now, tries * (4096 << ack_timeout));
+        let attempts = u64::from(retry_count) + 1;
+        assert_eq!(world.now, attempts * (4096 << ack_timeout));
         let counters = world.hcas[0].transport.counters();
         assert_eq!(
             (counters.timeouts, counters.packets_sent),
-            (tries, 2 * tries)
+            (attempts, 2 * attempts)
         );
     }
 }
@@ -322,7 +322,7 @@ fn progress_resets_the_retry_count() {
 }
 
 #[test]
-fn receiver_not_ready() {
+fn rnr_retries_are_counted_and_timed() {
     for (operation, code) in [
         (Operation::Send, 1),
         (Operation::WriteImm, 12),
@@ -336,13 +336,13 @@ fn receiver_not_ready() {
             };
             let mut world = pair(LinkKind::Ethernet, 64, 1, &config);
             world.hcas[0].post_send(100, work(1, operation, 0, 8, 0));
-            let all = u64::from(rnr_retry) * rnr_wait(code);
-            if all > 0 {
-                world.settle(all - 1);
+            let total_wait = u64::from(rnr_retry) * rnr_wait(code);
+            if total_wait > 0 {
+                world.settle(total_wait - 1);
                 assert!(statuses(&mut world.hcas[0], 100).is_empty());
             }
             // Bounded, so that a queue pair that never gives up fails the test soon.
-            world.settle(all + SECOND);
+            world.settle(total_wait + SECOND);
             assert_eq!(
                 statuses(&mut world.hcas[0], 100),
                 [(1, Status::RnrRetryExceeded)]
@@ -358,7 +358,7 @@ fn receiver_not_ready() {
 }
 
 #[test]
-fn receiver_ready_in_the_end() {
+fn requests_succeed_once_the_receiver_is_ready() {
     for operation in [Operation::Send, Operation::WriteImm] {
         let config = QpConfig {
             rnr_retry: 7,
@@ -390,7 +390,7 @@ fn receiver_ready_in_the_end() {
 }
 
 #[test]
-fn timers_of_the_specification() {
+fn timer_codes_are_those_of_the_specification() {
     assert_eq!(rnr_wait(0), 655_360_000);
     assert_eq!(rnr_wait(1), 10_000);
     assert_eq!(rnr_wait(12), 640_000);
@@ -400,9 +400,9 @@ fn timers_of_the_specification() {
 }
 
 #[test]
-fn responses_that_do_not_fit() {
+fn malformed_responses_are_errors() {
     use crate::packet::{Aeth, Bth, Opcode, PacketBuilder, Psn, Syndrome, Template, op};
-    let answer = |operation, payload: &[u8]| {
+    let status_after_response = |operation, payload: &[u8]| {
         let mut world = pair(LinkKind::Ib, 8192, 1, &QpConfig::default());
         world.hcas[1].port.set_link(false);
         world.hcas[0].post_send(100, work(1, Operation::Read, 0, 3000, 0));
@@ -445,29 +445,29 @@ fn responses_that_do_not_fit() {
         sent.first().map(|s| s.1)
     };
     let full = [0; 1024];
-    assert_eq!(answer(op::READ_RESPONSE_FIRST, &full), None);
-    assert_eq!(answer(op::READ_RESPONSE_MIDDLE, &full), None);
+    assert_eq!(status_after_response(op::READ_RESPONSE_FIRST, &full), None);
+    assert_eq!(status_after_response(op::READ_RESPONSE_MIDDLE, &full), None);
     assert_eq!(
-        answer(op::READ_RESPONSE_FIRST, &full[..1000]),
+        status_after_response(op::READ_RESPONSE_FIRST, &full[..1000]),
         Some(Status::BadResponse)
     );
     assert_eq!(
-        answer(op::READ_RESPONSE_ONLY, &full),
+        status_after_response(op::READ_RESPONSE_ONLY, &full),
         Some(Status::BadResponse)
     );
     assert_eq!(
-        answer(op::ATOMIC_ACKNOWLEDGE, &[]),
+        status_after_response(op::ATOMIC_ACKNOWLEDGE, &[]),
         Some(Status::BadResponse)
     );
 }
 
 /// Requests that no correct peer sends are refused as invalid.
 #[test]
-fn malformed_requests() {
+fn malformed_requests_are_nakked() {
     use crate::packet::{Bth, NakCode, PacketBuilder, Psn, Reth, Syndrome, Template, op};
     // Returns the response to the last of the requests: operation, RETH length, payload
     // length.
-    let refused = |requests: &[(u8, u32, usize)]| {
+    let response_to_last = |requests: &[(u8, u32, usize)]| {
         let mut world = pair(LinkKind::Ib, 8192, 1, &QpConfig::default());
         world.hcas[1].post_recv(200, 1, 0, 8192);
         let template = Template::new(&world.hcas[0].path_to(1));
@@ -526,10 +526,10 @@ fn malformed_requests() {
         &[(op::READ_REQUEST, 10, 8)],
         &[(0x15, 0, 0)],
     ] {
-        assert_eq!(refused(requests), invalid, "{requests:?}");
+        assert_eq!(response_to_last(requests), invalid, "{requests:?}");
     }
     assert_eq!(
-        refused(&[(op::WRITE_FIRST, 2000, 1024), (op::WRITE_LAST, 0, 976)]),
+        response_to_last(&[(op::WRITE_FIRST, 2000, 1024), (op::WRITE_LAST, 0, 976)]),
         None
     );
 }

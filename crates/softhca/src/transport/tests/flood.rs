@@ -1,5 +1,4 @@
-//! A peer that floods the responder or restarts timers again and again does not make
-//! memory use grow.
+//! Memory use is bounded if a peer floods the responder or restarts timers repeatedly.
 
 use super::*;
 use crate::packet::{AtomicEth, Bth, Packet, PacketBuilder, Psn, Reth, Template, op};
@@ -22,7 +21,7 @@ fn request(pool: &Pool, template: &Template, opcode: u8, psn: u32, header: &[u8]
 fn queued_responses_are_bounded() {
     const LENGTH: u32 = 64 * 1024;
     let packets = LENGTH.div_ceil(1024);
-    for flood in [op::FETCH_ADD, op::SEND_ONLY] {
+    for opcode in [op::FETCH_ADD, op::SEND_ONLY] {
         let mut world = pair(LinkKind::Ib, LENGTH as usize, 1, &QpConfig::default());
         let template = Template::new(&world.hcas[0].path_to(1));
         let pool = Pool::new();
@@ -43,20 +42,20 @@ fn queued_responses_are_bounded() {
         };
         for n in 0..10_000 {
             // Atomics are executed; for sends, no receive is posted.
-            let packet = match flood {
-                op::FETCH_ADD => request(&pool, &template, flood, packets + n, &atomic.bytes()),
-                _ => request(&pool, &template, flood, packets, &[]),
+            let packet = match opcode {
+                op::FETCH_ADD => request(&pool, &template, opcode, packets + n, &atomic.bytes()),
+                _ => request(&pool, &template, opcode, packets, &[]),
             };
             hca.transport.receive(&mut hca.host, 0, packet);
         }
-        let mut answers = 0;
+        let mut responses = 0;
         while hca.transport.run(&mut hca.host, 0, 64) {}
         while hca.transport.pop().is_some() {
-            answers += 1;
+            responses += 1;
         }
-        let most = packets as usize + 64 + 2 * 16;
-        assert!(answers > packets as usize, "{flood:#x}");
-        assert!(answers <= most, "{flood:#x}: {answers}");
+        let limit = packets as usize + 64 + 2 * 16;
+        assert!(responses > packets as usize, "{opcode:#x}");
+        assert!(responses <= limit, "{opcode:#x}: {responses}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Queue pairs of one HCA: what happens without packets is what happens with them.
+//! Loopback between queue pairs of one HCA has the same results as packets.
 
 use super::*;
 use crate::packet::Link;
@@ -7,10 +7,10 @@ use proptest::prelude::*;
 const SLOT: usize = 16 * 1024;
 const SLOTS: usize = 24;
 /// Memory that is sent, that is written, of reads, and of receives; a counter.
-const HERE: usize = 0;
-const THERE: usize = SLOTS * SLOT;
-const READ: usize = 2 * SLOTS * SLOT;
-const INTO: usize = 3 * SLOTS * SLOT;
+const SENT_DATA: usize = 0;
+const WRITTEN_DATA: usize = SLOTS * SLOT;
+const READ_DATA: usize = 2 * SLOTS * SLOT;
+const RECEIVED_DATA: usize = 3 * SLOTS * SLOT;
 const COUNTER: usize = 4 * SLOTS * SLOT;
 
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-fn one(kind: LinkKind, config: &QpConfig, loops_back: bool) -> World {
+fn loopback_world(kind: LinkKind, config: &QpConfig, loops_back: bool) -> World {
     let memory = COUNTER + 8;
     let mut world = World::new(1, kind, memory, 1);
     world.connect((0, 100), (0, 200), config);
@@ -79,7 +79,7 @@ fn queue_results(hca: &mut Hca, qpn: u32) -> QueueResults {
     )
 }
 
-fn change(world: &mut World, qpn: u32, to: QpState) {
+fn change_state(world: &mut World, qpn: u32, to: QpState) {
     let now = world.now;
     let hca = &mut world.hcas[0];
     let config = hca.transport.config(qpn).unwrap().clone();
@@ -88,13 +88,13 @@ fn change(world: &mut World, qpn: u32, to: QpState) {
 }
 
 fn run(kind: LinkKind, actions: &[Action], config: &QpConfig, loops_back: bool) -> World {
-    let mut world = one(kind, config, loops_back);
-    // Without a receive, a message is lost on UC: at once or later.
+    let mut world = loopback_world(kind, config, loops_back);
+    // On UC a message without a receive is lost, at different times in the two modes.
     let all = actions.len() as u64;
     let mut receives = 0..all;
     let receive = |hca: &mut Hca, number: u64| {
         let slot = number as usize % SLOTS * SLOT;
-        hca.post_recv(200, number, INTO + slot, SLOT as u32);
+        hca.post_recv(200, number, RECEIVED_DATA + slot, SLOT as u32);
     };
     if config.service == Service::Uc {
         receives
@@ -107,9 +107,9 @@ fn run(kind: LinkKind, actions: &[Action], config: &QpConfig, loops_back: bool) 
         match *action {
             Action::Post(operation, length) => {
                 let (start, at) = match operation {
-                    Operation::Read => (READ + slot, HERE + slot),
-                    Operation::FetchAdd { .. } => (READ + slot, COUNTER),
-                    _ => (HERE + slot, THERE + slot),
+                    Operation::Read => (READ_DATA + slot, SENT_DATA + slot),
+                    Operation::FetchAdd { .. } => (READ_DATA + slot, COUNTER),
+                    _ => (SENT_DATA + slot, WRITTEN_DATA + slot),
                 };
                 let mut work = work(id, operation, start, length.max(8), at);
                 work.length = length;
@@ -119,12 +119,12 @@ fn run(kind: LinkKind, actions: &[Action], config: &QpConfig, loops_back: bool) 
                 hca.post_send(100, work);
             }
             Action::WrongKey => {
-                let mut work = work(id, Operation::Write, HERE, 8, THERE);
+                let mut work = work(id, Operation::Write, SENT_DATA, 8, WRITTEN_DATA);
                 work.rkey += 1;
                 hca.post_send(100, work);
             }
             Action::TooLong => {
-                let mut work = work(id, Operation::Send, HERE, 8, 0);
+                let mut work = work(id, Operation::Send, SENT_DATA, 8, 0);
                 work.length = SLOT as u32 + 1;
                 hca.post_send(100, work);
             }
@@ -135,7 +135,7 @@ fn run(kind: LinkKind, actions: &[Action], config: &QpConfig, loops_back: bool) 
             Action::Turn => drop(world.turn()),
             Action::Fail(qpn) => {
                 world.settle(MS);
-                change(&mut world, qpn, QpState::Error);
+                change_state(&mut world, qpn, QpState::Error);
             }
             Action::Restart => {
                 world.settle(MS);
@@ -146,7 +146,7 @@ fn run(kind: LinkKind, actions: &[Action], config: &QpConfig, loops_back: bool) 
                     QpState::ReadyToSend,
                 ] {
                     for qpn in [100, 200] {
-                        change(&mut world, qpn, to);
+                        change_state(&mut world, qpn, to);
                     }
                 }
             }
@@ -160,7 +160,7 @@ fn run(kind: LinkKind, actions: &[Action], config: &QpConfig, loops_back: bool) 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn loopback_is_as_with_packets(
+    fn loopback_has_the_same_results_as_packets(
         actions in proptest::collection::vec(action(), 1..60),
         unreliable in proptest::bool::ANY,
         mtu in 1u8..=5,
@@ -172,7 +172,7 @@ proptest! {
             ..QpConfig::default()
         };
         for kind in KINDS {
-            let mut worlds = [false, true].map(|how| run(kind, &actions, &config, how));
+            let mut worlds = [false, true].map(|loops_back| run(kind, &actions, &config, loops_back));
             for qpn in [100, 200] {
                 let [with, without] = worlds.each_mut().map(|world| queue_results(&mut world.hcas[0], qpn));
                 prop_assert_eq!(with, without, "{:?} {}", kind, qpn);
@@ -185,12 +185,12 @@ proptest! {
 }
 
 #[test]
-fn writes_make_no_packets() {
+fn looped_back_writes_make_no_packets() {
     for kind in KINDS {
-        let mut world = one(kind, &QpConfig::default(), true);
-        world.hcas[0].post_recv(200, 9, INTO, SLOT as u32);
+        let mut world = loopback_world(kind, &QpConfig::default(), true);
+        world.hcas[0].post_recv(200, 9, RECEIVED_DATA, SLOT as u32);
         for (id, operation) in [(1, Operation::Write), (2, Operation::Send)] {
-            world.hcas[0].post_send(100, work(id, operation, HERE, 10_000, THERE));
+            world.hcas[0].post_send(100, work(id, operation, SENT_DATA, 10_000, WRITTEN_DATA));
             world.settle(SECOND);
             let sent = world.hcas[0].port.counters().sent;
             assert_eq!(sent > 0, operation == Operation::Send, "{kind:?}");
@@ -200,41 +200,50 @@ fn writes_make_no_packets() {
         assert_eq!(statuses(hca, 100), sent);
         assert_eq!(recv_statuses(hca, 200), [(9, Status::Success)]);
         let memory = &hca.host.memory;
-        assert!(memory[THERE..THERE + 10_000] == memory[HERE..HERE + 10_000]);
-        assert!(memory[INTO..INTO + 10_000] == memory[HERE..HERE + 10_000]);
+        assert!(
+            memory[WRITTEN_DATA..WRITTEN_DATA + 10_000] == memory[SENT_DATA..SENT_DATA + 10_000]
+        );
+        assert!(
+            memory[RECEIVED_DATA..RECEIVED_DATA + 10_000] == memory[SENT_DATA..SENT_DATA + 10_000]
+        );
     }
 }
 
-/// A queue pair may be its own peer, and one that the peer does not accept stays with
-/// packets; so does one whose peer answers another.
+/// A queue pair connected to itself, one that its peer does not accept, and one whose
+/// peer is connected to another use packets.
 #[test]
 fn requests_to_other_peers_make_packets() {
     let config = QpConfig::default();
-    for (own, strange) in [(true, false), (false, true), (false, false)] {
-        let mut world = one(LinkKind::Ib, &config, true);
+    for (to_itself, other_pkey) in [(true, false), (false, true), (false, false)] {
+        let mut world = loopback_world(LinkKind::Ib, &config, true);
         let hca = &mut world.hcas[0];
         let config = QpConfig {
             path: Some(hca.path_to(0)),
-            remote_qpn: if own { 300 } else { 200 },
-            pkey: if strange { 0x8001 } else { config.pkey },
+            remote_qpn: if to_itself { 300 } else { 200 },
+            pkey: if other_pkey { 0x8001 } else { config.pkey },
             ..config.clone()
         };
         hca.transport.create(300, config.clone()).unwrap();
         hca.raise(300, &config, 0);
-        hca.post_send(300, work(1, Operation::Write, HERE, 100, THERE));
+        hca.post_send(300, work(1, Operation::Write, SENT_DATA, 100, WRITTEN_DATA));
         world.settle(MS);
         let hca = &mut world.hcas[0];
         assert!(hca.port.counters().sent > 0);
-        let expected: &[_] = if own { &[(1, Status::Success)] } else { &[] };
+        let expected: &[_] = if to_itself {
+            &[(1, Status::Success)]
+        } else {
+            &[]
+        };
         assert_eq!(statuses(hca, 300), expected);
-        assert_eq!(hca.transport.counters().pkey_violations > 0, strange);
+        assert_eq!(hca.transport.counters().pkey_violations > 0, other_pkey);
     }
 }
 
-/// Frames go by the destination alone: one to the source's LID may be for another port.
+/// Frames are routed by the destination: a path from the port's own LID may lead to
+/// another port.
 #[test]
 fn requests_to_another_port_make_packets() {
-    let mut world = one(LinkKind::Ib, &QpConfig::default(), true);
+    let mut world = loopback_world(LinkKind::Ib, &QpConfig::default(), true);
     let hca = &mut world.hcas[0];
     let mut path = hca.path_to(0);
     if let Link::Ib { slid, dlid, .. } = &mut path.link {
@@ -246,14 +255,14 @@ fn requests_to_another_port_make_packets() {
         ..QpConfig::default()
     };
     hca.raise(100, &config, 0);
-    hca.post_send(100, work(1, Operation::Write, HERE, 100, THERE));
+    hca.post_send(100, work(1, Operation::Write, SENT_DATA, 100, WRITTEN_DATA));
     world.settle(MS);
     let hca = &mut world.hcas[0];
     assert!(hca.port.counters().discarded > 0);
     assert_eq!(statuses(hca, 100), []);
 }
 
-/// Queue pairs for networks that lose packets count what they send, so they make packets.
+/// Queue pairs with congestion control count sent bytes, so they make packets.
 #[test]
 fn controlled_congestion_counts_packets() {
     for service in [Service::Rc, Service::Uc] {
@@ -268,7 +277,10 @@ fn controlled_congestion_counts_packets() {
         world.connect((0, 100), (0, 200), &config);
         let hca = &mut world.hcas[0];
         open(hca, COUNTER + 8);
-        hca.post_send(100, work(1, Operation::Write, HERE, 10_000, THERE));
+        hca.post_send(
+            100,
+            work(1, Operation::Write, SENT_DATA, 10_000, WRITTEN_DATA),
+        );
         world.settle(SECOND);
         let hca = &mut world.hcas[0];
         assert_eq!(statuses(hca, 100), [(1, Status::Success)]);
@@ -278,12 +290,15 @@ fn controlled_congestion_counts_packets() {
 
 /// Writes behind a read are not acknowledged before its response has arrived.
 #[test]
-fn acknowledgements_stay_behind_read_responses() {
-    let mut world = one(LinkKind::Ib, &QpConfig::default(), true);
+fn acknowledgements_follow_read_responses() {
+    let mut world = loopback_world(LinkKind::Ib, &QpConfig::default(), true);
     let hca = &mut world.hcas[0];
-    hca.post_send(100, work(0, Operation::Read, READ, 10_000, HERE));
+    hca.post_send(100, work(0, Operation::Read, READ_DATA, 10_000, SENT_DATA));
     for id in 1..100 {
-        hca.post_send(100, work(id, Operation::Write, HERE, 100, THERE));
+        hca.post_send(
+            100,
+            work(id, Operation::Write, SENT_DATA, 100, WRITTEN_DATA),
+        );
     }
     world.settle(SECOND);
     let hca = &mut world.hcas[0];

@@ -16,7 +16,7 @@ enum Action {
     Swap,
 }
 
-fn act() -> impl Strategy<Value = Action> {
+fn action() -> impl Strategy<Value = Action> {
     let length = prop_oneof![0u32..100, 900u32..1100, 0u32..SLOT as u32];
     prop_oneof![
         length.clone().prop_map(Action::Send),
@@ -28,53 +28,63 @@ fn act() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// Runs the acts in order in both directions and checks the results. The memory of each
-/// HCA holds its own data, slots that the peer writes, slots for reads and receives,
-/// and one atomic. Returns the number of packets that were sent again.
-fn exact(acts: &[Action], faults: Faults, seed: u64, kind: LinkKind, config: &QpConfig) -> u64 {
-    exact_between([false; 2], acts, faults, seed, kind, config)
-}
-
-/// The same; each of `recovers` does so from losses before a timeout.
-fn exact_between(
-    recovers: [bool; 2],
-    acts: &[Action],
+/// Runs the actions in order in both directions and checks the results. The memory of
+/// each HCA holds its own data, slots that the peer writes, slots for reads and receives,
+/// and one atomic. Returns the number of retransmitted packets.
+fn check_exactly_once(
+    actions: &[Action],
     faults: Faults,
     seed: u64,
     kind: LinkKind,
     config: &QpConfig,
 ) -> u64 {
-    let count = acts.len();
-    let (own, theirs, into) = (0, count * SLOT, 2 * count * SLOT);
+    check_with_recovery([false; 2], actions, faults, seed, kind, config)
+}
+
+/// As [`check_exactly_once`]; `recovers` says which HCAs recover from losses before a
+/// timeout.
+fn check_with_recovery(
+    recovers: [bool; 2],
+    actions: &[Action],
+    faults: Faults,
+    seed: u64,
+    kind: LinkKind,
+    config: &QpConfig,
+) -> u64 {
+    let count = actions.len();
+    let (own_data, peer_data, local_data) = (0, count * SLOT, 2 * count * SLOT);
     let counter = 3 * count * SLOT;
     let memory = counter + 8;
-    let mut world = pair_that_recovers(kind, memory, seed, config, recovers);
+    let mut world = pair_with_recovery(kind, memory, seed, config, recovers);
     for side in 0..2 {
-        fill(&mut world.hcas[side].host.memory[..theirs], side as u8 + 1);
+        fill(
+            &mut world.hcas[side].host.memory[..peer_data],
+            side as u8 + 1,
+        );
     }
     let source: Vec<Vec<u8>> = world
         .hcas
         .iter()
-        .map(|h| h.host.memory[..theirs].to_vec())
+        .map(|h| h.host.memory[..peer_data].to_vec())
         .collect();
     world.fabric.set_faults(faults);
     for (side, qpn) in [(0, 100), (1, 200)] {
         let hca = &mut world.hcas[side];
-        for (i, act) in acts.iter().enumerate() {
-            // The peer runs the same acts, so its sends need a receive here.
-            if matches!(act, Action::Send(_) | Action::WriteImm(_)) {
-                hca.post_recv(qpn, i as u64, into + i * SLOT, SLOT as u32);
+        for (i, action) in actions.iter().enumerate() {
+            // The peer runs the same actions, so its sends need a receive here.
+            if matches!(action, Action::Send(_) | Action::WriteImm(_)) {
+                hca.post_recv(qpn, i as u64, local_data + i * SLOT, SLOT as u32);
             }
-            let (start, at) = (own + i * SLOT, theirs + i * SLOT);
-            let mut request = match *act {
+            let (start, at) = (own_data + i * SLOT, peer_data + i * SLOT);
+            let mut request = match *action {
                 Action::Send(n) => work(i as u64, Operation::SendImm, start, n, 0),
                 Action::WriteImm(n) => work(i as u64, Operation::WriteImm, start, n, at),
                 Action::Write(n) => work(i as u64, Operation::Write, start, n, at),
-                Action::Read(n) => work(i as u64, Operation::Read, into + i * SLOT, n, start),
+                Action::Read(n) => work(i as u64, Operation::Read, local_data + i * SLOT, n, start),
                 Action::Add(add) => work(
                     i as u64,
                     Operation::FetchAdd { add },
-                    into + i * SLOT,
+                    local_data + i * SLOT,
                     8,
                     counter,
                 ),
@@ -83,7 +93,7 @@ fn exact_between(
                         compare: 0,
                         swap: 1 << 40,
                     };
-                    work(i as u64, operation, into + i * SLOT, 8, counter)
+                    work(i as u64, operation, local_data + i * SLOT, 8, counter)
                 }
             };
             request.imm = i as u32;
@@ -101,46 +111,55 @@ fn exact_between(
     }
     for (side, qpn) in [(0, 100), (1, 200)] {
         let peer = &source[1 - side];
-        let here = &world.hcas[side].host.memory;
+        let memory = &world.hcas[side].host.memory;
         let mut receives = Vec::new();
-        let mut sum = 0u64;
-        for (i, act) in acts.iter().enumerate() {
-            let place = |base: usize, n: u32| &here[base + i * SLOT..base + i * SLOT + n as usize];
-            let sent = |n: u32| &peer[i * SLOT..i * SLOT + n as usize];
-            match *act {
+        let mut expected_value = 0u64;
+        for (i, action) in actions.iter().enumerate() {
+            let stored =
+                |base: usize, n: u32| &memory[base + i * SLOT..base + i * SLOT + n as usize];
+            let expected_data = |n: u32| &peer[i * SLOT..i * SLOT + n as usize];
+            match *action {
                 Action::Send(n) => {
-                    assert!(place(into, n) == sent(n), "send {i}");
+                    assert!(stored(local_data, n) == expected_data(n), "send {i}");
                     receives.push((i as u64, n, i as u32));
                 }
                 Action::WriteImm(n) => {
-                    assert!(place(theirs, n) == sent(n), "write {i}");
+                    assert!(stored(peer_data, n) == expected_data(n), "write {i}");
                     receives.push((i as u64, n, i as u32));
                 }
-                Action::Write(n) => assert!(place(theirs, n) == sent(n), "write {i}"),
-                Action::Read(n) => assert!(place(into, n) == sent(n), "read {i}"),
+                Action::Write(n) => assert!(stored(peer_data, n) == expected_data(n), "write {i}"),
+                Action::Read(n) => assert!(stored(local_data, n) == expected_data(n), "read {i}"),
                 Action::Add(_) | Action::Swap => {
                     // One peer performs all atomics on this memory, in order: each sees
                     // the sum so far.
                     let mut seen = [0; 8];
-                    seen.copy_from_slice(place(into, 8));
-                    assert_eq!(u64::from_le_bytes(seen), sum, "atomic {i} of {side}");
-                    match *act {
-                        Action::Add(add) => sum += add,
-                        _ if sum == 0 => sum = 1 << 40,
+                    seen.copy_from_slice(stored(local_data, 8));
+                    assert_eq!(
+                        u64::from_le_bytes(seen),
+                        expected_value,
+                        "atomic {i} of {side}"
+                    );
+                    match *action {
+                        Action::Add(add) => expected_value += add,
+                        _ if expected_value == 0 => expected_value = 1 << 40,
                         _ => {}
                     }
                 }
             }
         }
-        assert_eq!(here[counter..counter + 8], sum.to_le_bytes(), "once each");
-        let got: Vec<_> = world.hcas[side]
+        assert_eq!(
+            memory[counter..counter + 8],
+            expected_value.to_le_bytes(),
+            "once each"
+        );
+        let actual: Vec<_> = world.hcas[side]
             .host
             .queues(qpn)
             .received
             .iter()
             .map(|(id, done)| (*id, done.length, done.imm))
             .collect();
-        assert_eq!(got, receives, "receives of {side}");
+        assert_eq!(actual, receives, "receives of {side}");
     }
     world
         .hcas
@@ -172,7 +191,7 @@ fn one_percent() -> Faults {
     }
 }
 
-fn very_lossy() -> Faults {
+fn high_loss() -> Faults {
     Faults {
         loss: 0.08,
         duplicate: 0.1,
@@ -181,8 +200,8 @@ fn very_lossy() -> Faults {
     }
 }
 
-/// On a very lossy fabric late responses alone can use up the seven retries of verbs: so it
-/// was in one of some ten thousand cases.
+/// On a very lossy fabric, late responses alone can exhaust the seven retries of verbs, in
+/// about one of ten thousand cases.
 fn with_many_retries(psn: u32) -> QpConfig {
     QpConfig {
         retry_count: 40,
@@ -194,45 +213,45 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn exact_over_a_lossy_fabric(
-        acts in proptest::collection::vec(act(), 1..40),
+    fn messages_arrive_once_over_a_lossy_fabric(
+        actions in proptest::collection::vec(action(), 1..40),
         seed: u64,
         psn in prop_oneof![Just(0u32), Just(0xff_fff0), 0u32..1 << 24],
         ib: bool,
     ) {
         let kind = if ib { LinkKind::Ib } else { LinkKind::Ethernet };
-        exact(&acts, one_percent(), seed, kind, &config(psn));
+        check_exactly_once(&actions, one_percent(), seed, kind, &config(psn));
     }
 
     /// With and without recovery before a timeout, at one or both ends.
     #[test]
-    fn exact_with_recovery(
-        acts in proptest::collection::vec(act(), 1..40),
+    fn messages_arrive_once_with_recovery(
+        actions in proptest::collection::vec(action(), 1..40),
         seed: u64,
         psn in prop_oneof![Just(0u32), Just(0xff_fff0), Just(0x7f_fff0), 0u32..1 << 24],
         both: bool,
         timeout in prop_oneof![Just(8u8), Just(14)],
-        bad: bool,
+        is_very_lossy: bool,
     ) {
-        let (faults, config) = if bad {
-            (very_lossy(), with_many_retries(psn))
+        let (faults, config) = if is_very_lossy {
+            (high_loss(), with_many_retries(psn))
         } else {
             (one_percent(), config(psn))
         };
         let config = QpConfig { ack_timeout: timeout, ..config };
-        exact_between([true, both], &acts, faults, seed, LinkKind::Ethernet, &config);
+        check_with_recovery([true, both], &actions, faults, seed, LinkKind::Ethernet, &config);
     }
 
-    /// Far worse than any network; each progress resets the retries.
+    /// Loses more than any real network; progress resets the retry count.
     #[test]
-    fn exact_over_a_terrible_fabric(acts in proptest::collection::vec(act(), 1..12), seed: u64) {
-        exact(&acts, very_lossy(), seed, LinkKind::Ethernet, &with_many_retries(0xff_fff0));
+    fn messages_arrive_once_over_a_very_lossy_fabric(actions in proptest::collection::vec(action(), 1..12), seed: u64) {
+        check_exactly_once(&actions, high_loss(), seed, LinkKind::Ethernet, &with_many_retries(0xff_fff0));
     }
 }
 
 #[test]
 fn lost_packets_are_retransmitted() {
-    let acts: Vec<Action> = (0..300)
+    let actions: Vec<Action> = (0..300)
         .map(|i| match i % 5 {
             0 => Action::Send(3000),
             1 => Action::Write(5000),
@@ -241,19 +260,19 @@ fn lost_packets_are_retransmitted() {
             _ => Action::WriteImm(64),
         })
         .collect();
-    let again = exact(
-        &acts,
+    let retransmitted = check_exactly_once(
+        &actions,
         one_percent(),
         42,
         LinkKind::Ethernet,
         &config(0xff_ff00),
     );
-    assert!(again > 20, "{again} packets sent again");
+    assert!(retransmitted > 20, "{retransmitted} retransmitted packets");
     // The same seed gives the same result.
     assert_eq!(
-        again,
-        exact(
-            &acts,
+        retransmitted,
+        check_exactly_once(
+            &actions,
             one_percent(),
             42,
             LinkKind::Ethernet,
@@ -264,16 +283,16 @@ fn lost_packets_are_retransmitted() {
 
 /// Atomics that are repeated often are still executed once each.
 #[test]
-fn atomics_happen_once() {
-    let acts: Vec<Action> = (0..1000).map(|_| Action::Add(1)).collect();
+fn atomics_are_executed_once() {
+    let actions: Vec<Action> = (0..1000).map(|_| Action::Add(1)).collect();
     let faults = Faults {
         loss: 0.05,
         duplicate: 0.05,
         reorder: 0.05,
         ..one_percent()
     };
-    let again = exact(&acts, faults, 9, LinkKind::Ib, &config(5));
-    assert!(again > 20, "{again} packets sent again");
+    let retransmitted = check_exactly_once(&actions, faults, 9, LinkKind::Ib, &config(5));
+    assert!(retransmitted > 20, "{retransmitted} packets sent again");
 }
 
 /// Unreliable connections lose whole messages only.

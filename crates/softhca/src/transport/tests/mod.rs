@@ -27,11 +27,11 @@ const SECOND: u64 = 1000 * MS;
 
 /// Creates two HCAs with queue pairs 100 and 200 connected, and all memory accessible.
 fn pair(kind: LinkKind, memory: usize, seed: u64, config: &QpConfig) -> World {
-    pair_that_recovers(kind, memory, seed, config, [false; 2])
+    pair_with_recovery(kind, memory, seed, config, [false; 2])
 }
 
-/// The same; each of `recovers` does so from losses before a timeout.
-fn pair_that_recovers(
+/// As [`pair`]; `recovers` says which HCAs recover from losses before a timeout.
+fn pair_with_recovery(
     kind: LinkKind,
     memory: usize,
     seed: u64,
@@ -70,7 +70,7 @@ fn work(id: u64, operation: Operation, start: usize, length: u32, at: usize) -> 
     work
 }
 
-/// Fills memory with a pattern that differs from place to place.
+/// Fills memory with a pattern that depends on the offset.
 fn fill(memory: &mut [u8], seed: u8) {
     for (i, byte) in memory.iter_mut().enumerate() {
         *byte = (i as u8).wrapping_mul(31) ^ (i >> 8) as u8 ^ seed;

@@ -4,7 +4,7 @@ use super::*;
 
 /// Posts a read and a local operation with a fence. Returns the local operations that
 /// ran before the response to the read.
-fn after_a_read(fence: Fence) -> Vec<u64> {
+fn local_operations_before_read_response(fence: Fence) -> Vec<u64> {
     let mut world = pair(LinkKind::Ib, 64 * 1024, 1, &QpConfig::default());
     world.fabric.set_faults(Faults {
         delay: 1000,
@@ -25,10 +25,16 @@ fn after_a_read(fence: Fence) -> Vec<u64> {
 }
 
 #[test]
-fn fences() {
-    assert_eq!(after_a_read(Fence::None), [2]);
-    assert_eq!(after_a_read(Fence::Reads), [0_u64; 0]);
-    assert_eq!(after_a_read(Fence::All), [0_u64; 0]);
+fn fences_delay_local_operations() {
+    assert_eq!(local_operations_before_read_response(Fence::None), [2]);
+    assert_eq!(
+        local_operations_before_read_response(Fence::Reads),
+        [0_u64; 0]
+    );
+    assert_eq!(
+        local_operations_before_read_response(Fence::All),
+        [0_u64; 0]
+    );
     // A write is not a read: `Fence::Reads` does not wait for it.
     for (fence, early) in [(Fence::Reads, vec![2]), (Fence::All, vec![])] {
         let mut world = pair(LinkKind::Ib, 1024, 1, &QpConfig::default());
@@ -49,7 +55,7 @@ fn fences() {
 
 /// A fenced send carries the data of the read before it.
 #[test]
-fn a_fenced_send_sees_the_read() {
+fn a_fenced_send_carries_the_data_of_the_read() {
     let mut world = pair(LinkKind::Ethernet, 64 * 1024, 1, &QpConfig::default());
     world.fabric.set_faults(Faults {
         delay: 1000,
@@ -101,7 +107,7 @@ fn local_operations_run_once() {
 
 /// The responder has resources for a limited number of reads, and refuses more.
 #[test]
-fn read_limits() {
+fn outstanding_reads_are_limited() {
     let config = QpConfig {
         max_rd_atomic: 2,
         max_dest_rd_atomic: 2,
@@ -141,7 +147,7 @@ fn read_limits() {
 }
 
 #[test]
-fn draining() {
+fn a_draining_send_queue_stops_after_outstanding_requests() {
     let mut world = pair(LinkKind::Ib, 64 * 1024, 1, &QpConfig::default());
     world.fabric.set_faults(Faults {
         delay: 1000,
@@ -205,7 +211,7 @@ fn error_state_flushes_both_queues_and_later_posts() {
 }
 
 #[test]
-fn reset_forgets_and_starts_anew() {
+fn a_reset_discards_requests_and_packets() {
     let mut world = pair(LinkKind::Ib, 1024, 1, &QpConfig::default());
     world.fabric.set_faults(Faults {
         delay: 1000,
@@ -231,7 +237,7 @@ fn reset_forgets_and_starts_anew() {
 }
 
 #[test]
-fn nothing_is_sent_before_its_state() {
+fn nothing_is_sent_before_ready_to_send() {
     let mut world = World::new(2, LinkKind::Ib, 64, 1);
     let hca = &mut world.hcas[0];
     let config = QpConfig {
@@ -266,7 +272,7 @@ fn nothing_is_sent_before_its_state() {
 }
 
 #[test]
-fn the_first_packet_establishes() {
+fn the_first_packet_raises_communication_established() {
     let mut world = pair(LinkKind::Ib, 64, 1, &QpConfig::default());
     let hca = &mut world.hcas[1];
     let config = hca.transport.config(200).unwrap().clone();
@@ -288,7 +294,7 @@ fn the_first_packet_establishes() {
 
 /// Packets of another partition or another peer are ignored.
 #[test]
-fn unknown_peers_are_ignored() {
+fn packets_of_other_partitions_and_peers_are_ignored() {
     let mut world = pair(LinkKind::Ethernet, 64, 1, &QpConfig::default());
     let hca = &mut world.hcas[0];
     let config = QpConfig {
@@ -320,7 +326,7 @@ fn unknown_peers_are_ignored() {
 
 /// Many queue pairs share [`Transport::run`], and none starves.
 #[test]
-fn queue_pairs_are_scheduled_in_turns() {
+fn queue_pairs_are_scheduled_fairly() {
     let mut world = World::new(2, LinkKind::Ib, 1 << 20, 1);
     for n in 0..20 {
         world.connect((0, 100 + n), (1, 200 + n), &QpConfig::default());
@@ -346,7 +352,7 @@ fn queue_pairs_are_scheduled_in_turns() {
 /// A datagram that cannot be sent stops the send queue; receiving continues, and
 /// sending can be enabled again.
 #[test]
-fn out_of_send_queue_error() {
+fn a_datagram_queue_pair_recovers_from_send_queue_error() {
     let config = QpConfig {
         service: Service::Ud,
         ..QpConfig::default()
@@ -399,10 +405,10 @@ fn out_of_send_queue_error() {
 
 /// Acknowledgements carry the number of completed messages, and one serves a batch.
 #[test]
-fn acknowledgements_count_messages() {
+fn acknowledgements_carry_the_message_count() {
     use crate::packet::{CREDITS_UNLIMITED, Syndrome};
     let mut world = pair(LinkKind::Ib, 8192, 1, &QpConfig::default());
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for batch in [3, 2] {
         for id in 0..batch {
             world.hcas[0].post_send(100, work(id, Operation::Write, 0, 3000, 0));
@@ -417,16 +423,16 @@ fn acknowledgements_count_messages() {
             let view = View::read(packet.kind(), packet.frame()).unwrap();
             let aeth = view.aeth().unwrap();
             assert_eq!(aeth.syndrome, Syndrome::Ack(CREDITS_UNLIMITED));
-            answers.push((view.bth.psn.value(), aeth.msn));
+            responses.push((view.bth.psn.value(), aeth.msn));
         }
     }
-    assert_eq!(answers, [(8, 3), (14, 5)]);
+    assert_eq!(responses, [(8, 3), (14, 5)]);
 }
 
 /// A late acknowledgement of a request that is about to be sent again does not skip the
 /// local operation after it.
 #[test]
-fn a_late_acknowledgement_before_a_local_operation() {
+fn a_late_acknowledgement_does_not_skip_a_local_operation() {
     let mut world = pair(LinkKind::Ib, 1024, 1, &QpConfig::default());
     world.hcas[0].post_send(100, work(1, Operation::Send, 0, 8, 0));
     let mut local = work(2, Operation::Local, 0, 0, 0);
@@ -452,7 +458,7 @@ fn a_late_acknowledgement_before_a_local_operation() {
 /// A duplicate does not cause an acknowledgement of an older PSN than before. No timer
 /// is running that would retransmit the later request.
 #[test]
-fn a_duplicate_does_not_take_back_an_acknowledgement() {
+fn a_duplicate_does_not_lower_the_acknowledged_psn() {
     let config = QpConfig {
         ack_timeout: 0,
         ..QpConfig::default()

@@ -34,7 +34,7 @@ fn world(
         ack_timeout: 20,
         ..QpConfig::default()
     };
-    let mut world = pair_that_recovers(LinkKind::Ethernet, MEMORY, 1, &config, recovers);
+    let mut world = pair_with_recovery(LinkKind::Ethernet, MEMORY, 1, &config, recovers);
     world.fabric.set_faults(Faults {
         delay: DELAY,
         ..Faults::default()
@@ -47,7 +47,7 @@ fn world(
 
 /// Runs for 100 ms, in which all of `count` work requests must have ended without a
 /// timeout.
-fn finish(world: &mut World, count: u64) {
+fn check_success(world: &mut World, count: u64) {
     world.settle(100 * MS);
     let expected: Vec<_> = (0..count).map(|id| (id, Status::Success)).collect();
     assert_eq!(statuses(&mut world.hcas[0], 100), expected);
@@ -67,21 +67,21 @@ fn is_ack(from: usize, view: &View<'_>) -> bool {
 }
 
 /// Loses the first `count` frames that match.
-fn first(
+fn lose_first(
     count: u32,
     mut matches: impl FnMut(usize, &View<'_>) -> bool + Send,
 ) -> impl FnMut(usize, &View<'_>) -> bool + Send {
-    let mut left = count;
+    let mut remaining = count;
     move |from, view| {
-        let lose = left > 0 && matches(from, view);
-        left -= u32::from(lose);
+        let lose = remaining > 0 && matches(from, view);
+        remaining -= u32::from(lose);
         lose
     }
 }
 
 /// Writes 5000 bytes, five packets, twice. Returns the packets that were sent again, and
 /// the time that it took.
-fn write(
+fn write_twice(
     recovers: bool,
     lose: impl FnMut(usize, &View<'_>) -> bool + Send + 'static,
 ) -> (u64, u64) {
@@ -96,64 +96,64 @@ fn write(
         world.settle(DELAY);
         world.now += DELAY;
     }
-    let took = world.now;
-    finish(&mut world, 2);
+    let elapsed = world.now;
+    check_success(&mut world, 2);
     assert!(world.hcas[1].host.memory[..10_000] == source);
-    (world.hcas[0].transport.counters().retransmitted, took)
+    (world.hcas[0].transport.counters().retransmitted, elapsed)
 }
 
 #[test]
-fn a_lost_packet_is_sent_again_alone() {
-    let again = write(true, first(1, |from, view| is_request(from, view, 3)));
-    assert!(again.0 == 1 && again.1 < 10 * DELAY, "{again:?}");
-    // A peer that keeps nothing needs all that follows, too.
-    let again = write(false, first(1, |from, view| is_request(from, view, 3)));
-    assert!(again.0 >= 7 && again.1 < 10 * DELAY, "{again:?}");
+fn only_the_lost_packet_is_retransmitted() {
+    let result = write_twice(true, lose_first(1, |from, view| is_request(from, view, 3)));
+    assert!(result.0 == 1 && result.1 < 10 * DELAY, "{result:?}");
+    // A peer without a reorder buffer needs all later packets, too.
+    let result = write_twice(false, lose_first(1, |from, view| is_request(from, view, 3)));
+    assert!(result.0 >= 7 && result.1 < 10 * DELAY, "{result:?}");
 }
 
 #[test]
-fn a_lost_last_packet() {
-    // The oldest and the newest one.
-    let again = write(true, first(1, |from, view| is_request(from, view, 9)));
-    assert_eq!(again.0, 2);
+fn a_lost_last_packet_is_recovered() {
+    // The oldest and the newest packet are sent again.
+    let result = write_twice(true, lose_first(1, |from, view| is_request(from, view, 9)));
+    assert_eq!(result.0, 2);
 }
 
 #[test]
-fn a_lost_tail() {
+fn a_lost_tail_is_recovered() {
     let tail = |from, view: &View<'_>| (4..10).any(|n| is_request(from, view, n));
     for recovers in [true, false] {
-        let again = write(recovers, first(6, tail));
-        assert!((6..10).contains(&again.0), "{again:?}");
+        let result = write_twice(recovers, lose_first(6, tail));
+        assert!((6..10).contains(&result.0), "{result:?}");
     }
 }
 
 #[test]
-fn a_lost_acknowledgement() {
+fn a_lost_acknowledgement_is_recovered() {
     for recovers in [true, false] {
-        for times in 1..3 {
-            let again = write(recovers, first(times, is_ack));
-            assert!((1..=4).contains(&again.0), "{again:?}");
+        for losses in 1..3 {
+            let result = write_twice(recovers, lose_first(losses, is_ack));
+            assert!((1..=4).contains(&result.0), "{result:?}");
         }
     }
 }
 
 #[test]
-fn a_lost_retransmission() {
+fn a_lost_retransmission_is_recovered() {
     for recovers in [true, false] {
-        for times in 2..5 {
-            let lose = first(times, |from, view| is_request(from, view, 3));
-            let again = write(recovers, lose);
-            assert!(again.0 >= u64::from(times), "{again:?}");
+        for losses in 2..5 {
+            let lose = lose_first(losses, |from, view| is_request(from, view, 3));
+            let result = write_twice(recovers, lose);
+            assert!(result.0 >= u64::from(losses), "{result:?}");
         }
     }
 }
 
 #[test]
-fn a_lost_packet_and_its_nak() {
+fn a_lost_packet_and_its_nak_are_recovered() {
     for recovers in [true, false] {
-        let mut packet = first(1, |from, view: &View<'_>| is_request(from, view, 3));
-        let mut nak = first(1, is_ack);
-        write(recovers, move |from, view| {
+        let mut packet = lose_first(1, |from, view: &View<'_>| is_request(from, view, 3));
+        let mut nak = lose_first(1, is_ack);
+        write_twice(recovers, move |from, view| {
             packet(from, view) || nak(from, view)
         });
     }
@@ -161,50 +161,52 @@ fn a_lost_packet_and_its_nak() {
 
 /// Reads 9000 bytes twice, nine packets each. Returns the number of response packets, and
 /// that of probes.
-fn read(lose: impl FnMut(usize, &View<'_>) -> bool + Send + 'static) -> (u64, u64) {
+fn read_twice(lose: impl FnMut(usize, &View<'_>) -> bool + Send + 'static) -> (u64, u64) {
     let mut world = world([true; 2], lose);
     for id in 0..2 {
         let at = 9000 * id as usize;
         world.hcas[0].post_send(100, work(id, Operation::Read, at, 9000, PEER_DATA + at));
     }
-    finish(&mut world, 2);
-    let [here, there] = [0, 1].map(|at: usize| &world.hcas[at].host.memory);
-    assert!(here[..18_000] == there[PEER_DATA..PEER_DATA + 18_000]);
-    let [asks, answers] = [0, 1].map(|at: usize| world.hcas[at].transport.counters());
-    (answers.packets_sent, asks.probes)
+    check_success(&mut world, 2);
+    let [local, peer] = [0, 1].map(|at: usize| &world.hcas[at].host.memory);
+    assert!(local[..18_000] == peer[PEER_DATA..PEER_DATA + 18_000]);
+    let [requester, responder] = [0, 1].map(|at: usize| world.hcas[at].transport.counters());
+    (responder.packets_sent, requester.probes)
 }
 
 #[test]
-fn a_lost_read_response_is_requested_alone() {
+fn only_the_lost_read_response_is_requested_again() {
     let response = |from, psn| from == 1 && psn == crate::packet::Psn::new(PSN).plus(5);
-    for times in 1..4 {
-        let sent = read(first(times, move |from, view| response(from, view.bth.psn)));
-        // The packet after it shows the first loss, nothing another one.
-        assert_eq!(sent, (18 + u64::from(times), u64::from(times) - 1));
-    }
-}
-
-#[test]
-fn lost_read_responses_in_several_places() {
-    let psn = |number| crate::packet::Psn::new(PSN).plus(number);
-    for places in [[2, 4, 11], [1, 2, 3], [3, 9, 10]] {
-        let places = places.map(psn);
-        let sent = read(first(3, move |from, view| {
-            from == 1 && places.contains(&view.bth.psn)
+    for losses in 1..4 {
+        let sent = read_twice(lose_first(losses, move |from, view| {
+            response(from, view.bth.psn)
         }));
-        assert_eq!(sent, (18 + 3, 0), "{places:?}");
+        // The next packet reveals the first loss, a probe each further one.
+        assert_eq!(sent, (18 + u64::from(losses), u64::from(losses) - 1));
     }
 }
 
 #[test]
-fn a_read_response_that_is_lost_again() {
+fn several_lost_read_responses_are_recovered() {
     let psn = |number| crate::packet::Psn::new(PSN).plus(number);
-    let mut left = vec![psn(1), psn(2), psn(3), psn(2)];
-    let sent = read(move |from, view| {
-        let place = left.iter().position(|psn| *psn == view.bth.psn);
-        let place = place.filter(|_| from == 1);
-        place.is_some_and(|place| {
-            left.remove(place);
+    for psns in [[2, 4, 11], [1, 2, 3], [3, 9, 10]] {
+        let psns = psns.map(psn);
+        let sent = read_twice(lose_first(3, move |from, view| {
+            from == 1 && psns.contains(&view.bth.psn)
+        }));
+        assert_eq!(sent, (18 + 3, 0), "{psns:?}");
+    }
+}
+
+#[test]
+fn a_read_response_lost_twice_is_recovered() {
+    let psn = |number| crate::packet::Psn::new(PSN).plus(number);
+    let mut remaining = vec![psn(1), psn(2), psn(3), psn(2)];
+    let sent = read_twice(move |from, view| {
+        let index = remaining.iter().position(|psn| *psn == view.bth.psn);
+        let index = index.filter(|_| from == 1);
+        index.is_some_and(|index| {
+            remaining.remove(index);
             true
         })
     });
@@ -212,33 +214,35 @@ fn a_read_response_that_is_lost_again() {
 }
 
 #[test]
-fn lost_read_responses_at_the_end() {
+fn lost_last_read_responses_are_recovered() {
     let last = |from, view: &View<'_>| {
         let psn = crate::packet::Psn::new(PSN).plus(15);
         from == 1 && !view.bth.psn.before(psn)
     };
-    assert_eq!(read(first(3, last)).0, 18 + 3);
+    assert_eq!(read_twice(lose_first(3, last)).0, 18 + 3);
 }
 
 #[test]
-fn a_lost_read_request() {
+fn a_lost_read_request_is_recovered() {
     for number in [0, 9] {
-        read(first(1, move |from, view| is_request(from, view, number)));
+        read_twice(lose_first(1, move |from, view| {
+            is_request(from, view, number)
+        }));
     }
-    read(first(2, |from, _| from == 0));
+    read_twice(lose_first(2, |from, _| from == 0));
 }
 
 /// Every frame of an exchange is lost once, alone and with one of those after it.
 #[test]
 fn any_two_lost_frames_are_recovered() {
-    let play = |lost: [u32; 2], recovers: bool| {
+    let run_with_losses = |lost: [u32; 2], recovers: bool| {
         let mut count = 0;
         let mut world = world([true, recovers], move |_, _| {
             count += 1;
             lost.contains(&count)
         });
-        let own = world.hcas[0].host.memory[..PEER_DATA].to_vec();
-        let theirs = world.hcas[1].host.memory[PEER_DATA..].to_vec();
+        let own_data = world.hcas[0].host.memory[..PEER_DATA].to_vec();
+        let peer_data = world.hcas[1].host.memory[PEER_DATA..].to_vec();
         world.hcas[1].post_recv(200, 0, 20_000, 4000);
         world.hcas[1].post_recv(200, 1, 30_000, 4000);
         let add = Operation::FetchAdd { add: 5 };
@@ -247,7 +251,7 @@ fn any_two_lost_frames_are_recovered() {
             swap: 9,
         };
         world.hcas[1].host.memory[40_000..40_008].fill(0);
-        for (id, what) in [
+        for (id, request) in [
             work(0, Operation::Send, 0, 3000, 0),
             work(1, Operation::Write, 5000, 4000, 0),
             work(2, Operation::Read, 50_000, 4000, PEER_DATA),
@@ -260,29 +264,32 @@ fn any_two_lost_frames_are_recovered() {
         .into_iter()
         .enumerate()
         {
-            assert_eq!(what.id, id as u64);
-            world.hcas[0].post_send(100, what);
+            assert_eq!(request.id, id as u64);
+            world.hcas[0].post_send(100, request);
         }
-        finish(&mut world, 8);
-        let [here, there] = [0, 1].map(|at: usize| &world.hcas[at].host.memory);
-        assert!(there[..4000] == own[5000..9000] && there[5000..6500] == own[9000..10_500]);
-        assert!(there[20_000..23_000] == own[..3000] && there[30_000..32_000] == own[3000..5000]);
-        assert!(here[50_000..54_000] == theirs[..4000]);
-        assert!(here[55_000..58_000] == theirs[4000..7000]);
+        check_success(&mut world, 8);
+        let [local, peer] = [0, 1].map(|at: usize| &world.hcas[at].host.memory);
+        assert!(peer[..4000] == own_data[5000..9000] && peer[5000..6500] == own_data[9000..10_500]);
+        assert!(
+            peer[20_000..23_000] == own_data[..3000]
+                && peer[30_000..32_000] == own_data[3000..5000]
+        );
+        assert!(local[50_000..54_000] == peer_data[..4000]);
+        assert!(local[55_000..58_000] == peer_data[4000..7000]);
         assert_eq!(
-            here[60_000..60_016],
+            local[60_000..60_016],
             [0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]
         );
-        assert_eq!(there[40_000..40_008], [9, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(peer[40_000..40_008], [9, 0, 0, 0, 0, 0, 0, 0]);
         let frames = |at: usize| world.hcas[at].transport.counters().packets_sent;
         frames(0) + frames(1)
     };
     for recovers in [true, false] {
-        let frames = play([0; 2], recovers) as u32;
+        let frames = run_with_losses([0; 2], recovers) as u32;
         assert!(frames > 20, "{frames}");
         for one in 1..=frames {
             for other in one..one + 12 {
-                play([one, other], recovers);
+                run_with_losses([one, other], recovers);
             }
         }
     }
@@ -292,7 +299,7 @@ fn any_two_lost_frames_are_recovered() {
 /// packets get lost after four times that.
 #[test]
 fn a_dead_peer_is_reported_in_time() {
-    let ends = |recovers: bool, patient: bool| {
+    let time_to_failure = |recovers: bool, patient: bool| {
         let mut world = world([recovers; 2], |from, _| from == 1);
         let config = QpConfig {
             ack_timeout: 14,
@@ -317,20 +324,20 @@ fn a_dead_peer_is_reported_in_time() {
         assert_eq!(sent[0], (0, Status::RetryExceeded));
         (world.now / MS, world.hcas[0].transport.counters().probes)
     };
-    let (before, none) = ends(false, false);
-    let (after, probes) = ends(true, false);
+    let (before, none) = time_to_failure(false, false);
+    let (after, probes) = time_to_failure(true, false);
     // 67 ms, three times.
     assert!((200..210).contains(&before), "{before} ms");
     assert!((800..840).contains(&after), "{after} ms");
     assert_eq!(none, 0);
     assert!((3..40).contains(&probes), "{probes} probes");
     // No probe while received packets are unread: they may contain the answer.
-    assert_eq!(ends(true, true).1, 0);
+    assert_eq!(time_to_failure(true, true).1, 0);
 }
 
-/// Nothing is sent twice where nothing is lost, if round trips vary.
+/// Varying round-trip times cause no retransmission.
 #[test]
-fn no_probes_without_losses() {
+fn no_probes_are_sent_without_losses() {
     let mut world = world([true; 2], |_, _| false);
     world.fabric.set_faults(Faults {
         delay: 50_000,
@@ -344,15 +351,18 @@ fn no_probes_without_losses() {
         };
         world.hcas[0].post_send(100, work(id, operation, 0, 20_000, PEER_DATA));
     }
-    finish(&mut world, 200);
+    check_success(&mut world, 200);
     let counters = world.hcas[0].transport.counters();
     assert_eq!((counters.probes, counters.retransmitted), (0, 0));
 }
 
-/// A receiver without receives asks for all again, and nothing that was kept is used.
+/// After an RNR NAK all packets are sent again, and kept ones are discarded.
 #[test]
-fn not_ready_after_a_loss() {
-    let mut world = world([true; 2], first(1, |from, view| is_request(from, view, 1)));
+fn an_rnr_nak_discards_kept_packets() {
+    let mut world = world(
+        [true; 2],
+        lose_first(1, |from, view| is_request(from, view, 1)),
+    );
     for id in 0..4 {
         world.hcas[0].post_send(100, work(id, Operation::Send, 1000 * id as usize, 1000, 0));
     }
@@ -362,7 +372,7 @@ fn not_ready_after_a_loss() {
     for id in 1..4 {
         world.hcas[1].post_recv(200, id, 1000 * id as usize, 1000);
     }
-    finish(&mut world, 4);
-    let [here, there] = [0, 1].map(|at: usize| &world.hcas[at].host.memory);
-    assert!(here[..4000] == there[..4000]);
+    check_success(&mut world, 4);
+    let [local, peer] = [0, 1].map(|at: usize| &world.hcas[at].host.memory);
+    assert!(local[..4000] == peer[..4000]);
 }

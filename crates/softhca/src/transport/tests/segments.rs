@@ -97,7 +97,7 @@ fn run(service: Service, operation: Operation, kind: LinkKind, mtu: Mtu, length:
 }
 
 #[test]
-fn reliable_connection() {
+fn rc_operations_at_packet_boundaries() {
     for kind in KINDS {
         for mtu in Mtu::ALL {
             for length in lengths(mtu) {
@@ -117,7 +117,7 @@ fn reliable_connection() {
 }
 
 #[test]
-fn unreliable_connection() {
+fn uc_operations_at_packet_boundaries() {
     for mtu in Mtu::ALL {
         for length in lengths(mtu) {
             for operation in [
@@ -143,7 +143,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn any_length(length in 0u32..31_000, mtu in 0usize..5, which in 0usize..6, ib: bool, psn in 0u32..1 << 24) {
+    fn rc_operations_of_any_length(length in 0u32..31_000, mtu in 0usize..5, index in 0usize..6, ib: bool, psn in 0u32..1 << 24) {
         let operation = [
             Operation::Send,
             Operation::SendImm,
@@ -151,14 +151,14 @@ proptest! {
             Operation::Write,
             Operation::WriteImm,
             Operation::Read,
-        ][which];
+        ][index];
         let kind = if ib { LinkKind::Ib } else { LinkKind::Ethernet };
         run(Service::Rc, operation, kind, Mtu::ALL[mtu], length, psn);
     }
 }
 
 #[test]
-fn atomics() {
+fn atomics_return_the_previous_value() {
     for kind in KINDS {
         let mut world = pair(kind, 256, 1, &QpConfig::default());
         world.hcas[1].host.memory[64..72].copy_from_slice(&40u64.to_le_bytes());
@@ -202,7 +202,7 @@ fn atomics() {
 
 /// XRC: requests go to the SRQ that they name, through one target queue pair.
 #[test]
-fn extended_reliable_connection() {
+fn xrc_requests_use_the_srq_that_they_name() {
     for kind in KINDS {
         let mut world = World::new(2, kind, 32 * 1024, 1);
         let config = QpConfig {
@@ -263,7 +263,7 @@ fn extended_reliable_connection() {
 /// A read whose PSNs exceed half the PSN range would be ambiguous; one just below is
 /// permitted.
 #[test]
-fn messages_too_long_for_sequence_numbers() {
+fn messages_longer_than_half_the_psn_range_fail() {
     let config = QpConfig {
         mtu: Mtu::B256,
         ..QpConfig::default()
