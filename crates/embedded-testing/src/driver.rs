@@ -145,10 +145,10 @@ impl Host {
             user_handle: 77,
             ..QpInit::default()
         };
-        let shared = srq.map(|srq| Arc::clone(srq.recv.work()));
+        let shared = srq.map(|srq| Arc::clone(srq.recv.entries()));
         let qp = QueuePair::create(&self.context, &self.device, &init, shared).unwrap();
         cq.ring
-            .attach(&qp.work, Role::SEND | Role::RECEIVE)
+            .attach(&qp.queues, Role::SEND | Role::RECEIVE)
             .unwrap();
         qp
     }

@@ -148,8 +148,8 @@ fn forbidden_accesses_have_the_right_status() {
         receive(&mut qa, 4, here.sge(0, 8));
         let late = poll(&a, &mut cqa);
         assert_eq!((late.status, late.wr_id), (FLUSHED, 4));
-        cqa.ring.detach(&qa.work);
-        cqb.ring.detach(&qb.work);
+        cqa.ring.detach(&qa.queues);
+        cqb.ring.detach(&qb.queues);
         status
     };
     let whole = here.sge(0, 64);
@@ -183,8 +183,8 @@ fn access_flags_of_a_queue_pair_bind_its_peer() {
         connect_with_access(&qb, QpType::RC, qa.object.qp_num(), a.path(), access);
         post(&mut qa, 1, work, here.sge(0, 8));
         let status = poll(&a, &mut cqa).status;
-        cqa.ring.detach(&qa.work);
-        cqb.ring.detach(&qb.work);
+        cqa.ring.detach(&qa.queues);
+        cqb.ring.detach(&qb.queues);
         status == 0
     };
     let works = || {

@@ -228,7 +228,7 @@ fn a_reset_queue_pair_can_be_reused() {
         let reset = QpAttr::default();
         for (qp, cq) in [(&mut a, &mut cq), (&mut b, &mut other)] {
             modify(qp, &reset, Mask::STATE);
-            cq.ring.clean(&qp.work);
+            cq.ring.clean(&qp.queues);
             qp.send.reset();
             qp.recv.as_mut().unwrap().reset();
         }

@@ -250,7 +250,7 @@ fn packets_are_spread_over_work_queues() {
             };
             let wq = WorkQueue::create(&host.context, &host.device, &init, false, None, None);
             let wq = wq.unwrap();
-            cq.ring.attach(&wq.work, Role::RECEIVE).unwrap();
+            cq.ring.attach(&wq.queues, Role::RECEIVE).unwrap();
             wq
         })
         .collect();
@@ -342,7 +342,7 @@ fn packets_are_spread_over_work_queues() {
     drop((flow, spread));
     uverbs::wq::destroy_table(&host.context, table).unwrap();
     for wq in &queues {
-        cq.ring.detach(&wq.work);
+        cq.ring.detach(&wq.queues);
     }
     drop(queues);
     drop(memory);

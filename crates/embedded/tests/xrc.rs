@@ -35,7 +35,7 @@ fn initiator(host: &Host, cq: &mut Cq) -> Qp {
         ..QpInit::default()
     };
     let qp = QueuePair::create(&host.context, &host.device, &init, None).unwrap();
-    cq.ring.attach(&qp.work, Role::SEND).unwrap();
+    cq.ring.attach(&qp.queues, Role::SEND).unwrap();
     qp
 }
 

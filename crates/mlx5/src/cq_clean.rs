@@ -10,27 +10,27 @@ use crate::cqe::{CqeRef, is_receive};
 use crate::memory::Entries;
 use crate::qp_table::user_index;
 use crate::tags::{may_be_tagged, takes_receive};
-use crate::{CqeRing, CreateError, Role, Work};
+use crate::{CqeRing, CreateError, QpQueues, Role};
 
 impl CqeRing {
     /// Adds a queue pair to the QP table, before it can have completions.
     ///
     /// # Errors
     /// [`CreateError::NoMemory`].
-    pub fn attach(&mut self, work: &Arc<Work>, role: Role) -> Result<(), CreateError> {
-        self.qps.insert(work, role)
+    pub fn attach(&mut self, queues: &Arc<QpQueues>, role: Role) -> Result<(), CreateError> {
+        self.qps.insert(queues, role)
     }
 
     /// Removes the unread completions of a destroyed queue pair, and its entry in
     /// the QP table.
-    pub fn detach(&mut self, work: &Work) {
-        self.clean(work);
-        self.qps.remove(work.user_index());
+    pub fn detach(&mut self, queues: &QpQueues) {
+        self.clean(queues);
+        self.qps.remove(queues.user_index());
     }
 
     /// Removes the unread completions of a queue pair that was destroyed or
     /// reset; the others stay, in order.
-    pub fn clean(&mut self, work: &Work) {
+    pub fn clean(&mut self, queues: &QpQueues) {
         if self.is_direct {
             return;
         }
@@ -49,8 +49,8 @@ impl CqeRing {
             let op_own = cqe.copy().op_own;
             // A wrong signature names a key instead.
             let is_completion = op_own >> 4 != cqe_opcode::SIG_ERR;
-            if is_completion && user_index(cqe.uidx_field()) == work.user_index() {
-                if let Some(shared) = &work.shared {
+            if is_completion && user_index(cqe.uidx_field()) == queues.user_index() {
+                if let Some(shared) = &queues.shared {
                     let tagged = shared.has_tags() && may_be_tagged(cqe, op_own);
                     if is_receive(op_own) && (!tagged || takes_receive(cqe)) {
                         let mut receives = shared.enter();

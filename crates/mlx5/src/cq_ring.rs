@@ -390,17 +390,18 @@ impl CqeRing {
         sink: &mut impl CompletionSink,
     ) -> Option<Result<(), CompletionError>> {
         let wide = self.wide(at);
-        let work = self.qps.receiver(cqe.uidx_field())?;
-        let shared = work.shared.as_ref().filter(|shared| shared.has_tags())?;
+        let queues = self.qps.receiver(cqe.uidx_field())?;
+        let shared = queues.shared.as_ref().filter(|shared| shared.has_tags())?;
         // SAFETY: as the caller says.
-        Some(unsafe { tags::decode(work, shared, cqe, op_own, wide.as_ref(), sink) })
+        Some(unsafe { tags::decode(queues, shared, cqe, op_own, wide.as_ref(), sink) })
     }
 
     /// Posts a receive of a shared queue again that failed with a page fault. Returns false
     /// and posts nothing if it was not outstanding.
     fn post_again(&mut self, cqe: CqeRef) -> bool {
-        let work = self.qps.receiver(cqe.uidx_field());
-        work.and_then(|work| work.shared.as_ref())
+        let queues = self.qps.receiver(cqe.uidx_field());
+        queues
+            .and_then(|queues| queues.shared.as_ref())
             .is_some_and(|shared| shared.enter().post_again(cqe.wqe_counter()))
     }
 

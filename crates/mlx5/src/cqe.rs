@@ -16,7 +16,7 @@ use crate::abi::{self, Cqe, SYNDROME, TagCqe, TagHeader, VENDOR_SYNDROME, cqe_op
 use crate::plan::KeyChanges;
 use crate::qp_table::{NUMBER, QpTable, user_index};
 use crate::wc::{flags, opcode, status, status_of, syndrome};
-use crate::{CompletionError, SharedWork, Work, tags};
+use crate::{CompletionError, QpQueues, SrqEntries, tags};
 
 /// A new CQE, or a copy of one. Each field is read once, when it is requested,
 /// because a malfunctioning device may overwrite it.
@@ -319,16 +319,16 @@ fn decode_of<const TAGS: bool>(
     };
     let decoded = match op_own >> 4 {
         cqe_opcode::REQ => {
-            let work = sender(qps, cqe)?;
-            let (opcode, wc_flags, byte_len) = request(work, cqe)?;
-            success(complete_send(work, cqe)?, opcode, wc_flags, byte_len)
+            let queues = sender(qps, cqe)?;
+            let (opcode, wc_flags, byte_len) = request(queues, cqe)?;
+            success(complete_send(queues, cqe)?, opcode, wc_flags, byte_len)
         }
         kind @ (cqe_opcode::RESP_SEND
         | cqe_opcode::RESP_SEND_IMM
         | cqe_opcode::RESP_SEND_INV
         | cqe_opcode::RESP_WR_IMM) => {
-            let work = receiver(qps, cqe)?;
-            let (wr_id, checksum) = complete_receive::<TAGS>(work, cqe)?;
+            let queues = receiver(qps, cqe)?;
+            let (wr_id, checksum) = complete_receive::<TAGS>(queues, cqe)?;
             let opcode = match kind {
                 cqe_opcode::RESP_WR_IMM => opcode::RECV_RDMA_WITH_IMM,
                 _ => opcode::RECV,
@@ -379,7 +379,7 @@ pub(crate) fn decode_any(
         cqe_opcode::REQ_ERR => true,
         _ => return Err(error),
     };
-    let work = sender(qps, cqe)?;
+    let queues = sender(qps, cqe)?;
     let slot = cqe.wqe_counter();
     let (vendor, syndrome) = cqe.syndromes();
     let failure = |wr_id, opcode| Decoded {
@@ -390,21 +390,21 @@ pub(crate) fn decode_any(
         byte_len: 0,
         vendor_err: vendor.into(),
     };
-    let shared = work.shared.as_deref().filter(|_| failed);
-    if let Some(wr_id) = shared.and_then(|shared| tags::fail(work, shared, slot)) {
+    let shared = queues.shared.as_deref().filter(|_| failed);
+    if let Some(wr_id) = shared.and_then(|shared| tags::fail(queues, shared, slot)) {
         sink.put(cqe, failure(wr_id, opcode::SEND));
         return Ok(());
     }
-    if !work.raw_wqe {
+    if !queues.raw_wqe {
         return Err(error);
     }
-    let found = work.sends.find_marked(slot.into());
+    let found = queues.sends.find_marked(slot.into());
     let found = found.ok_or(error)?;
     let decoded = match failed {
         true => failure(found.wr_id, opcode::RAW_WQE),
         false => {
             // The opcode of a raw WQE may be unknown.
-            let (_, wc_flags, byte_len) = request(work, cqe).unwrap_or_default();
+            let (_, wc_flags, byte_len) = request(queues, cqe).unwrap_or_default();
             Decoded {
                 wr_id: found.wr_id,
                 status,
@@ -415,21 +415,21 @@ pub(crate) fn decode_any(
             }
         }
     };
-    work.sends.complete(found);
+    queues.sends.complete(found);
     sink.put(cqe, decoded);
     Ok(())
 }
 
 /// Resolves the queue pair of a send CQE.
 #[inline]
-fn sender(qps: &mut QpTable, cqe: CqeRef) -> Result<&Work, CompletionError> {
+fn sender(qps: &mut QpTable, cqe: CqeRef) -> Result<&QpQueues, CompletionError> {
     qps.sender(cqe.uidx_field())
         .ok_or_else(|| unknown_queue(cqe))
 }
 
 /// Resolves the queue pair of a receive CQE.
 #[inline]
-fn receiver(qps: &mut QpTable, cqe: CqeRef) -> Result<&Work, CompletionError> {
+fn receiver(qps: &mut QpTable, cqe: CqeRef) -> Result<&QpQueues, CompletionError> {
     qps.receiver(cqe.uidx_field())
         .ok_or_else(|| unknown_queue(cqe))
 }
@@ -437,23 +437,23 @@ fn receiver(qps: &mut QpTable, cqe: CqeRef) -> Result<&Work, CompletionError> {
 /// Completes the WQE of a CQE, and all before it in the send queue. The poster may reuse
 /// their slots at once: read them first.
 #[inline]
-fn complete_send(work: &Work, cqe: CqeRef) -> Result<u64, CompletionError> {
-    complete(&work.sends, cqe)
+fn complete_send(queues: &QpQueues, cqe: CqeRef) -> Result<u64, CompletionError> {
+    complete(&queues.sends, cqe)
 }
 
 /// Completes the receive of a CQE. Returns its identifier, and `IBV_WC_IP_CSUM_OK` for a
 /// packet with valid checksums.
 #[inline(always)]
 fn complete_receive<const TAGS: bool>(
-    work: &Work,
+    queues: &QpQueues,
     cqe: CqeRef,
 ) -> Result<(u64, u32), CompletionError> {
-    if work.plain_receives && !(TAGS && (work.shared.is_some() || work.out_of_order)) {
-        return Ok((complete(&work.receives, cqe)?, 0));
+    if queues.plain_receives && !(TAGS && (queues.shared.is_some() || queues.out_of_order)) {
+        return Ok((complete(&queues.receives, cqe)?, 0));
     }
-    match &work.shared {
-        None if TAGS && work.out_of_order => complete_out_of_order(work, cqe),
-        None => Ok((complete(&work.receives, cqe)?, cqe.ip_csum_flag())),
+    match &queues.shared {
+        None if TAGS && queues.out_of_order => complete_out_of_order(queues, cqe),
+        None => Ok((complete(&queues.receives, cqe)?, cqe.ip_csum_flag())),
         Some(shared) => {
             let slot = cqe.wqe_counter();
             let wr_id = complete_shared(shared, slot).ok_or_else(|| unknown_request(slot))?;
@@ -464,11 +464,11 @@ fn complete_receive<const TAGS: bool>(
 
 /// Completes a receive of a queue that completes in any order.
 #[inline(never)]
-fn complete_out_of_order(work: &Work, cqe: CqeRef) -> Result<(u64, u32), CompletionError> {
+fn complete_out_of_order(queues: &QpQueues, cqe: CqeRef) -> Result<(u64, u32), CompletionError> {
     let slot = cqe.wqe_counter();
-    let found = (work.receives.find_any(slot.into())).ok_or_else(|| unknown_request(slot))?;
-    work.receives.complete_any(found);
-    let checksum = match work.checksums {
+    let found = (queues.receives.find_any(slot.into())).ok_or_else(|| unknown_request(slot))?;
+    queues.receives.complete_any(found);
+    let checksum = match queues.checksums {
         true => cqe.ip_csum_flag(),
         false => 0,
     };
@@ -477,7 +477,7 @@ fn complete_out_of_order(work: &Work, cqe: CqeRef) -> Result<(u64, u32), Complet
 
 /// Completes a receive of a shared queue.
 #[inline(never)]
-fn complete_shared(shared: &SharedWork, slot: u16) -> Option<u64> {
+fn complete_shared(shared: &SrqEntries, slot: u16) -> Option<u64> {
     shared.enter().take(slot)
 }
 
@@ -491,19 +491,19 @@ fn complete(queue: &Outstanding, cqe: CqeRef) -> Result<u64, CompletionError> {
 
 /// Opcode, flags and length of a completed work request of the send queue.
 #[inline]
-fn request(work: &Work, cqe: CqeRef) -> Result<(u32, u32, u32), CompletionError> {
+fn request(queues: &QpQueues, cqe: CqeRef) -> Result<(u32, u32, u32), CompletionError> {
     let request = (cqe.sop_qpn() >> 24) as u8;
     match request {
         abi::opcode::SEND => Ok((opcode::SEND, 0, 0)),
         abi::opcode::RDMA_WRITE => Ok((opcode::RDMA_WRITE, 0, 0)),
-        _ => other_request(work, cqe, request),
+        _ => other_request(queues, cqe, request),
     }
 }
 
 /// Slow path of [`request`]: neither a send nor a write.
 #[inline(never)]
 fn other_request(
-    work: &Work,
+    queues: &QpQueues,
     cqe: CqeRef,
     request: u8,
 ) -> Result<(u32, u32, u32), CompletionError> {
@@ -515,22 +515,24 @@ fn other_request(
         abi::opcode::RDMA_READ => (opcode::RDMA_READ, 0, cqe.byte_len()),
         abi::opcode::ATOMIC_CS => (opcode::COMP_SWAP, 0, 8),
         abi::opcode::ATOMIC_FA => (opcode::FETCH_ADD, 0, 8),
-        abi::opcode::SET_PSV if work.send.keys == KeyChanges::Layouts => (opcode::KEY_LAYOUT, 0, 0),
-        abi::opcode::NOP if work.sig_pipelining => {
-            return match work.cancelled_opcode(cqe.wqe_counter()) {
+        abi::opcode::SET_PSV if queues.send.keys == KeyChanges::Layouts => {
+            (opcode::KEY_LAYOUT, 0, 0)
+        }
+        abi::opcode::NOP if queues.sig_pipelining => {
+            return match queues.cancelled_opcode(cqe.wqe_counter()) {
                 abi::opcode::SEND => Ok((opcode::SEND, 0, 0)),
                 abi::opcode::RDMA_WRITE => Ok((opcode::RDMA_WRITE, 0, 0)),
                 abi::opcode::NOP => Err(unknown_opcode(cqe, cqe_opcode::REQ << 4)),
-                cancelled => other_request(work, cqe, cancelled),
+                cancelled => other_request(queues, cqe, cancelled),
             };
         }
-        abi::opcode::MMO if work.memcpy => (opcode::MEMCPY, 0, 0),
+        abi::opcode::MMO if queues.memcpy => (opcode::MEMCPY, 0, 0),
         // Bind, invalidate or layout: the poster stored which in the second slot.
         abi::opcode::UMR => {
             let second = u32::from(cqe.wqe_counter()).wrapping_add(1);
-            match work.sends.noted(second) as u32 {
+            match queues.sends.noted(second) as u32 {
                 opcode::LOCAL_INV => (opcode::LOCAL_INV, 0, 0),
-                opcode::KEY_LAYOUT if work.send.keys == KeyChanges::Layouts => {
+                opcode::KEY_LAYOUT if queues.send.keys == KeyChanges::Layouts => {
                     (opcode::KEY_LAYOUT, 0, 0)
                 }
                 _ => (opcode::BIND_MW, 0, 0),
@@ -566,36 +568,36 @@ pub(crate) unsafe fn scatter(
     let slot = cqe.wqe_counter();
     let data = |byte_len: u32| data?.get(..byte_len as usize);
     let fits = if op_own >> 4 == cqe_opcode::REQ {
-        let work = sender(qps, cqe)?;
-        let (_, _, byte_len) = request(work, cqe)?;
-        let outstanding = work.sends.find(slot.into());
+        let queues = sender(qps, cqe)?;
+        let (_, _, byte_len) = request(queues, cqe)?;
+        let outstanding = queues.sends.find(slot.into());
         let outstanding = match outstanding {
-            None if work.raw_wqe => work.sends.find_marked(slot.into()),
+            None if queues.raw_wqe => queues.sends.find_marked(slot.into()),
             outstanding => outstanding,
         };
         outstanding.ok_or_else(|| unknown_request(slot))?;
         // SAFETY: as the caller says; it is outstanding.
-        let scatter = |data: &[u8]| unsafe { work.scatter_send(slot, data) };
-        work.scatter_to_cqe && data(byte_len).is_some_and(scatter)
+        let scatter = |data: &[u8]| unsafe { queues.scatter_send(slot, data) };
+        queues.scatter_to_cqe && data(byte_len).is_some_and(scatter)
     } else {
-        let work = receiver(qps, cqe)?;
-        let outstanding = match &work.shared {
-            None if work.out_of_order => {
-                let found = work.receives.find_any(slot.into());
+        let queues = receiver(qps, cqe)?;
+        let outstanding = match &queues.shared {
+            None if queues.out_of_order => {
+                let found = queues.receives.find_any(slot.into());
                 found.map(|found| found.wr_id)
             }
-            None => work.receives.find(slot.into()).map(|found| found.wr_id),
+            None => queues.receives.find(slot.into()).map(|found| found.wr_id),
             Some(shared) => shared.enter().find(slot),
         };
         outstanding.ok_or_else(|| unknown_request(slot))?;
         // SAFETY: as the caller says; it is outstanding.
         let scatter = |data: &[u8]| unsafe {
-            match &work.shared {
-                None => work.scatter_receive(slot, data),
+            match &queues.shared {
+                None => queues.scatter_receive(slot, data),
                 Some(shared) => shared.scatter(slot, data),
             }
         };
-        work.scatter_to_cqe && data(cqe.byte_len()).is_some_and(scatter)
+        queues.scatter_to_cqe && data(cqe.byte_len()).is_some_and(scatter)
     };
     Ok(if fits { 0 } else { status::LOC_LEN_ERR })
 }

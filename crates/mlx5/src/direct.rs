@@ -7,7 +7,9 @@ use std::ptr::NonNull;
 
 use crate::abi::BLOCK;
 use crate::memory::QueueMemory;
-use crate::{Address, Arming, CqeRing, DeviceBytes, DeviceContext, SendQueue, SharedQueue, Work};
+use crate::{
+    Address, Arming, CqeRing, DeviceBytes, DeviceContext, QpQueues, SendQueue, SharedQueue,
+};
 
 /// Entries in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,18 +50,18 @@ pub struct DirectRegister {
 impl SendQueue {
     /// The send queue's blocks. Their doorbell record is the second one.
     pub fn direct(&self) -> DirectRing {
-        let work = self.work();
+        let queues = self.queues();
         DirectRing {
-            entries: work.send_at(),
-            count: work.send.blocks,
+            entries: queues.send_at(),
+            count: queues.send.blocks,
             stride: BLOCK as u32,
-            records: work.memory.records.first(),
+            records: queues.memory.records.first(),
         }
     }
 
     /// The receives of the same queue pair. Their doorbell record is the first one.
     pub fn direct_receives(&self) -> DirectRing {
-        self.work().direct()
+        self.queues().direct()
     }
 
     /// The register that its doorbells use.
@@ -73,7 +75,7 @@ impl SendQueue {
     }
 }
 
-impl Work {
+impl QpQueues {
     /// The receive queue. Its doorbell record is the first one.
     pub fn direct(&self) -> DirectRing {
         DirectRing::of(&self.memory, self.recv.entries, 1 << self.recv.shift)
@@ -117,9 +119,9 @@ impl DeviceContext {
 impl SharedQueue {
     /// The entries, and the slots of the next receive and of the last entry.
     pub fn direct(&self) -> (DirectRing, u16, u16) {
-        let work = self.work();
-        let (head, last, stride) = work.enter().ends();
-        let ring = DirectRing::of(work.memory(), work.capacity() + 1, stride);
+        let entries = self.entries();
+        let (head, last, stride) = entries.enter().ends();
+        let ring = DirectRing::of(entries.memory(), entries.capacity() + 1, stride);
         (ring, head, last)
     }
 }

@@ -18,8 +18,8 @@ use crate::tags::{TagChange, TagOperation};
 use crate::uar::DoorbellRegister;
 use crate::wc::{flags, opcode, status};
 use crate::{
-    CqeRing, CursorEntry, Data, Limits, Opcode, Operands, RecvQueue, Role, SendFlags, SendQueue,
-    SendWr, Service, Sge, SharedWork, Work, WorkCompletion,
+    CqeRing, CursorEntry, Data, Limits, Opcode, Operands, QpQueues, RecvQueue, Role, SendFlags,
+    SendQueue, SendWr, Service, Sge, SrqEntries, WorkCompletion,
 };
 
 /// Limits of a device, for tests without one.
@@ -67,7 +67,7 @@ impl Script<'_> {
 
 /// A queue pair, and the identifiers of its outstanding work requests, oldest first.
 struct TestQp {
-    work: Arc<Work>,
+    queues: Arc<QpQueues>,
     send: SendQueue,
     recv: RecvQueue,
     sends: Vec<u64>,
@@ -75,7 +75,7 @@ struct TestQp {
 }
 
 impl TestQp {
-    fn new(place: u32, shared: Option<&Arc<SharedWork>>) -> Self {
+    fn new(place: u32, shared: Option<&Arc<SrqEntries>>) -> Self {
         let cap = QpCap {
             max_send_wr: 4,
             max_recv_wr: 4,
@@ -92,7 +92,7 @@ impl TestQp {
             Some(_) => RecvPlan::default(),
             None => RecvPlan::new(&cap, &LIMITS).expect("a small queue"),
         };
-        let mut work = Work::new(
+        let mut queues = QpQueues::new(
             UserIndex::detached(FIRST + place),
             service,
             send.expect("a small queue"),
@@ -101,13 +101,13 @@ impl TestQp {
             None,
         )
         .expect("memory");
-        work.scatter_to_cqe = place != 2;
-        let work = Arc::new(work);
+        queues.scatter_to_cqe = place != 2;
+        let queues = Arc::new(queues);
         let (register, _) = DoorbellRegister::in_memory(256);
         Self {
-            send: SendQueue::new(Arc::clone(&work), FIRST + place, false, register),
-            recv: RecvQueue::new(Arc::clone(&work)),
-            work,
+            send: SendQueue::new(Arc::clone(&queues), FIRST + place, false, register),
+            recv: RecvQueue::new(Arc::clone(&queues)),
+            queues,
             sends: Vec::new(),
             receives: Vec::new(),
         }
@@ -135,7 +135,7 @@ const OF_CHANGES: u32 = FIRST + 5;
 impl TagFixture {
     /// Creates the queue, and attaches it to `ring`.
     fn new(ring: &mut CqeRing) -> Self {
-        let shared = SharedWork::new(3, 2, &LIMITS, None).expect("a small queue");
+        let shared = SrqEntries::new(3, 2, &LIMITS, None).expect("a small queue");
         let shared = Arc::new(shared.with_tags(TAGS).expect("memory"));
         let cap = QpCap {
             max_send_wr: 4,
@@ -144,7 +144,7 @@ impl TagFixture {
         };
         let rc = Service::ReliableConnection;
         let send = SendPlan::new(&cap, rc, &LIMITS, crate::KeyChanges::None, 0);
-        let queues = [
+        let queue_pairs = [
             (OF_TAGS, Service::Target, SendPlan::default(), Role::RECEIVE),
             (
                 OF_CHANGES,
@@ -153,13 +153,13 @@ impl TagFixture {
                 Role::SEND | Role::RECEIVE,
             ),
         ];
-        let [_, changes] = queues.map(|(index, service, send, role)| {
+        let [_, changes] = queue_pairs.map(|(index, service, send, role)| {
             let index = UserIndex::detached(index);
             let shared = Some(Arc::clone(&shared));
-            let work = Work::new(index, service, send, RecvPlan::default(), shared, None);
-            let work = Arc::new(work.expect("memory"));
-            ring.attach(&work, role).expect("memory");
-            work
+            let queues = QpQueues::new(index, service, send, RecvPlan::default(), shared, None);
+            let queues = Arc::new(queues.expect("memory"));
+            ring.attach(&queues, role).expect("memory");
+            queues
         });
         let (register, _) = DoorbellRegister::in_memory(256);
         let mut recv = SharedQueue::new(shared);
@@ -224,8 +224,8 @@ impl TagFixture {
 }
 
 /// Which completions of a queue pair the ring receives: of the third its sends only.
-fn role_of(work: &Work) -> Role {
-    match work.user_index() - FIRST {
+fn role_of(queues: &QpQueues) -> Role {
+    match queues.user_index() - FIRST {
         2 => Role::SEND,
         _ => Role::SEND | Role::RECEIVE,
     }
@@ -254,7 +254,7 @@ pub fn completions(script: &[u8]) {
         compresses: script.below(2) == 1,
     };
     let log2 = 1 + u32::from(script.below(4));
-    let shared = SharedWork::new(3, 2, &LIMITS, None).expect("a small queue");
+    let shared = SrqEntries::new(3, 2, &LIMITS, None).expect("a small queue");
     let shared = Arc::new(shared);
     let pairs = [None, None, None, Some(&shared)];
     let mut place = 0..;
@@ -272,7 +272,7 @@ pub fn completions(script: &[u8]) {
         next_id: 0,
     };
     for pair in &fixture.pairs {
-        let attached = fixture.ring.attach(&pair.work, role_of(&pair.work));
+        let attached = fixture.ring.attach(&pair.queues, role_of(&pair.queues));
         attached.expect("memory");
     }
     while !fixture.script.is_over() {
@@ -367,7 +367,7 @@ impl Fixture<'_> {
         let ((list, count), wr_id) = (self.list(), self.id());
         let list = &list[..count];
         let pair = &mut self.pairs[usize::from(self.script.below(4))];
-        if pair.work.shared.is_some() {
+        if pair.queues.shared.is_some() {
             let mut shared = self.shared.locked();
             if shared.push(wr_id, list).is_ok() {
                 self.shared_receives.push(wr_id);
@@ -404,14 +404,14 @@ impl Fixture<'_> {
             change,
         };
         let tagged = &mut self.tagged;
-        tagged.recv.work().lock().lock();
+        tagged.recv.entries().lock().lock();
         // SAFETY: the lock is taken; the list names memory of this world's.
         let pushed = unsafe {
             let pushed = tagged.recv.push_tag(&mut tagged.send, &operation);
             tagged.send.publish();
             pushed
         };
-        tagged.recv.work().lock().unlock();
+        tagged.recv.entries().lock().unlock();
         let Ok(handle) = pushed else {
             return;
         };
@@ -564,16 +564,16 @@ impl Fixture<'_> {
         let pair = &mut self.pairs[usize::from(self.script.below(4))];
         match self.script.below(3) {
             0 => {
-                self.ring.detach(&pair.work);
+                self.ring.detach(&pair.queues);
                 // The same again, or another of its number.
                 if self.script.below(2) == 1 {
-                    let place = pair.work.user_index() - FIRST;
-                    *pair = TestQp::new(place, pair.work.shared.clone().as_ref());
+                    let place = pair.queues.user_index() - FIRST;
+                    *pair = TestQp::new(place, pair.queues.shared.clone().as_ref());
                 }
-                let attached = self.ring.attach(&pair.work, role_of(&pair.work));
+                let attached = self.ring.attach(&pair.queues, role_of(&pair.queues));
                 attached.expect("memory");
             }
-            1 => self.ring.clean(&pair.work),
+            1 => self.ring.clean(&pair.queues),
             _ => {
                 let log2 = 1 + u32::from(self.script.below(4));
                 let format = self.ring.format();
@@ -617,7 +617,10 @@ impl Fixture<'_> {
                 };
                 assert!(fails || of_receives == receives, "another queue's kind");
                 let role = [Role::SEND, Role::RECEIVE][usize::from(of_receives)];
-                assert!(role_of(&pair.work).contains(role), "it completes elsewhere");
+                assert!(
+                    role_of(&pair.queues).contains(role),
+                    "it completes elsewhere"
+                );
                 known = true;
                 // Whatever was before it is done as well.
                 queue.drain(..=at);

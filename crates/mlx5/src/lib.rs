@@ -42,6 +42,7 @@ mod operation;
 mod plan;
 mod protection;
 mod qp;
+mod qp_queues;
 mod qp_table;
 mod recv;
 mod send;
@@ -53,7 +54,6 @@ mod tags;
 mod tests;
 mod uar;
 mod wc;
-mod work;
 mod wq;
 
 pub use abi::{ClockInfo, CounterPoint};
@@ -81,11 +81,12 @@ pub use qp::{
     DcType, DciStreams, PacketObjects, PacketOptions, QpChanges, QpOptions, QueuePair, TsoLimits,
     alloc_pd, find_pd, modify_dct, modify_qp,
 };
+pub use qp_queues::{QpQueues, Role};
 pub use recv::RecvQueue;
 pub use send::{
     Interleaved, KeyLayout, LONGEST_WINDOW, LayoutChange, MAX_SEGMENT, OpenWqe, SendQueue,
 };
-pub use shared::{LockedQueue, SharedQueue, SharedWork};
+pub use shared::{LockedQueue, SharedQueue, SrqEntries};
 pub use srq::SharedReceiveQueue;
 pub use tags::{TagChange, TagOperation};
 /// What all devices share.
@@ -93,5 +94,4 @@ pub use uverbs::{
     Bind, Data, Destination, MwType, Opcode, Operands, PostError, RemoteMemory, SendFlags, SendWr,
     Sge, WorkCompletion,
 };
-pub use work::{Role, Work};
 pub use wq::{MAX_HASH_KEY, PacketHash, Strides, WorkQueue, modify_wq};

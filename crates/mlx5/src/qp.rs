@@ -17,8 +17,8 @@ use crate::ioctl;
 use crate::memory::{Purpose, QueueAllocator};
 use crate::plan::{KeyChanges, RecvPlan, SendPlan};
 use crate::qp_table::NUMBER;
-use crate::shared::SharedWork;
-use crate::{CreateError, DeviceContext, RecvQueue, SendQueue, Service, ThreadUar, Work};
+use crate::shared::SrqEntries;
+use crate::{CreateError, DeviceContext, QpQueues, RecvQueue, SendQueue, Service, ThreadUar};
 
 /// Creates a protection domain. Returns its handle, and the device's number of it.
 ///
@@ -264,7 +264,7 @@ impl From<&CreateQpResp> for PacketObjects {
 /// A queue pair. The parts are public so that the caller
 /// can put each under its own lock or owner.
 ///
-/// The caller attaches `work` to the completion queues before the first use, and
+/// The caller attaches `queues` to the completion queues before the first use, and
 /// detaches it after the queue pair is destroyed
 /// ([`crate::CqeRing::attach`]). The kernel object is destroyed before the
 /// queues' memory is freed.
@@ -277,7 +277,7 @@ pub struct QueuePair<C: ContextRef> {
     /// The receive queue; `None` with a shared receive queue, and for XRC.
     pub recv: Option<RecvQueue>,
     /// The entry in the QP table.
-    pub work: Arc<Work>,
+    pub queues: Arc<QpQueues>,
     /// The actual capabilities.
     pub cap: QpCap,
     /// The device objects, if its type is [`QpType::RAW_PACKET`].
@@ -295,7 +295,7 @@ impl<C: ContextRef> QueuePair<C> {
         context: &C,
         device: &DeviceContext,
         init: &QpInit,
-        shared: Option<Arc<SharedWork>>,
+        shared: Option<Arc<SrqEntries>>,
     ) -> Result<Self, CreateError> {
         let options = QpOptions::default();
         Self::create_with(context, device, init, shared, &options, None, None)
@@ -317,7 +317,7 @@ impl<C: ContextRef> QueuePair<C> {
         context: &C,
         device: &DeviceContext,
         init: &QpInit,
-        shared: Option<Arc<SharedWork>>,
+        shared: Option<Arc<SrqEntries>>,
         options: &QpOptions,
         thread_uar: Option<&ThreadUar<C>>,
         allocator: Option<&dyn QueueAllocator>,
@@ -375,19 +375,19 @@ impl<C: ContextRef> QueuePair<C> {
         let index = device.user_index()?;
         let scatter_to_cqe = options.scatter_to_cqe && !service.has_packets();
         let allocator = allocator.map(|allocator| (Purpose::QueuePair, allocator));
-        let mut work = Work::new(index, service, send, recv, shared, allocator)?;
-        work.scatter_to_cqe = scatter_to_cqe;
-        work.memcpy = options.memcpy;
-        work.raw_wqe = options.raw_wqe;
-        work.sig_pipelining = options.sig_pipelining;
-        work.out_of_order = options.out_of_order;
-        work.set_checksums(options.checksums);
-        work.segmentation = options.segmentation;
-        work.inline_headers = device.limits.inline_headers;
-        let work = Arc::new(work);
+        let mut queues = QpQueues::new(index, service, send, recv, shared, allocator)?;
+        queues.scatter_to_cqe = scatter_to_cqe;
+        queues.memcpy = options.memcpy;
+        queues.raw_wqe = options.raw_wqe;
+        queues.sig_pipelining = options.sig_pipelining;
+        queues.out_of_order = options.out_of_order;
+        queues.set_checksums(options.checksums);
+        queues.segmentation = options.segmentation;
+        queues.inline_headers = device.limits.inline_headers;
+        let queues = Arc::new(queues);
         let request = CreateQp {
-            buf_addr: work.memory.entries.address(),
-            db_addr: work.memory.records.address(),
+            buf_addr: queues.memory.entries.address(),
+            db_addr: queues.memory.records.address(),
             sq_wqe_count: send.blocks,
             rq_wqe_count: recv.entries,
             rq_wqe_shift: recv.shift,
@@ -399,9 +399,9 @@ impl<C: ContextRef> QueuePair<C> {
                 | options.packets.flags()
                 | kind,
             bfreg_index: uar.as_ref().map_or(0, |uar| uar.page_id),
-            uidx: work.user_index(),
+            uidx: queues.user_index(),
             access_key: match service.has_packets() {
-                true => work.send_at().as_ptr().expose_provenance() as u64,
+                true => queues.send_at().as_ptr().expose_provenance() as u64,
                 false => access_key,
             },
             ece_options: match device.has_ece() {
@@ -417,29 +417,29 @@ impl<C: ContextRef> QueuePair<C> {
         // many entries and two doorbell records, and is held for the object.
         let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
         let object = Qp::create(context, &init, udata)?;
-        work.memory.hold_for(&object.existence());
+        queues.memory.hold_for(&object.existence());
         let register = match uar {
             Some(uar) => uar.register,
             None => device.register(context, answer.bfreg_index)?,
         };
         Ok(Self {
             send: SendQueue::new(
-                Arc::clone(&work),
+                Arc::clone(&queues),
                 object.qp_num(),
                 init.sq_sig_all,
                 register,
             ),
-            recv: has_recv_queue.then(|| RecvQueue::new(Arc::clone(&work))),
+            recv: has_recv_queue.then(|| RecvQueue::new(Arc::clone(&queues))),
             cap: QpCap {
                 max_send_wr: send.capacity,
-                max_recv_wr: work.max_recv_wr(),
+                max_recv_wr: queues.max_recv_wr(),
                 max_send_sge: send.max_sge,
                 max_recv_sge: recv.max_sge,
                 max_inline_data: send.max_inline,
             },
             packets: PacketObjects::from(&answer),
             ece: answer.ece_options,
-            work,
+            queues,
             object,
         })
     }
@@ -460,16 +460,23 @@ impl<C: ContextRef> QueuePair<C> {
     ) -> Result<Self, CreateError> {
         let (send, recv) = (SendPlan::default(), RecvPlan::default());
         let index = device.user_index()?;
-        let work = Arc::new(Work::new(index, Service::Target, send, recv, None, None)?);
+        let queues = Arc::new(QpQueues::new(
+            index,
+            Service::Target,
+            send,
+            recv,
+            None,
+            None,
+        )?);
         let register = device.register(context, 0)?;
         let object = make()?;
         Ok(Self {
-            send: SendQueue::new(Arc::clone(&work), object.qp_num(), false, register),
+            send: SendQueue::new(Arc::clone(&queues), object.qp_num(), false, register),
             recv: None,
             cap: QpCap::default(),
             packets: PacketObjects::default(),
             ece: 0,
-            work,
+            queues,
             object,
         })
     }

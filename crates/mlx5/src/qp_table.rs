@@ -4,7 +4,7 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::{CreateError, Role, Work};
+use crate::{CreateError, QpQueues, Role};
 
 /// Numbers of queue pairs and user indices have 24 bits.
 pub(crate) const NUMBER: u32 = 0xff_ffff;
@@ -19,7 +19,7 @@ pub(crate) fn user_index(field: u32) -> u32 {
 const PAGE: usize = 64;
 
 /// The queue pair of a user index, for sends and for receives.
-type Entry = [Option<Arc<Work>>; 2];
+type Entry = [Option<Arc<QpQueues>>; 2];
 type Page = Box<[Entry; PAGE]>;
 
 const SENDS: usize = 0;
@@ -43,13 +43,13 @@ pub(crate) struct QpTable {
 struct CachedQp {
     /// The CQE's raw field; more than 32 bits if none is cached.
     field: u64,
-    work: NonNull<Work>,
+    queues: NonNull<QpQueues>,
 }
 
 impl CachedQp {
     const NONE: Self = Self {
         field: u64::MAX,
-        work: NonNull::dangling(),
+        queues: NonNull::dangling(),
     };
 }
 
@@ -65,34 +65,34 @@ impl Default for QpTable {
 impl QpTable {
     /// The queue pair whose sends complete here, by a CQE's field.
     #[inline]
-    pub(crate) fn sender(&mut self, field: u32) -> Option<&Work> {
+    pub(crate) fn sender(&mut self, field: u32) -> Option<&QpQueues> {
         self.find(field, SENDS)
     }
 
     /// The queue pair whose receives complete here, by a CQE's field.
     #[inline]
-    pub(crate) fn receiver(&mut self, field: u32) -> Option<&Work> {
+    pub(crate) fn receiver(&mut self, field: u32) -> Option<&QpQueues> {
         self.find(field, RECEIVES)
     }
 
     #[inline(always)]
-    fn find(&mut self, field: u32, role: usize) -> Option<&Work> {
+    fn find(&mut self, field: u32, role: usize) -> Option<&QpQueues> {
         if self.last[role].field != field.into() {
             let index = user_index(field) as usize;
             let page = self.pages.get(index / PAGE)?.as_ref()?;
-            let work = page[index % PAGE][role].as_ref()?;
+            let queues = page[index % PAGE][role].as_ref()?;
             self.last[role] = CachedQp {
                 field: field.into(),
-                work: NonNull::from(&**work),
+                queues: NonNull::from(&**queues),
             };
         }
         // SAFETY: it is in the table: `last` is reset when a queue pair is removed.
-        Some(unsafe { self.last[role].work.as_ref() })
+        Some(unsafe { self.last[role].queues.as_ref() })
     }
 
     /// Adds a queue pair, or a role to it.
-    pub(crate) fn insert(&mut self, work: &Arc<Work>, role: Role) -> Result<(), CreateError> {
-        let index = work.user_index() as usize;
+    pub(crate) fn insert(&mut self, queues: &Arc<QpQueues>, role: Role) -> Result<(), CreateError> {
+        let index = queues.user_index() as usize;
         let missing = (index / PAGE + 1).saturating_sub(self.pages.len());
         self.pages
             .try_reserve(missing)
@@ -108,7 +108,7 @@ impl QpTable {
             .zip(&mut page[index % PAGE])
         {
             if role.contains(of) {
-                *slot = Some(Arc::clone(work));
+                *slot = Some(Arc::clone(queues));
             }
         }
         Ok(())

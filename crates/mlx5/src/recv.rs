@@ -8,7 +8,7 @@ use uverbs::Sge;
 
 use crate::abi::{DataSegment, INVALID_LKEY};
 use crate::send::MAX_SEGMENT;
-use crate::{PostError, Work};
+use crate::{PostError, QpQueues};
 
 /// A receive queue.
 ///
@@ -38,36 +38,36 @@ pub struct RecvQueue {
     mask: u32,
     shift: u32,
     record: DoorbellRecord,
-    /// The slots of `work.receives`, one for each entry.
+    /// The slots of `queues.receives`, one for each entry.
     outstanding: OutstandingSlots,
-    work: Arc<Work>,
+    queues: Arc<QpQueues>,
 }
 
-// SAFETY: the memory belongs to `work`, and is written under `&mut`.
+// SAFETY: the memory belongs to `queues`, and is written under `&mut`.
 unsafe impl Send for RecvQueue {}
 // SAFETY: public methods that take `&self` only read plain fields.
 unsafe impl Sync for RecvQueue {}
 
 impl RecvQueue {
     /// Creates the writer of a queue pair's receive queue.
-    pub(crate) fn new(work: Arc<Work>) -> Self {
+    pub(crate) fn new(queues: Arc<QpQueues>) -> Self {
         Self {
             published: 0,
             next: 0,
-            room_until: work.max_recv_wr(),
-            capacity: work.max_recv_wr(),
-            max_sge: work.recv.max_sge,
-            longest: match work.recv.max_sge {
+            room_until: queues.max_recv_wr(),
+            capacity: queues.max_recv_wr(),
+            max_sge: queues.recv.max_sge,
+            longest: match queues.recv.max_sge {
                 0 => 0,
-                _ if work.out_of_order => 0,
+                _ if queues.out_of_order => 0,
                 _ => MAX_SEGMENT - 1,
             },
-            entries: work.memory.entries.first(),
-            mask: work.recv.entries.saturating_sub(1),
-            shift: work.recv.shift,
-            record: record(&work, false),
-            outstanding: work.receives.slots(),
-            work,
+            entries: queues.memory.entries.first(),
+            mask: queues.recv.entries.saturating_sub(1),
+            shift: queues.recv.shift,
+            record: record(&queues, false),
+            outstanding: queues.receives.slots(),
+            queues,
         }
     }
 
@@ -86,16 +86,16 @@ impl RecvQueue {
     pub fn reset(&mut self) {
         (self.published, self.next) = (0, 0);
         self.room_until = self.capacity();
-        self.work.receives.reset();
-        self.work.memory.records.record(0).publish(0);
-        self.record = record(&self.work, false);
+        self.queues.receives.reset();
+        self.queues.memory.records.record(0).publish(0);
+        self.record = record(&self.queues, false);
     }
 
     /// Announces receives to the device, also those posted before. Called when a raw packet
     /// queue pair becomes ready to receive; until then receives are only queued, since the
     /// device's receive queue accepts packets as soon as it is initialised.
     pub fn announce(&mut self) {
-        self.record = record(&self.work, true);
+        self.record = record(&self.queues, true);
         self.record.publish(self.published & 0xffff);
     }
 
@@ -149,9 +149,11 @@ impl RecvQueue {
         }
         // SAFETY: an entry of `max_sge` segments; there is room.
         unsafe { write_list(self.entry(self.next), list, self.max_sge)? };
-        if self.work.out_of_order {
+        if self.queues.out_of_order {
             let (slot, wr_count) = (self.slot(self.next), self.next.wrapping_add(1));
-            self.work.receives.post_marked(slot as u32, wr_id, wr_count);
+            self.queues
+                .receives
+                .post_marked(slot as u32, wr_id, wr_count);
             self.next = wr_count;
             return Ok(());
         }
@@ -164,7 +166,7 @@ impl RecvQueue {
     pub fn abort(&mut self) {
         for receive in 0..self.next.wrapping_sub(self.published) {
             let slot = self.slot(self.published.wrapping_add(receive));
-            self.work.receives.note(slot as u32, 0, self.published);
+            self.queues.receives.note(slot as u32, 0, self.published);
         }
         self.next = self.published;
     }
@@ -178,7 +180,7 @@ impl RecvQueue {
         // Read the number of completed receives again. Inline, because a call would
         // make the callers save registers.
         cold_path();
-        let completed = self.work.receives.completed();
+        let completed = self.queues.receives.completed();
         self.room_until = completed.wrapping_add(self.capacity);
         self.next != self.room_until
     }
@@ -201,7 +203,7 @@ impl RecvQueue {
     #[inline]
     fn accept(&self, next: u32, wr_id: u64) -> u32 {
         let wr_count = next.wrapping_add(1);
-        // SAFETY: `work` owns one slot per entry (one of an empty queue) and outlives
+        // SAFETY: `queues` owns one slot per entry (one of an empty queue) and outlives
         // this queue.
         unsafe { self.outstanding.post(self.slot(next), wr_id, wr_count) };
         wr_count
@@ -221,11 +223,11 @@ impl RecvQueue {
 }
 
 /// The doorbell record of receives, or its replacement before they are announced.
-fn record(work: &Work, announced: bool) -> DoorbellRecord {
-    match &work.unannounced {
-        // SAFETY: the word belongs to `work`, which outlives the record.
+fn record(queues: &QpQueues, announced: bool) -> DoorbellRecord {
+    match &queues.unannounced {
+        // SAFETY: the word belongs to `queues`, which outlives the record.
         Some(word) if !announced => unsafe { DoorbellRecord::new(NonNull::from(&**word).cast()) },
-        _ => work.memory.records.record(0),
+        _ => queues.memory.records.record(0),
     }
 }
 

@@ -31,8 +31,8 @@ use crate::operation::{FastPath, ImmediateField, OPCODES, OperationFormat, Secon
 use crate::plan::KeyChanges;
 use crate::uar::DoorbellRegister;
 use crate::{
-    Address, Data, Destination, Opcode, Operands, PostError, RemoteMemory, SendFlags, SendWr,
-    Service, Work,
+    Address, Data, Destination, Opcode, Operands, PostError, QpQueues, RemoteMemory, SendFlags,
+    SendWr, Service,
 };
 
 /// Exclusive limit of a scatter/gather element's length, which has 31 bits.
@@ -111,12 +111,12 @@ pub struct SendQueue {
     flags: [u8; 8],
     record: DoorbellRecord,
     register: DoorbellRegister,
-    /// The slots of `work.sends`, one for each block.
+    /// The slots of `queues.sends`, one for each block.
     outstanding: OutstandingSlots,
-    work: Arc<Work>,
+    queues: Arc<QpQueues>,
 }
 
-// SAFETY: the memory belongs to `work`, and is written under `&mut`.
+// SAFETY: the memory belongs to `queues`, and is written under `&mut`.
 unsafe impl Send for SendQueue {}
 // SAFETY: public methods that take `&self` only read plain fields.
 unsafe impl Sync for SendQueue {}
@@ -124,35 +124,35 @@ unsafe impl Sync for SendQueue {}
 impl SendQueue {
     /// Creates the writer of a queue pair's send queue, which may be empty.
     pub(crate) fn new(
-        work: Arc<Work>,
+        queues: Arc<QpQueues>,
         qp_num: u32,
         signal_all: bool,
         register: DoorbellRegister,
     ) -> Self {
-        let longest_request = work.send.blocks / work.send.capacity.max(1) * PER_BLOCK;
+        let longest_request = queues.send.blocks / queues.send.capacity.max(1) * PER_BLOCK;
         let longest_request = longest_request.min(SEGMENTS);
         Self {
-            blocks: work.send_at(),
-            mask: (work.send.bytes() as u32).saturating_sub(1),
+            blocks: queues.send_at(),
+            mask: (queues.send.bytes() as u32).saturating_sub(1),
             next: 0,
             doorbell: 0,
             wr_count: 0,
-            room_until: work.send.capacity,
+            room_until: queues.send.capacity,
             fence: 0,
             published_next: 0,
             published_wr_count: 0,
             published_fence: 0,
-            capacity: work.send.capacity,
-            max_sge: work.send.max_sge,
-            longest: if work.send.max_sge == 0 {
+            capacity: queues.send.capacity,
+            max_sge: queues.send.max_sge,
+            longest: if queues.send.max_sge == 0 {
                 0
             } else {
                 MAX_SEGMENT - 1
             },
-            max_inline: work.send.max_inline,
-            short_inline: work.send.max_inline.min(SHORT),
+            max_inline: queues.send.max_inline,
+            short_inline: queues.send.max_inline.min(SHORT),
             longest_request,
-            max_layout: match work.send.keys {
+            max_layout: match queues.send.keys {
                 KeyChanges::Layouts => {
                     longest_request.saturating_sub(keys::LEADING_SEGMENTS) / PER_BLOCK * PER_BLOCK
                 }
@@ -160,18 +160,18 @@ impl SendQueue {
             },
             qp_num,
             qpn: u64::from(qp_num << 8),
-            service: work.service,
-            formats: work.service.formats(work.plain_packets()),
+            service: queues.service,
+            formats: queues.service.formats(queues.plain_packets()),
             flags: control_flags(signal_all),
-            record: work.memory.records.record(1),
+            record: queues.memory.records.record(1),
             register,
-            outstanding: work.sends.slots(),
-            work,
+            outstanding: queues.sends.slots(),
+            queues,
         }
     }
 
-    pub(crate) fn work(&self) -> &Work {
-        &self.work
+    pub(crate) fn queues(&self) -> &QpQueues {
+        &self.queues
     }
 
     pub(crate) fn register(&self) -> &DoorbellRegister {
@@ -192,7 +192,7 @@ impl SendQueue {
     /// Whether work requests may change memory keys ([`crate::QpOptions::keys`]).
     /// False if the device's maximum WQE size is too small for them.
     pub fn changes_keys(&self) -> bool {
-        self.work.send.keys != KeyChanges::None
+        self.queues.send.keys != KeyChanges::None
     }
 
     /// Called after the queue pair was reset and its completions were removed
@@ -205,7 +205,7 @@ impl SendQueue {
             self.published_fence,
         ) = (0, 0, 0);
         self.room_until = self.capacity;
-        self.work.sends.reset();
+        self.queues.sends.reset();
         self.record.publish(0);
     }
 
@@ -222,7 +222,7 @@ impl SendQueue {
     pub fn abort(&mut self) {
         for block in 0..self.next.wrapping_sub(self.published_next) {
             let slot = self.published_next.wrapping_add(block);
-            self.work.sends.note(slot, 0, self.published_wr_count);
+            self.queues.sends.note(slot, 0, self.published_wr_count);
         }
         (self.next, self.wr_count, self.fence) = (
             self.published_next,
@@ -324,7 +324,7 @@ impl SendQueue {
         // Read the number of completed work requests again. Inline, because a call
         // would make the callers save registers.
         cold_path();
-        let completed = self.work.sends.completed();
+        let completed = self.queues.sends.completed();
         self.room_until = completed.wrapping_add(self.capacity);
         self.wr_count != self.room_until
     }
@@ -634,7 +634,7 @@ impl SendQueue {
         let [first, second] = unsafe { wqe.read_unaligned() };
         let first = u64::from_be(first);
         let segments = first as u32 & SEGMENTS;
-        if !self.work.raw_wqe || segments == 0 || segments > self.longest_request {
+        if !self.queues.raw_wqe || segments == 0 || segments > self.longest_request {
             return Err(PostError::BadOperation);
         }
         if !self.has_room() {
@@ -652,7 +652,7 @@ impl SendQueue {
         let at = self.next;
         self.advance(at, control[0], wr_id, segments.div_ceil(PER_BLOCK));
         let slot = (self.offset(at) / BLOCK) as u32;
-        self.work.sends.post_marked(slot, wr_id, self.wr_count);
+        self.queues.sends.post_marked(slot, wr_id, self.wr_count);
         self.fence = 0;
         Ok(())
     }
@@ -674,7 +674,7 @@ impl SendQueue {
     ) -> Result<(), PostError> {
         /// The opcode MMO with the opcode modifier for a copy.
         const COPY: u64 = (1 << 24 | opcode::MMO as u64) << 32;
-        if !self.work.memcpy {
+        if !self.queues.memcpy {
             return Err(PostError::BadOperation);
         }
         if !(1..=MAX_SEGMENT).contains(&length) {
@@ -855,7 +855,7 @@ impl SendQueue {
     #[inline(always)]
     fn advance(&mut self, at: u32, first: u64, wr_id: u64, blocks: u32) {
         let wr_count = self.wr_count.wrapping_add(1);
-        // SAFETY: `work` owns one slot per block and outlives this queue.
+        // SAFETY: `queues` owns one slot per block and outlives this queue.
         unsafe {
             self.outstanding
                 .post(self.offset(at) / BLOCK, wr_id, wr_count)

@@ -17,14 +17,14 @@ use uverbs::Sge;
 
 use crate::abi::{DataSegment, NextSegment, SEGMENT};
 use crate::memory::{Purpose, QueueAllocator, QueueMemory};
+use crate::qp_queues::{read_segment, scatter};
 use crate::recv::{write_list, write_one};
 use crate::tags::TagList;
-use crate::work::{read_segment, scatter};
 use crate::{CreateError, Limits, MAX_SEGMENT, PostError};
 
 /// A shared receive queue's entries, shared by posters and pollers.
 #[derive(Debug)]
-pub struct SharedWork {
+pub struct SrqEntries {
     /// Guards `list`.
     lock: BiasedLock,
     list: UnsafeCell<List>,
@@ -37,9 +37,9 @@ pub struct SharedWork {
 
 // SAFETY: lists are used under the lock only; their pointers lead to `memory`, and to the
 // program's memory of tags.
-unsafe impl Send for SharedWork {}
+unsafe impl Send for SrqEntries {}
 // SAFETY: as above.
-unsafe impl Sync for SharedWork {}
+unsafe impl Sync for SrqEntries {}
 
 /// The order of the entries, and the producer index.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl Slot {
     }
 }
 
-impl SharedWork {
+impl SrqEntries {
     /// Creates a queue of at least `max_wr` receives of `max_sge` elements.
     pub(crate) fn new(
         max_wr: u32,
@@ -184,9 +184,9 @@ impl SharedWork {
 
     /// Takes the lock for a poller.
     #[inline]
-    pub(crate) fn enter(&self) -> LockedWork<'_> {
+    pub(crate) fn enter(&self) -> LockedEntries<'_> {
         self.lock.lock();
-        LockedWork { work: self }
+        LockedEntries { entries: self }
     }
 
     /// The list, in the critical section.
@@ -203,7 +203,7 @@ impl SharedWork {
     /// The tags, in the critical section.
     ///
     /// # Safety
-    /// As of [`SharedWork::list`].
+    /// As of [`SrqEntries::list`].
     #[expect(clippy::mut_from_ref, reason = "the lock guards the tags")]
     pub(crate) unsafe fn tags(&self) -> Option<&mut TagList> {
         // SAFETY: as the caller says.
@@ -215,7 +215,7 @@ impl SharedWork {
         self.enter().list().entry(slot)
     }
 
-    /// As [`crate::Work::scatter_receive`].
+    /// As [`crate::QpQueues::scatter_receive`].
     ///
     /// # Safety
     /// The receive in `slot` is outstanding, and its memory valid, as its poster guaranteed.
@@ -228,7 +228,7 @@ impl SharedWork {
     /// Writes `data` to the segments of the receive at `entry`.
     ///
     /// # Safety
-    /// As of [`SharedWork::scatter`].
+    /// As of [`SrqEntries::scatter`].
     unsafe fn scatter_to(&self, entry: NonNull<DataSegment>, data: &[u8]) -> bool {
         let segments = (0..self.max_sge as usize).map(|i| {
             // SAFETY: inside the entry.
@@ -371,22 +371,22 @@ impl List {
 
 /// The list under the lock.
 #[derive(Debug)]
-pub(crate) struct LockedWork<'s> {
-    work: &'s SharedWork,
+pub(crate) struct LockedEntries<'s> {
+    entries: &'s SrqEntries,
 }
 
-impl Drop for LockedWork<'_> {
+impl Drop for LockedEntries<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.work.lock.unlock();
+        self.entries.lock.unlock();
     }
 }
 
-impl LockedWork<'_> {
+impl LockedEntries<'_> {
     #[inline]
     fn list(&mut self) -> &mut List {
         // SAFETY: the lock is this value's.
-        unsafe { self.work.list() }
+        unsafe { self.entries.list() }
     }
 
     /// The outstanding receive in a slot.
@@ -412,13 +412,13 @@ impl LockedWork<'_> {
         }
         let entry = self.list().segments(slot);
         // SAFETY: as the caller says; its entry.
-        unsafe { self.work.scatter_to(entry, data) }
+        unsafe { self.entries.scatter_to(entry, data) }
     }
 
     /// The tags.
     pub(crate) fn tags(&mut self) -> Option<&mut TagList> {
         // SAFETY: the lock is this value's.
-        unsafe { self.work.tags() }
+        unsafe { self.entries.tags() }
     }
 
     /// The slots of the next receive and of the last entry, and an entry's bytes.
@@ -445,32 +445,32 @@ impl LockedWork<'_> {
 /// taken separately, the methods of the same names here.
 #[derive(Debug)]
 pub struct SharedQueue {
-    work: Arc<SharedWork>,
+    entries: Arc<SrqEntries>,
 }
 
 impl SharedQueue {
-    pub(crate) fn new(work: Arc<SharedWork>) -> Self {
-        Self { work }
+    pub(crate) fn new(entries: Arc<SrqEntries>) -> Self {
+        Self { entries }
     }
 
     /// Maximum number of outstanding receives.
     pub fn capacity(&self) -> u32 {
-        self.work.capacity()
+        self.entries.capacity()
     }
 
     /// Maximum number of scatter/gather elements of a receive.
     pub fn max_sge(&self) -> u32 {
-        self.work.max_sge()
+        self.entries.max_sge()
     }
 
     /// The entries, for queue pairs that use this queue.
-    pub fn work(&self) -> &Arc<SharedWork> {
-        &self.work
+    pub fn entries(&self) -> &Arc<SrqEntries> {
+        &self.entries
     }
 
     /// Takes the lock, until the value is dropped.
     pub fn locked(&mut self) -> LockedQueue<'_> {
-        self.work.lock.lock();
+        self.entries.lock.lock();
         LockedQueue(self)
     }
 
@@ -481,11 +481,11 @@ impl SharedQueue {
     /// [`PostError::MessageTooLong`]; nothing is added.
     ///
     /// # Safety
-    /// The caller has [`SharedWork::lock`].
+    /// The caller has [`SrqEntries::lock`].
     #[inline]
     pub unsafe fn push(&mut self, wr_id: u64, list: &[Sge]) -> Result<(), PostError> {
         // SAFETY: as the caller says.
-        unsafe { self.work.list() }.push(wr_id, list)
+        unsafe { self.entries.list() }.push(wr_id, list)
     }
 
     /// Fast path of [`SharedQueue::push`], as [`crate::RecvQueue::push_fast`].
@@ -495,7 +495,7 @@ impl SharedQueue {
     #[inline]
     pub unsafe fn push_fast(&mut self, wr_id: u64, sge: &Sge) -> bool {
         // SAFETY: as the caller says.
-        unsafe { self.work.list() }.push_fast(wr_id, sge)
+        unsafe { self.entries.list() }.push_fast(wr_id, sge)
     }
 
     /// Publishes the batch to the device.
@@ -503,11 +503,11 @@ impl SharedQueue {
     /// # Safety
     /// The memory of every list stays registered, and is neither read nor
     /// written by the process, until its receive has completed. The caller has
-    /// [`SharedWork::lock`].
+    /// [`SrqEntries::lock`].
     #[inline]
     pub unsafe fn publish(&mut self) {
         // SAFETY: as the caller says.
-        unsafe { self.work.list() }.publish();
+        unsafe { self.entries.list() }.publish();
     }
 }
 
@@ -517,7 +517,7 @@ pub struct LockedQueue<'q>(&'q mut SharedQueue);
 
 impl Drop for LockedQueue<'_> {
     fn drop(&mut self) {
-        self.0.work.lock.unlock();
+        self.0.entries.lock.unlock();
     }
 }
 

@@ -7,11 +7,11 @@ use uverbs::{ContextRef, Srq, SrqInit, SrqKind, Udata};
 use crate::abi::{CreateSrq, CreateSrqResp, Pod};
 use crate::memory::QueueAllocator;
 use crate::plan::{RecvPlan, SendPlan};
-use crate::shared::{SharedQueue, SharedWork};
-use crate::{CreateError, DeviceContext, Service, Work};
+use crate::shared::{SharedQueue, SrqEntries};
+use crate::{CreateError, DeviceContext, QpQueues, Service};
 
 /// A shared receive queue. The parts are public; the queue has its own
-/// lock ([`SharedWork::lock`]).
+/// lock ([`SrqEntries::lock`]).
 #[derive(Debug)]
 pub struct SharedReceiveQueue<C: ContextRef> {
     /// The kernel object.
@@ -24,7 +24,7 @@ pub struct SharedReceiveQueue<C: ContextRef> {
     /// complete to a separate completion queue, and CQEs name the SRQ instead of a queue pair.
     /// The caller attaches it before the first use, and detaches it after the queue is
     /// destroyed ([`crate::CqeRing::attach`]).
-    pub xrc: Option<Arc<Work>>,
+    pub xrc: Option<Arc<QpQueues>>,
 }
 
 impl<C: ContextRef> SharedReceiveQueue<C> {
@@ -51,44 +51,44 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
         init: &SrqInit,
         allocator: Option<&dyn QueueAllocator>,
     ) -> Result<Self, CreateError> {
-        let work = SharedWork::new(init.max_wr, init.max_sge, &device.limits, allocator)?;
-        let work = Arc::new(match init.kind {
-            SrqKind::TagMatching { max_num_tags, .. } => work.with_tags(max_num_tags)?,
-            _ => work,
+        let entries = SrqEntries::new(init.max_wr, init.max_sge, &device.limits, allocator)?;
+        let entries = Arc::new(match init.kind {
+            SrqKind::TagMatching { max_num_tags, .. } => entries.with_tags(max_num_tags)?,
+            _ => entries,
         });
         // Polling treats it as a queue pair with only receives of a shared queue.
         let xrc = match init.kind {
-            SrqKind::Xrc { .. } | SrqKind::TagMatching { .. } => Some(Arc::new(Work::new(
+            SrqKind::Xrc { .. } | SrqKind::TagMatching { .. } => Some(Arc::new(QpQueues::new(
                 device.user_index()?,
                 Service::Target,
                 SendPlan::default(),
                 RecvPlan::default(),
-                Some(Arc::clone(&work)),
+                Some(Arc::clone(&entries)),
                 None,
             )?)),
             _ => None,
         };
         let request = CreateSrq {
             uidx: xrc.as_ref().map_or(0, |xrc| xrc.user_index()),
-            buf_addr: work.memory().entries.address(),
-            db_addr: work.memory().records.address(),
+            buf_addr: entries.memory().entries.address(),
+            db_addr: entries.memory().records.address(),
             ..CreateSrq::default()
         };
         let mut answer = CreateSrqResp::default();
         let init = SrqInit {
             // The driver computes the memory's size from these, as above.
-            max_wr: work.capacity(),
-            max_sge: work.max_sge(),
+            max_wr: entries.capacity(),
+            max_sge: entries.max_sge(),
             ..*init
         };
         // SAFETY: the addresses are those of the queue's memory, which has that
         // many entries and two doorbell records, and is held for the object.
         let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
         let object = Srq::create(context, &init, udata)?;
-        work.memory().hold_for(&object.existence());
+        entries.memory().hold_for(&object.existence());
         Ok(Self {
             object,
-            recv: SharedQueue::new(work),
+            recv: SharedQueue::new(entries),
             srq_num: answer.srqn,
             xrc,
         })

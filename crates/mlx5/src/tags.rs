@@ -19,7 +19,8 @@ use crate::abi::{
 use crate::cqe::{CompletionSink, CqeRef, Decoded, GRH, unknown_request};
 use crate::wc::{flags, opcode, status};
 use crate::{
-    CompletionError, CreateError, MAX_SEGMENT, PostError, SendQueue, SharedQueue, SharedWork, Work,
+    CompletionError, CreateError, MAX_SEGMENT, PostError, QpQueues, SendQueue, SharedQueue,
+    SrqEntries,
 };
 
 /// Maximum unhandled unexpected messages; beyond it the program is asked to synchronize.
@@ -288,7 +289,7 @@ impl SharedQueue {
     /// # Errors
     /// [`CreateError::Unsupported`] if the queue has no tags; [`CreateError::NoMemory`].
     pub fn reserve_tag_operations(&mut self, count: u32) -> Result<(), CreateError> {
-        let mut locked = self.work().enter();
+        let mut locked = self.entries().enter();
         let list = locked.tags().ok_or(CreateError::Unsupported {
             what: "changing the tags of a shared receive queue without tag matching",
         })?;
@@ -308,42 +309,42 @@ impl SharedQueue {
     /// tag that is not in the list; [`PostError::MessageTooLong`]. Nothing has changed.
     ///
     /// # Safety
-    /// The caller has [`SharedWork::lock`].
+    /// The caller has [`SrqEntries::lock`].
     pub unsafe fn push_tag(
         &mut self,
         changes: &mut SendQueue,
         operation: &TagOperation,
     ) -> Result<u32, PostError> {
         // SAFETY: as the caller says.
-        let list = unsafe { self.work().tags() }.ok_or(PostError::BadOperation)?;
+        let list = unsafe { self.entries().tags() }.ok_or(PostError::BadOperation)?;
         if let Some(block) = list.completed.take() {
             changes.complete(block);
         }
-        list.changes = Some(changes.work().user_index());
+        list.changes = Some(changes.queues().user_index());
         let (segment, memory) = list.segment(operation)?;
         let block = changes.push_tag(operation.wr_id, segment, memory)?;
         Ok(list.apply(operation, block))
     }
 }
 
-/// Ends the failed change of tags in `slot` of `work`, and those before it. Returns its
+/// Ends the failed change of tags in `slot` of `queues`, and those before it. Returns its
 /// identifier; `None` if it is not outstanding, since an earlier completion ended it.
 #[cold]
-pub(crate) fn fail(work: &Work, shared: &SharedWork, slot: u16) -> Option<u64> {
+pub(crate) fn fail(queues: &QpQueues, shared: &SrqEntries, slot: u16) -> Option<u64> {
     // Under the poster's lock: the poster completes work requests, too.
     let mut locked = shared.enter();
     let list = locked.tags()?;
-    if list.changes != Some(work.user_index()) {
+    if list.changes != Some(queues.user_index()) {
         return None;
     }
     let complete = |slot| {
-        let found = work.sends.find_marked(slot)?;
-        work.sends.complete(found);
+        let found = queues.sends.find_marked(slot)?;
+        queues.sends.complete(found);
         Some(found.wr_id)
     };
     list.completed.take().and_then(complete);
     let wr_id = complete(slot.into())?;
-    list.end_failed(|block| work.sends.find_marked(block).is_some());
+    list.end_failed(|block| queues.sends.find_marked(block).is_some());
     Some(wr_id)
 }
 
@@ -368,8 +369,8 @@ pub(crate) fn takes_receive(cqe: CqeRef) -> bool {
 /// The lists of outstanding work requests and of tags name valid memory.
 #[cold]
 pub(crate) unsafe fn decode(
-    work: &Work,
-    shared: &SharedWork,
+    queues: &QpQueues,
+    shared: &SrqEntries,
     cqe: CqeRef,
     op_own: u8,
     wide: Option<&[u8; 64]>,
@@ -387,7 +388,7 @@ pub(crate) unsafe fn decode(
     let data = bytes.map(|bytes| {
         let count = cqe.byte_len() as usize;
         let data = bytes.and_then(|bytes| bytes.get(..count));
-        data.filter(|_| work.scatter_to_cqe).ok_or(())
+        data.filter(|_| queues.scatter_to_cqe).ok_or(())
     });
     let mut decoded = Decoded {
         wr_id: 0,

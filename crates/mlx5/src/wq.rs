@@ -9,7 +9,7 @@ use crate::abi::{CREATE_WQ_STRIDES, CreateQpResp, CreateQpRss, CreateWq, ModifyW
 use crate::memory::{Purpose, QueueAllocator};
 use crate::plan::{RecvPlan, SendPlan};
 use crate::qp::{PacketObjects, PacketOptions};
-use crate::{CreateError, DeviceContext, QueuePair, RecvQueue, Service, Work};
+use crate::{CreateError, DeviceContext, QpQueues, QueuePair, RecvQueue, Service};
 
 /// Bytes of the longest key of a hash.
 pub const MAX_HASH_KEY: usize = 128;
@@ -26,7 +26,7 @@ pub struct PacketHash<'a> {
 }
 
 /// Strides of a work queue: each receive takes several packets, one after the other.
-/// The program posts receives and reads completions itself ([`Work`] tells where): a
+/// The program posts receives and reads completions itself ([`QpQueues`] tells where): a
 /// receive begins with 16 bytes that are zero, a completion names the receive and the
 /// stride.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ pub struct Strides {
 /// A work queue. The parts are public so that the caller can put each under its own lock
 /// or owner.
 ///
-/// The caller attaches `work` to the completion queue before the first use, and detaches
+/// The caller attaches `queues` to the completion queue before the first use, and detaches
 /// it after the queue is destroyed ([`crate::CqeRing::attach`]). The kernel object is
 /// destroyed before the queue's memory is freed.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ pub struct WorkQueue<C: ContextRef> {
     /// The queue.
     pub recv: RecvQueue,
     /// The entry in the QP table.
-    pub work: Arc<Work>,
+    pub queues: Arc<QpQueues>,
 }
 
 impl<C: ContextRef> WorkQueue<C> {
@@ -87,18 +87,18 @@ impl<C: ContextRef> WorkQueue<C> {
         let index = device.user_index()?;
         let send = SendPlan::default();
         let allocator = allocator.map(|allocator| (Purpose::WorkQueue, allocator));
-        let mut work = Work::new(index, Service::Packet, send, recv, None, allocator)?;
+        let mut queues = QpQueues::new(index, Service::Packet, send, recv, None, allocator)?;
         // Nothing is received before the queue is ready, which is when it is announced.
-        work.unannounced = None;
-        work.scatter_to_cqe = false;
-        work.set_checksums(checksums);
-        let work = Arc::new(work);
+        queues.unannounced = None;
+        queues.scatter_to_cqe = false;
+        queues.set_checksums(checksums);
+        let queues = Arc::new(queues);
         let request = CreateWq {
-            buf_addr: work.memory.entries.address(),
-            db_addr: work.memory.records.address(),
+            buf_addr: queues.memory.entries.address(),
+            db_addr: queues.memory.records.address(),
             rq_wqe_count: recv.entries,
             rq_wqe_shift: recv.shift,
-            user_index: work.user_index(),
+            user_index: queues.user_index(),
             ..CreateWq::default()
         };
         let request = match strides {
@@ -115,11 +115,11 @@ impl<C: ContextRef> WorkQueue<C> {
         // entries and two doorbell records, and is held for the object.
         let udata = unsafe { Udata::new(request.bytes(), &mut []) };
         let object = Wq::create(context, init, udata)?;
-        work.memory.hold_for(&object.existence());
+        queues.memory.hold_for(&object.existence());
         Ok(Self {
             object,
-            recv: RecvQueue::new(Arc::clone(&work)),
-            work,
+            recv: RecvQueue::new(Arc::clone(&queues)),
+            queues,
         })
     }
 }

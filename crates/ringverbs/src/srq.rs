@@ -102,7 +102,7 @@ impl SharedReceiveQueueBuilder {
             inner: Arc::new(Inner {
                 object: created.object,
                 unmap_later: OnceLock::new(),
-                work: created.work,
+                entries: created.entries,
                 table,
                 domain,
                 id,
@@ -127,7 +127,7 @@ pub(crate) struct Inner {
     /// The ring of a dropped owner, which the device still reads.
     unmap_later: OnceLock<SharedRecvQueue>,
     /// The part that the creation of queue pairs needs.
-    work: device::SharedWork,
+    entries: device::SrqEntries,
     table: Arc<UnorderedTable>,
     domain: ProtectionDomain,
     id: u64,
@@ -138,8 +138,8 @@ impl Inner {
         &self.object
     }
 
-    pub(crate) fn work(&self) -> &device::SharedWork {
-        &self.work
+    pub(crate) fn entries(&self) -> &device::SrqEntries {
+        &self.entries
     }
 
     pub(crate) fn domain(&self) -> &ProtectionDomain {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use mlx5::{
     Arming, CompletionError, CompletionQueue, CqOptions, CqeRing, CursorEntry, DirectRing,
-    EmptyCheck, QueueAllocator, Role, WallClock, Work,
+    EmptyCheck, QpQueues, QueueAllocator, Role, WallClock,
 };
 use uverbs::CqInit;
 
@@ -131,13 +131,13 @@ impl Cq {
     }
 
     /// Adds a queue pair to the QP table.
-    pub fn attach(&self, work: &Arc<Work>, role: Role) -> Result<(), Errno> {
-        Ok(self.with(|ring| ring.attach(work, role))?)
+    pub fn attach(&self, queues: &Arc<QpQueues>, role: Role) -> Result<(), Errno> {
+        Ok(self.with(|ring| ring.attach(queues, role))?)
     }
 
     /// Removes a destroyed queue pair from the QP table.
-    pub fn detach(&self, work: &Work) {
-        self.with(|ring| ring.detach(work));
+    pub fn detach(&self, queues: &QpQueues) {
+        self.with(|ring| ring.detach(queues));
     }
 
     /// The CQEs and the CQ number, for a program that reads them itself.
@@ -147,8 +147,8 @@ impl Cq {
     }
 
     /// Removes the unread completions of a queue pair that was reset.
-    pub fn clean(&self, work: &Work) {
-        self.with(|ring| ring.clean(work));
+    pub fn clean(&self, queues: &QpQueues) {
+        self.with(|ring| ring.clean(queues));
     }
 }
 

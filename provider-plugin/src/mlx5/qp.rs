@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use mlx5::commands::{Capabilities, data_in_order, enable_memcpy, stop_at_wrong_signatures};
 use mlx5::{
-    DcType, KeyChanges, PacketHash, PacketObjects, PacketOptions, QpChanges, QpOptions,
-    QueueAllocator, QueuePair, RecvQueue, Role, SendQueue, TsoLimits, Work, modify_dct,
+    DcType, KeyChanges, PacketHash, PacketObjects, PacketOptions, QpChanges, QpOptions, QpQueues,
+    QueueAllocator, QueuePair, RecvQueue, Role, SendQueue, TsoLimits, modify_dct,
 };
 use uverbs::environment::variable;
 use uverbs::{
@@ -74,7 +74,7 @@ pub struct Options {
 
 /// Data of a queue pair besides its queues.
 pub struct QpData {
-    work: Arc<Work>,
+    queues: Arc<QpQueues>,
     /// The capabilities at creation, since the kernel does not know the layout of the queues.
     cap: QpCap,
     /// The device objects of a raw packet queue pair.
@@ -174,7 +174,7 @@ fn parts(new_qp: QueuePair<CtxRef>, is_target: bool, memcpy: Option<Memcpy>) -> 
         send: new_qp.send,
         recv: new_qp.recv,
         device_data: QpData {
-            work: new_qp.work,
+            queues: new_qp.queues,
             cap: new_qp.cap,
             packets: new_qp.packets,
             is_target,
@@ -229,7 +229,7 @@ fn has_out_of_order(ctx: &CtxRef, kind: u32) -> Result<bool, Errno> {
 impl QpData {
     /// Whether it is a DC initiator.
     pub fn is_initiator(&self) -> bool {
-        self.work.is_dc_initiator()
+        self.queues.is_dc_initiator()
     }
 }
 
@@ -263,7 +263,7 @@ impl QpOps for Mlx5 {
         let shared = init.srq.map(|_| unsafe {
             let srq = srq_of::<Self>(attr.srq);
             locked(srq.single, &srq.lock, || {
-                Arc::clone((*srq.recv.get()).work())
+                Arc::clone((*srq.recv.get()).entries())
             })
         });
         let is_target = match (attr.qp_type, requested.dc_type) {
@@ -347,7 +347,7 @@ impl QpOps for Mlx5 {
         let mut new_qp = parts(new_qp, is_target, memcpy);
         let room = new_qp.send.max_layout();
         new_qp.device_data.key_config.get_mut().reserve(room)?;
-        let work = &new_qp.device_data.work;
+        let queues = &new_qp.device_data.queues;
         let as_ref = |cq: *mut ibv_cq| {
             // SAFETY: null or live, as the caller says.
             (!cq.is_null()).then(|| -> &Cq { unsafe { cq_of(cq) } })
@@ -355,12 +355,12 @@ impl QpOps for Mlx5 {
         let (send_cq, recv_cq) = (as_ref(attr.send_cq), as_ref(attr.recv_cq));
         // It has no completions yet.
         if let Some(cq) = send_cq {
-            cq.attach(work, Role::SEND)?;
+            cq.attach(queues, Role::SEND)?;
         }
         if let Some(cq) = recv_cq {
-            if let Err(errno) = cq.attach(work, Role::RECEIVE) {
+            if let Err(errno) = cq.attach(queues, Role::RECEIVE) {
                 if let Some(cq) = send_cq {
-                    cq.detach(work);
+                    cq.detach(queues);
                 }
                 return Err(errno);
             }
@@ -406,7 +406,7 @@ impl QpOps for Mlx5 {
         let ece = &qp.device_data.ece;
         let changes = QpChanges {
             ece: ece.requested.load(Ordering::Relaxed),
-            out_of_order: qp.device_data.work.is_out_of_order()
+            out_of_order: qp.device_data.queues.is_out_of_order()
                 && mask.contains(QpAttrMask::STATE)
                 && attr.qp_state == QpState::INIT,
             ..QpChanges::default()
@@ -426,7 +426,7 @@ impl QpOps for Mlx5 {
             return Ok(number);
         }
         // An underlay queue pair has the attributes of the queue pair that it sends as.
-        if qp.device_data.work.is_underlay()
+        if qp.device_data.queues.is_underlay()
             && !(QpAttrMask::STATE | QpAttrMask::CUR_STATE).contains(mask)
         {
             return Err(Errno::INVAL);
@@ -435,7 +435,7 @@ impl QpOps for Mlx5 {
         if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::INIT {
             let object = &qp.object;
             let (ctx, handle, number) = (object.context(), object.handle(), object.qp_num());
-            if qp.device_data.work.has_sig_pipelining() {
+            if qp.device_data.queues.has_sig_pipelining() {
                 stop_at_wrong_signatures(ctx, handle, number)?;
             }
             if (qp.device_data.memcpy.as_ref()).is_some_and(|memcpy| memcpy.by_qp) {
@@ -447,7 +447,7 @@ impl QpOps for Mlx5 {
 
     unsafe fn state_changed(qp: &Qp, state: u32) {
         let packets = qp.public.qp_ex.qp_base.qp_type == IBV_QPT_RAW_PACKET;
-        let announces = packets || qp.device_data.work.is_underlay();
+        let announces = packets || qp.device_data.queues.is_underlay();
         if announces && state == IBV_QPS_RTR {
             // SAFETY: as below.
             if let Some(recv) = unsafe { qp.recv_queue().as_mut() } {
@@ -461,7 +461,7 @@ impl QpOps for Mlx5 {
         // SAFETY: live, as the queue pair is; cells are used in their critical sections.
         unsafe {
             for cq in cqs(qp) {
-                cq.clean(&qp.device_data.work);
+                cq.clean(&qp.device_data.queues);
             }
             locked(qp.single, &qp.send_lock, || (*qp.send.get()).reset());
             if let Some(recv) = qp.recv_queue().as_mut() {
@@ -502,7 +502,7 @@ impl QpOps for Mlx5 {
     unsafe fn qp_destroyed(qp: &Qp) {
         // SAFETY: as the caller says.
         for cq in unsafe { cqs(qp) } {
-            cq.detach(&qp.device_data.work);
+            cq.detach(&qp.device_data.queues);
         }
     }
 }

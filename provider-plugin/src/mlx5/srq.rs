@@ -6,8 +6,8 @@ use core::ptr::null_mut;
 use std::sync::Arc;
 
 use mlx5::{
-    QueueAllocator, Role, SharedQueue, SharedReceiveQueue, SharedWork, TagChange, TagOperation,
-    Work,
+    QpQueues, QueueAllocator, Role, SharedQueue, SharedReceiveQueue, SrqEntries, TagChange,
+    TagOperation,
 };
 use ring::BiasedLock;
 use uverbs::{AhAttr, PostError, QpAttr, QpAttrMask, QpState, SrqInit, SrqModify, Udata};
@@ -29,9 +29,9 @@ use crate::srq::{NewSrq, Srq, SrqOps, srq_of};
 /// Data of a shared receive queue besides the writer.
 pub struct SrqData {
     /// The entries, with the lock.
-    work: Arc<SharedWork>,
+    entries: Arc<SrqEntries>,
     /// With a completion queue of its own (XRC, tag matching), its entry in the QP table.
-    work_in_table: Option<Arc<Work>>,
+    queues_in_table: Option<Arc<QpQueues>>,
     /// With tag matching, the queue pair through which tags are changed, until
     /// `before_destroy`; otherwise null. Its send queue is used in the critical section of
     /// the lock.
@@ -110,7 +110,7 @@ impl SrqOps for Mlx5 {
 
     #[inline]
     fn lock(srq: &Srq<Self>) -> &BiasedLock {
-        srq.device_data.work.lock()
+        srq.device_data.entries.lock()
     }
 
     unsafe fn make(
@@ -125,18 +125,18 @@ impl SrqOps for Mlx5 {
             .as_ref()
             .map(|allocator| allocator as &dyn QueueAllocator);
         let new_srq = SharedReceiveQueue::create_with(ctx, ctx.mlx5()?, init, allocator)?;
-        if let Some(work) = &new_srq.xrc {
+        if let Some(queues) = &new_srq.xrc {
             // SAFETY: live, as the caller says, since such an SRQ names it. It has no
             // completions yet.
             let cq: &Cq = unsafe { cq_of(cq) };
-            cq.attach(work, Role::RECEIVE)?;
+            cq.attach(queues, Role::RECEIVE)?;
         }
         Ok(NewSrq {
             max_wr: new_srq.recv.capacity(),
             max_sge: new_srq.recv.max_sge(),
             device_data: SrqData {
-                work: Arc::clone(new_srq.recv.work()),
-                work_in_table: new_srq.xrc,
+                entries: Arc::clone(new_srq.recv.entries()),
+                queues_in_table: new_srq.xrc,
                 tag_qp: UnsafeCell::new(null_mut()),
             },
             object: new_srq.object,
@@ -192,10 +192,10 @@ impl SrqOps for Mlx5 {
 
     /// Discards unread completions.
     unsafe fn srq_destroyed(srq: &Srq<Self>) {
-        if let Some(work) = &srq.device_data.work_in_table {
+        if let Some(queues) = &srq.device_data.queues_in_table {
             // SAFETY: live, as the caller says.
             let cq: &Cq = unsafe { cq_of(srq.public.cq) };
-            cq.detach(work);
+            cq.detach(queues);
         }
     }
 

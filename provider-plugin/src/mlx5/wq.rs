@@ -7,7 +7,7 @@ use core::slice;
 use std::sync::Arc;
 
 use mlx5::{
-    DirectRing, QueueAllocator, RecvQueue, Role, Strides, Work, WorkQueue,
+    DirectRing, QpQueues, QueueAllocator, RecvQueue, Role, Strides, WorkQueue,
     modify_wq as modify_object,
 };
 use ring::BiasedLock;
@@ -38,7 +38,7 @@ pub struct Wq {
     pub lock: BiasedLock,
     /// The queue.
     pub recv: UnsafeCell<RecvQueue>,
-    work: Arc<Work>,
+    queues: Arc<QpQueues>,
     object: uverbs::Wq<CtxRef>,
     _pd: PdRef,
 }
@@ -46,7 +46,7 @@ pub struct Wq {
 impl Wq {
     /// The location of its entries.
     pub fn direct(&self) -> DirectRing {
-        self.work.direct()
+        self.queues.direct()
     }
 }
 
@@ -139,7 +139,7 @@ pub unsafe fn create(
     }
     let checksums = has_checksums(&ctx, IBV_DEVICE_RAW_IP_CSUM)?;
     let new_wq = WorkQueue::create(&ctx, device, &init, checksums, strides, allocator)?;
-    cq.attach(&new_wq.work, Role::RECEIVE)?;
+    cq.attach(&new_wq.queues, Role::RECEIVE)?;
     attr.max_wr = new_wq.recv.capacity();
     attr.max_sge = new_wq.recv.max_sge() - u32::from(strides.is_some());
     // SAFETY: zeros are valid for the public part: null pointers, absent functions,
@@ -161,7 +161,7 @@ pub unsafe fn create(
         single: domain.has_thread_domain(),
         lock: BiasedLock::new(),
         recv: UnsafeCell::new(new_wq.recv),
-        work: new_wq.work,
+        queues: new_wq.queues,
         object: new_wq.object,
         // SAFETY: as the caller says.
         _pd: unsafe { PdRef::new(attr.pd) },
@@ -226,7 +226,7 @@ pub unsafe extern "C" fn modify_wq(ibwq: *mut ibv_wq, attr: *mut ibv_wq_attr) ->
         if ready && state == WqState::RESET {
             // The device counts from 0.
             let cq: &Cq = cq_of((*ibwq).cq);
-            cq.clean(&wq.work);
+            cq.clean(&wq.queues);
             locked(wq.single, &wq.lock, || (*wq.recv.get()).reset());
         }
         modify_object(&wq.object, &change)?;
@@ -249,7 +249,7 @@ pub unsafe extern "C" fn destroy_wq(ibwq: *mut ibv_wq) -> c_int {
             Err(error) => destroyed(Err(error.into()))?,
         }
         let cq: &Cq = cq_of((*ibwq).cq);
-        cq.detach(&wq.work);
+        cq.detach(&wq.queues);
         drop(Box::from_raw(ibwq.cast::<Wq>()));
         Ok(())
     })

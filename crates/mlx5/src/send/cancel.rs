@@ -19,14 +19,14 @@ impl SendQueue {
         const COUNT: usize = offset_of!(ControlSegment, qpn_ds);
         const IMMEDIATE: usize = offset_of!(ControlSegment, imm);
         const INDEX: u32 = 0xff_ff00;
-        if !self.work.sig_pipelining {
+        if !self.queues.sig_pipelining {
             return Err(PostError::BadOperation);
         }
         let end = self.published_next;
         let mut at = end.wrapping_sub(u32::from((end as u16).wrapping_sub(from)));
         let mut cancelled = 0;
         while at != end {
-            let sends = &self.work.sends;
+            let sends = &self.queues.sends;
             let found = sends.find(at).or_else(|| sends.find_marked(at));
             let found = found.ok_or(PostError::BadOperation)?;
             let block = self.block(at).cast::<u32>();

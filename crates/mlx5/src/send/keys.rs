@@ -81,7 +81,7 @@ impl SendQueue {
             wr.wr_id,
             segments.div_ceil(PER_BLOCK),
         );
-        self.work.sends.note(second, kind.into(), self.wr_count);
+        self.queues.sends.note(second, kind.into(), self.wr_count);
         self.fence = format.fence_after;
         Ok(())
     }

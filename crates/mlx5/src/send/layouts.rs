@@ -142,7 +142,7 @@ impl SendQueue {
         let length = change.layout.as_ref().map(KeyLayout::bytes);
         let extra = protection.change(length)?;
         let psvs = extra.psvs.iter().flatten().count();
-        let free = self.capacity - self.wr_count.wrapping_sub(self.work.sends.completed());
+        let free = self.capacity - self.wr_count.wrapping_sub(self.queues.sends.completed());
         if free <= psvs as u32 {
             return Err(PostError::Full);
         }
@@ -264,7 +264,7 @@ impl SendQueue {
         let blocks = (LEADING_SEGMENTS + padded + format_segments) / PER_BLOCK;
         self.advance(at, control[0], wr_id, blocks);
         let second = at.wrapping_add(1);
-        (self.work.sends).note(second, opcode::KEY_LAYOUT.into(), self.wr_count);
+        (self.queues.sends).note(second, opcode::KEY_LAYOUT.into(), self.wr_count);
         self.fence = CONTROL_SMALL_FENCE;
         // `UmrSegment`, then `KeySegment`.
         let flags = u32::from(umr_flag::INLINE) << 24;

@@ -66,7 +66,7 @@ impl SendQueue {
         format: &OperationFormat,
         wr: &SendWr<'_, Address>,
     ) -> Result<(), PostError> {
-        if wr.flags.contains(SendFlags::IP_CSUM) && !self.work.checksums {
+        if wr.flags.contains(SendFlags::IP_CSUM) && !self.queues.checksums {
             return Err(PostError::BadOperation);
         }
         let (Data::Sges(list) | Data::Inline(list)) = wr.data;
@@ -82,7 +82,7 @@ impl SendQueue {
                     mss,
                 },
             ) => {
-                let limits = &self.work.segmentation;
+                let limits = &self.queues.segmentation;
                 if !(MIN_HEADERS..=limits.max_headers).contains(&length) {
                     return Err(PostError::BadOperation);
                 }
@@ -100,7 +100,7 @@ impl SendQueue {
             _ => {
                 let length = match self.service {
                     Service::Underlay => underlay_headers(wr.data)?,
-                    _ => self.work.inline_headers,
+                    _ => self.queues.inline_headers,
                 };
                 if bytes < length as u64 || list.is_empty() {
                     return Err(PostError::BadOperation);

@@ -51,14 +51,14 @@ impl SendQueue {
         const { assert!(SEGMENTS < PER_BLOCK) };
         self.advance(self.next, control[0], wr_id, 1);
         // Marked: only the tag list completes it.
-        self.work.sends.post_marked(block, wr_id, self.wr_count);
+        self.queues.sends.post_marked(block, wr_id, self.wr_count);
         Ok(block)
     }
 
     /// Completes the work request in `block`, and all before it.
     pub(crate) fn complete(&self, block: u32) {
-        if let Some(found) = self.work.sends.find_marked(block) {
-            self.work.sends.complete(found);
+        if let Some(found) = self.queues.sends.find_marked(block) {
+            self.queues.sends.complete(found);
         }
     }
 }

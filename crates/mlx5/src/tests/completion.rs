@@ -71,7 +71,8 @@ fn sge(memory: &mut [u8]) -> Sge {
 fn attached(log2: u32) -> (CqeRing, Device, TestQp) {
     let (mut ring, device) = ring(log2);
     let pair = TestQp::new(70, RC, &cap(16, 2, 0));
-    ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
+    ring.attach(&pair.queues, Role::SEND | Role::RECEIVE)
+        .unwrap();
     (ring, device, pair)
 }
 
@@ -205,7 +206,7 @@ fn errors_have_their_status() {
 fn receives_complete_in_any_order() {
     const ENTRIES: u32 = 16;
     let (mut ring, mut device) = ring(6);
-    let mut made = work(70, RC, &cap(ENTRIES, 1, 0), None);
+    let mut made = qp_queues(70, RC, &cap(ENTRIES, 1, 0), None);
     Arc::get_mut(&mut made).unwrap().out_of_order = true;
     ring.attach(&made, Role::SEND | Role::RECEIVE).unwrap();
     let mut pair = TestQp::with(made, false);
@@ -262,7 +263,7 @@ fn receives_complete_in_any_order() {
 fn malformed_cqes_are_errors_and_skipped() {
     let (mut ring, mut device, mut pair) = attached(4);
     let other = TestQp::new(71, RC, &cap(4, 1, 0));
-    ring.attach(&other.work, Role::SEND).unwrap();
+    ring.attach(&other.queues, Role::SEND).unwrap();
     let slot = post(&mut pair, 3, Opcode::SEND, &[]);
     let good = TestCqe {
         user_index: 70,
@@ -417,7 +418,8 @@ fn completions_of_a_destroyed_queue_pair_are_removed() {
     let mut keep = TestQp::new(1, RC, &cap(16, 1, 0));
     let mut gone = TestQp::new(2, RC, &cap(16, 1, 0));
     for pair in [&keep, &gone] {
-        ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
+        ring.attach(&pair.queues, Role::SEND | Role::RECEIVE)
+            .unwrap();
     }
     let mut expected = Vec::new();
     // Over the end of the queue, so that owner bits differ.
@@ -440,7 +442,7 @@ fn completions_of_a_destroyed_queue_pair_are_removed() {
             expected.push(i);
         }
     }
-    ring.detach(&gone.work);
+    ring.detach(&gone.queues);
     assert_eq!(device.consumed(), 9);
     let left: Vec<_> = take(&mut ring, 16)
         .unwrap()
@@ -563,7 +565,7 @@ fn poll_stops_at_a_malformed_completion() {
     assert_eq!(poll(&mut ring), Ok(vec![(40, 1000)]));
     assert_eq!(poll(&mut ring), unknown(71));
     assert_eq!(device.consumed(), 1);
-    ring.attach(&late.work, Role::RECEIVE).unwrap();
+    ring.attach(&late.queues, Role::RECEIVE).unwrap();
     assert_eq!(poll(&mut ring), Ok(vec![(140, 1000)]));
     assert_eq!(poll(&mut ring), unknown(72));
     ring.skip();
@@ -579,7 +581,7 @@ fn completions_of_a_queue_that_a_program_reads_stay() {
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = TestQp::new(70, Service::ReliableConnection, &cap(4, 1, 0));
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     let direct = ring.direct();
     assert_eq!((direct.count, direct.stride), (8, 64));
     assert_eq!(direct.entries, ring.entries());
@@ -587,8 +589,8 @@ fn completions_of_a_queue_that_a_program_reads_stay() {
     // SAFETY: an entry of the ring.
     let entry = || unsafe { direct.entries.cast::<[u8; 64]>().read() };
     let before = entry();
-    ring.clean(&pair.work);
-    ring.detach(&pair.work);
+    ring.clean(&pair.queues);
+    ring.detach(&pair.queues);
     assert_eq!(entry(), before);
     assert_eq!(device.consumed(), 0);
 }

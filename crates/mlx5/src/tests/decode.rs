@@ -11,7 +11,8 @@ fn outstanding() -> (CqeRing, Device, TestQp) {
     let mut ring = CqeRing::plain(2).unwrap();
     let device = Device::of(&ring);
     let mut pair = TestQp::new(70, Service::ReliableConnection, &cap(4, 1, 0));
-    ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
+    ring.attach(&pair.queues, Role::SEND | Role::RECEIVE)
+        .unwrap();
     pair.send.begin();
     push_send(&mut pair.send, 40).unwrap();
     pair.recv.begin();
@@ -40,7 +41,7 @@ fn a_detached_queue_pair_is_unknown() {
     let mut out = [MaybeUninit::<WorkCompletion>::uninit(); 2];
     // SAFETY: no work request names memory.
     assert_eq!(unsafe { poll(&mut ring, &mut out) }, Ok(2));
-    ring.detach(&pair.work);
+    ring.detach(&pair.queues);
     pair.send.begin();
     push_send(&mut pair.send, 41).unwrap();
     pair.recv.begin();
@@ -59,7 +60,7 @@ fn a_detached_queue_pair_is_unknown() {
     assert_eq!(next(&mut ring, sent), unknown);
     assert_eq!(next(&mut ring, received), unknown);
     // Its sends complete here again, and its receives do not.
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     assert_eq!(next(&mut ring, received), unknown);
     assert_eq!(next(&mut ring, sent), Ok(1));
 }
@@ -77,7 +78,7 @@ proptest! {
             let device = Device::of(&ring);
             let pairs: Vec<_> = [70, 71, 134].map(|index| {
                 let pair = TestQp::new(index, Service::ReliableConnection, &cap(4, 1, 0));
-                ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
+                ring.attach(&pair.queues, Role::SEND | Role::RECEIVE).unwrap();
                 pair
             }).into();
             (ring, device, pairs)
@@ -107,7 +108,7 @@ proptest! {
                     }
                     device.write_cqe(&TestCqe {
                         opcode,
-                        user_index: pair.work.user_index(),
+                        user_index: pair.queues.user_index(),
                         // Some that are not outstanding, or of an odd format.
                         slot: if word % 13 == 0 { 3 } else { slot as u16 },
                         request: if word % 11 == 0 { 0x25 } else { 0x0a },
@@ -145,8 +146,8 @@ proptest! {
             prop_assert_eq!(&told[0][before..], &told[1][before..]);
             prop_assert_eq!(rows[0].1.consumed(), singles[0].1.consumed());
             for (a, b) in rows[0].2.iter().zip(&singles[0].2) {
-                prop_assert_eq!(a.work.sends.completed(), b.work.sends.completed());
-                prop_assert_eq!(a.work.receives.completed(), b.work.receives.completed());
+                prop_assert_eq!(a.queues.sends.completed(), b.queues.sends.completed());
+                prop_assert_eq!(a.queues.receives.completed(), b.queues.receives.completed());
             }
         }
     }
@@ -158,7 +159,7 @@ fn a_batch_wraps_where_the_ring_does() {
     let mut ring = CqeRing::plain(1).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = TestQp::new(70, Service::ReliableConnection, &cap(4, 1, 0));
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     pair.send.begin();
     for wr_id in 40..44 {
         push_send(&mut pair.send, wr_id).unwrap();
@@ -219,14 +220,14 @@ proptest! {
         // SAFETY: no work request names memory.
         let told = unsafe { cursor.next(&mut entry) };
         let both = |of: [&TestQp; 2]| of.map(|pair| {
-            let work = &pair.work;
-            (work.sends.completed(), work.receives.completed())
+            let queues = &pair.queues;
+            (queues.sends.completed(), queues.receives.completed())
         });
         if told.is_err() {
             prop_assert!(!common);
             prop_assert_eq!(cursor.position(), 0);
-            prop_assert!(pair.work.sends.find(0).is_some());
-            prop_assert!(pair.work.receives.find(0).is_some());
+            prop_assert!(pair.queues.sends.find(0).is_some());
+            prop_assert!(pair.queues.receives.find(0).is_some());
         } else {
             prop_assert_eq!(told, Ok(written.opcode != 15));
         }
@@ -288,8 +289,8 @@ fn cursor_ignores_the_previous_round() {
         // outstanding now.
         for n in 0..13 {
             let (queue, next) = match opcode {
-                0 => (&pair.work.sends, &mut next[0]),
-                _ => (&pair.work.receives, &mut next[1]),
+                0 => (&pair.queues.sends, &mut next[0]),
+                _ => (&pair.queues.receives, &mut next[1]),
             };
             let (slot, wr_id) = (queue.completed() as u16, *next);
             *next += 1;

@@ -140,7 +140,7 @@ fn fast_path_writes_the_same() {
     ];
     for (service, opcode, destination, length, pushed) in table {
         let [mut fast, mut slow] = [1, 2].map(|i| TestQp::new(i, service, &cap(3, 1, 0)));
-        let size = fast.work.send.bytes();
+        let size = fast.queues.send.bytes();
         let list = [Sge {
             addr: 0x9000,
             length,
@@ -191,10 +191,10 @@ fn fast_path_writes_the_same() {
                 // SAFETY: there is no device.
                 unsafe { pair.send.publish() };
                 let blocks = pair.record(1);
-                let found = pair.work.sends.find(blocks - 2).unwrap();
+                let found = pair.queues.sends.find(blocks - 2).unwrap();
                 assert_eq!((blocks, found.wr_id), (2 * (round + 1), round.into()));
                 if round < pair.send.capacity() {
-                    pair.work.sends.complete(found);
+                    pair.queues.sends.complete(found);
                 }
             }
         }

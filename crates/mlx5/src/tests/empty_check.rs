@@ -10,7 +10,7 @@ fn empty_check_sees_new_completions() {
     let check = unsafe { ring.empty_check() };
     let mut device = Device::of(&ring);
     let mut pair = TestQp::new(70, Service::ReliableConnection, &cap(16, 1, 0));
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     for round in 0..7 {
         assert!(check.is_empty(), "{round}");
         complete_one(&mut pair, &mut device, 1);

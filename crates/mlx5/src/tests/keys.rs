@@ -11,7 +11,7 @@ const RC: Service = Service::ReliableConnection;
 fn pair(service: Service, wr: u32) -> TestQp {
     let cap = cap(wr, 1, 0);
     let send = SendPlan::new(&cap, service, &LIMITS, crate::KeyChanges::Windows, 0).unwrap();
-    TestQp::with(work_of(70, service, send, &cap, None), false)
+    TestQp::with(qp_queues_with_plan(70, service, send, &cap, None), false)
 }
 
 const BIND: Bind = Bind {
@@ -267,7 +267,7 @@ proptest! {
         let mut device = Device::of(&ring);
         let mut pair = pair(RC, 4);
         prop_assert!(pair.send.capacity() >= 4);
-        ring.attach(&pair.work, Role::SEND).unwrap();
+        ring.attach(&pair.queues, Role::SEND).unwrap();
         let mut at = 0u32;
         for batch in batches {
             let changes: Vec<_> = batch
@@ -286,7 +286,7 @@ proptest! {
                 device.write_cqe(&TestCqe { user_index: 70, slot, request, ..TestCqe::default() });
                 // Inside of a work request there is no other.
                 if blocks > 1 {
-                    prop_assert_eq!(pair.work.sends.find(u32::from(slot) + 1), None);
+                    prop_assert_eq!(pair.queues.sends.find(u32::from(slot) + 1), None);
                 }
                 // SAFETY: what was posted has no data.
                 let wc = unsafe { read(&mut ring) }.unwrap().unwrap();

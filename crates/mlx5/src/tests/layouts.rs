@@ -9,9 +9,9 @@ const KEY: u32 = 0x0123_4500;
 fn pair(inline: u32) -> TestQp {
     let cap = cap(4, 1, inline);
     let send = SendPlan::new(&cap, RC, &LIMITS, KeyChanges::Layouts, 0).unwrap();
-    let mut work = work_of(70, RC, send, &cap, None);
-    Arc::get_mut(&mut work).unwrap().memcpy = true;
-    TestQp::with(work, false)
+    let mut queues = qp_queues_with_plan(70, RC, send, &cap, None);
+    Arc::get_mut(&mut queues).unwrap().memcpy = true;
+    TestQp::with(queues, false)
 }
 
 fn change<'a>(layout: Option<KeyLayout<'a>>, access: Option<u32>) -> LayoutChange<'a> {
@@ -147,7 +147,7 @@ fn a_layout_fits_or_is_refused() {
     push_send(&mut pair.send, 1).unwrap();
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     device.write_cqe(&TestCqe {
         user_index: 70,
         request: 0x2f,
@@ -162,9 +162,9 @@ fn layouts_and_copies_complete_with_their_opcodes() {
     let mut pair = pair(0);
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     for round in 0..20u64 {
-        let slot = pair.record(1) % pair.work.send.blocks;
+        let slot = pair.record(1) % pair.queues.send.blocks;
         pair.send.begin();
         let (request, opcode) = if round % 2 == 0 {
             push_layout(&mut pair, round, &change(None, Some(1))).unwrap();

@@ -35,8 +35,8 @@ use crate::context::UserIndex;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::uar::DoorbellRegister;
 use crate::{
-    Address, CompletionError, CompletionSink, CqeRing, Data, Opcode, PostError, RecvQueue,
-    SendFlags, SendQueue, SendWr, Service, SharedWork, TimedCompletion, Work, WorkCompletion,
+    Address, CompletionError, CompletionSink, CqeRing, Data, Opcode, PostError, QpQueues,
+    RecvQueue, SendFlags, SendQueue, SendWr, Service, SrqEntries, TimedCompletion, WorkCompletion,
 };
 
 pub(crate) use crate::hostile::LIMITS;
@@ -54,30 +54,30 @@ pub fn cap(wr: u32, sge: u32, inline: u32) -> QpCap {
     }
 }
 
-pub fn work(
+pub fn qp_queues(
     index: u32,
     service: Service,
     cap: &QpCap,
-    shared: Option<Arc<SharedWork>>,
-) -> Arc<Work> {
+    shared: Option<Arc<SrqEntries>>,
+) -> Arc<QpQueues> {
     // As small as possible, so that queues wrap often.
     let send = SendPlan::new(cap, service, &LIMITS, crate::KeyChanges::None, 0).unwrap();
-    work_of(index, service, send, cap, shared)
+    qp_queues_with_plan(index, service, send, cap, shared)
 }
 
-pub fn work_of(
+pub fn qp_queues_with_plan(
     index: u32,
     service: Service,
     send: SendPlan,
     cap: &QpCap,
-    shared: Option<Arc<SharedWork>>,
-) -> Arc<Work> {
+    shared: Option<Arc<SrqEntries>>,
+) -> Arc<QpQueues> {
     let recv = match shared {
         Some(_) => RecvPlan::default(),
         None => RecvPlan::new(cap, &LIMITS).unwrap(),
     };
     Arc::new(
-        Work::new(
+        QpQueues::new(
             UserIndex::detached(index),
             service,
             send,
@@ -171,7 +171,7 @@ pub fn complete_one(pair: &mut TestQp, device: &mut Device, wr_id: u64) {
 
 /// A queue pair without a kernel, and its memory as the device sees it.
 pub struct TestQp {
-    pub work: Arc<Work>,
+    pub queues: Arc<QpQueues>,
     pub send: SendQueue,
     pub recv: RecvQueue,
     /// The BlueFlame register.
@@ -180,41 +180,41 @@ pub struct TestQp {
 
 impl TestQp {
     pub fn new(index: u32, service: Service, cap: &QpCap) -> Self {
-        Self::with(work(index, service, cap, None), false)
+        Self::with(qp_queues(index, service, cap, None), false)
     }
 
-    pub fn with(work: Arc<Work>, signal_all: bool) -> Self {
+    pub fn with(queues: Arc<QpQueues>, signal_all: bool) -> Self {
         let (place, register) = DoorbellRegister::in_memory(256);
         Self {
-            send: SendQueue::new(Arc::clone(&work), QPN, signal_all, place),
-            recv: RecvQueue::new(Arc::clone(&work)),
-            work,
+            send: SendQueue::new(Arc::clone(&queues), QPN, signal_all, place),
+            recv: RecvQueue::new(Arc::clone(&queues)),
+            queues,
             register,
         }
     }
 
     /// Bytes of the send queue from `at` on, through its end.
     pub fn sent(&self, at: usize, length: usize) -> Vec<u8> {
-        let size = self.work.send.bytes();
+        let size = self.queues.send.bytes();
         let byte = |i: usize| {
             // SAFETY: inside the queue.
-            unsafe { self.work.send_at().add((at + i) % size).read() }
+            unsafe { self.queues.send_at().add((at + i) % size).read() }
         };
         (0..length).map(byte).collect()
     }
 
     /// Bytes of the receive queue.
     pub fn received(&self, at: usize, length: usize) -> Vec<u8> {
-        assert!(at + length <= self.work.recv.bytes());
+        assert!(at + length <= self.queues.recv.bytes());
         // SAFETY: inside the queue, as asserted.
-        let byte = |i: usize| unsafe { self.work.memory.entries.first().add(at + i).read() };
+        let byte = |i: usize| unsafe { self.queues.memory.entries.first().add(at + i).read() };
         (0..length).map(byte).collect()
     }
 
     /// Doorbell record 0 or 1.
     pub fn record(&self, index: usize) -> u32 {
         // SAFETY: there are two words.
-        let at = unsafe { self.work.memory.records.first().add(4 * index) };
+        let at = unsafe { self.queues.memory.records.first().add(4 * index) };
         // SAFETY: as above, aligned.
         u32::from_be(unsafe { at.cast::<u32>().read() })
     }

@@ -388,7 +388,7 @@ fn create_qp_names_the_queue_memory_and_uar() {
     let word = |at: usize| u32::from_ne_bytes(told[at..at + 4].try_into().unwrap());
     // Three blocks for what changes keys; receives of 32 bytes.
     assert_eq!((word(16), word(20), word(24)), (16, 8, 5));
-    assert_eq!((word(28), word(32)), (2, qp.work.user_index()));
+    assert_eq!((word(28), word(32)), (2, qp.queues.user_index()));
     assert_eq!((qp.cap.max_send_wr, qp.cap.max_recv_wr), (5, 8));
     qp.send.begin();
     push_send(&mut qp.send, 0).unwrap();
@@ -400,7 +400,7 @@ fn create_qp_names_the_queue_memory_and_uar() {
     assert_eq!(be32(&register, 4), QPN << 8 | 1);
     // Another one has another number, and the same page.
     let other = machine.qp(&device, 6 * 4).unwrap();
-    assert_ne!(other.work.user_index(), qp.work.user_index());
+    assert_ne!(other.queues.user_index(), qp.queues.user_index());
 }
 
 /// Answers for pages of registers: the third of the file, by a number that is

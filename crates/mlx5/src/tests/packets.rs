@@ -19,11 +19,11 @@ const USER_INDEX: u32 = 70;
 
 /// A queue pair whose WQEs carry so many bytes of headers.
 fn pair(inline_headers: usize, checksums: bool) -> TestQp {
-    let mut work = work(USER_INDEX, Service::Packet, &cap(4, 3, 64), None);
-    let own = Arc::get_mut(&mut work).unwrap();
+    let mut queues = qp_queues(USER_INDEX, Service::Packet, &cap(4, 3, 64), None);
+    let own = Arc::get_mut(&mut queues).unwrap();
     own.inline_headers = inline_headers;
     own.set_checksums(checksums);
-    TestQp::with(work, false)
+    TestQp::with(queues, false)
 }
 
 /// The frame's bytes from `from` on, as an element.
@@ -185,7 +185,7 @@ fn received_packets_have_a_checksum_flag() {
         let mut pair = pair(0, checksums);
         let mut ring = CqeRing::plain(3).unwrap();
         let mut device = Device::of(&ring);
-        ring.attach(&pair.work, Role::RECEIVE).unwrap();
+        ring.attach(&pair.queues, Role::RECEIVE).unwrap();
         let cases = [
             (6, IPV4, 4),
             (2, IPV4, 0),
@@ -229,8 +229,8 @@ fn create_qp_names_both_queue_addresses() {
     let qp = qp.unwrap();
     let told = machine.driver_in(CREATE_QP);
     let word = |at: usize| u64::from_ne_bytes(told[at..at + 8].try_into().unwrap());
-    assert_eq!(word(0), qp.work.memory.entries.address());
-    assert_eq!(word(40), qp.work.send_at().as_ptr().addr() as u64);
+    assert_eq!(word(0), qp.queues.memory.entries.address());
+    assert_eq!(word(40), qp.queues.send_at().as_ptr().addr() as u64);
     assert!(word(40) > word(0) && word(40) % 4096 == 0);
     // CQEs of packets carry no data.
     assert_eq!(told[28] & 2, 0);
@@ -301,13 +301,13 @@ fn a_work_queue_announces_receives_at_once() {
     let told = machine.driver_in(CREATE_WQ);
     assert_eq!(told.len(), 48);
     let word = |at: usize| u64::from_ne_bytes(told[at..at + 8].try_into().unwrap());
-    let records = queue.work.direct().records.cast::<u32>();
-    assert_eq!(word(0), queue.work.direct().entries.addr().get() as u64);
-    assert_eq!(word(8), queue.work.direct().records.addr().get() as u64);
+    let records = queue.queues.direct().records.cast::<u32>();
+    assert_eq!(word(0), queue.queues.direct().entries.addr().get() as u64);
+    assert_eq!(word(8), queue.queues.direct().records.addr().get() as u64);
     // Entries, their size, the user index.
     let half = |at: usize| u32::from_ne_bytes(told[at..at + 4].try_into().unwrap());
     assert_eq!((half(16), half(20)), (8, 5));
-    assert_eq!(half(24), queue.work.user_index());
+    assert_eq!(half(24), queue.queues.user_index());
     // SAFETY: the first doorbell record, which nothing writes meanwhile.
     let record = || unsafe { u32::from_be(records.read_volatile()) };
     let memory = [0; 64];
@@ -395,14 +395,14 @@ fn dividing_pair(max_headers: u16, longest: u32) -> TestQp {
     let cap = cap(4, 3, 64);
     let keys = crate::KeyChanges::None;
     let send = SendPlan::new(&cap, Service::Packet, &LIMITS, keys, max_headers).unwrap();
-    let mut work = work_of(USER_INDEX, Service::Packet, send, &cap, None);
-    let own = Arc::get_mut(&mut work).unwrap();
+    let mut queues = qp_queues_with_plan(USER_INDEX, Service::Packet, send, &cap, None);
+    let own = Arc::get_mut(&mut queues).unwrap();
     own.segmentation = TsoLimits {
         max_headers,
         longest,
     };
     own.set_checksums(true);
-    TestQp::with(work, false)
+    TestQp::with(queues, false)
 }
 
 fn divide(pair: &mut TestQp, headers: &[u8], mss: u16, list: &[Sge]) -> Result<(), PostError> {
@@ -433,14 +433,14 @@ fn a_tso_packet_has_separate_headers() {
         let mut pair = dividing_pair(100, 1 << 16);
         let mut ring = CqeRing::plain(3).unwrap();
         let mut device = Device::of(&ring);
-        ring.attach(&pair.work, Role::SEND).unwrap();
+        ring.attach(&pair.queues, Role::SEND).unwrap();
         let list = [piece(&bytes, 0, 90), piece(&bytes, 100, 110)];
         let expected: Vec<_> = list.iter().map(|sge| (sge.length, sge.addr)).collect();
         let headers = (14 + length).div_ceil(16);
         let segments = 1 + headers + 2;
         let mut at = 0;
         // More than once around the queue.
-        while at < 3 * pair.work.send.blocks as usize {
+        while at < 3 * pair.queues.send.blocks as usize {
             divide(&mut pair, &bytes[20..20 + length], 1000, &list).unwrap();
             let wqe = pair.sent(at * 64, segments * 16);
             assert_eq!(be32(&wqe, 0), (at as u32) << 8 | 0x0e);
@@ -500,7 +500,7 @@ fn a_cursor_reads_tag_and_vlan_of_a_packet() {
     let mut pair = pair(0, false);
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
-    ring.attach(&pair.work, Role::RECEIVE).unwrap();
+    ring.attach(&pair.queues, Role::RECEIVE).unwrap();
     pair.recv.begin();
     pair.recv.push(1, &[piece(&memory, 0, 64)]).unwrap();
     // SAFETY: there is no device.

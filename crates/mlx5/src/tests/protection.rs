@@ -15,9 +15,9 @@ const PSVS: [u32; 2] = [0x11, 0x22];
 fn pair(sig_pipelining: bool) -> TestQp {
     let cap = cap(8, 1, 400);
     let send = SendPlan::new(&cap, RC, &LIMITS, KeyChanges::Layouts, 0).unwrap();
-    let mut work = work_of(70, RC, send, &cap, None);
-    Arc::get_mut(&mut work).unwrap().sig_pipelining = sig_pipelining;
-    TestQp::with(work, false)
+    let mut queues = qp_queues_with_plan(70, RC, send, &cap, None);
+    Arc::get_mut(&mut queues).unwrap().sig_pipelining = sig_pipelining;
+    TestQp::with(queues, false)
 }
 
 fn crc(block: BlockSize) -> SignatureDomain {
@@ -151,7 +151,7 @@ fn a_wrong_signature_is_reported_to_its_key() {
     let mut pair = pair(false);
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     ring.set_protected_keys(&keys);
     protection.open(false);
     protection.set_signatures(memory_and_wire()).unwrap();
@@ -195,13 +195,13 @@ fn detaching_keeps_signature_errors() {
     let pair = pair(false);
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     ring.set_protected_keys(&keys);
     // Where others have the user index.
     let mut bytes = report(KEY, 1 << 13, 70);
     bytes[35] = 70;
     device.write(bytes);
-    ring.detach(&pair.work);
+    ring.detach(&pair.queues);
     // SAFETY: there is no memory to write to.
     assert!(unsafe { read(&mut ring) }.is_none());
     assert!(protection.take_error().is_err(), "it was read");
@@ -236,7 +236,7 @@ fn cancelled_requests_complete_with_their_opcodes() {
     let mut pair = pair(true);
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     pair.send.begin();
     for wr_id in [5, 6, 5] {
         push_send(&mut pair.send, wr_id).unwrap();

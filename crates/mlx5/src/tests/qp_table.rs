@@ -6,12 +6,12 @@ use crate::qp_table::QpTable;
 
 #[test]
 fn queue_pairs_are_found_by_user_index() {
-    let shared = Arc::new(SharedWork::new(4, 1, &LIMITS, None).unwrap());
+    let shared = Arc::new(SrqEntries::new(4, 1, &LIMITS, None).unwrap());
     let indices = (0..300).chain([0xff_fff0]);
-    let works: Vec<_> = indices
+    let all_queues: Vec<_> = indices
         .map(|index| {
             let shared = (index % 3 == 0).then(|| Arc::clone(&shared));
-            work(index, Service::ReliableConnection, &cap(1, 1, 0), shared)
+            qp_queues(index, Service::ReliableConnection, &cap(1, 1, 0), shared)
         })
         .collect();
     let mut table = QpTable::default();
@@ -21,21 +21,23 @@ fn queue_pairs_are_found_by_user_index() {
             // The uppermost bits of the field are not the user index's.
             for field in [index, index | 0x5500_0000].map(u32::to_be) {
                 let expected = |of| {
-                    let work = works.iter().find(|work| work.user_index() == index)?;
+                    let queues = all_queues
+                        .iter()
+                        .find(|queues| queues.user_index() == index)?;
                     let there = !removed.contains(&index) && role(index).contains(of);
-                    there.then_some(Arc::as_ptr(work))
+                    there.then_some(Arc::as_ptr(queues))
                 };
-                let found = |work: Option<&Work>| work.map(std::ptr::from_ref);
+                let found = |queues: Option<&QpQueues>| queues.map(std::ptr::from_ref);
                 assert_eq!(found(table.sender(field)), expected(Role::SEND), "{index}");
                 let receiver = found(table.receiver(field));
                 assert_eq!(receiver, expected(Role::RECEIVE), "{index}");
             }
         }
     };
-    for work in &works {
+    for queues in &all_queues {
         // One role after the other.
-        for one in role(work.user_index()).iter() {
-            table.insert(work, one).expect("there is memory");
+        for one in role(queues.user_index()).iter() {
+            table.insert(queues, one).expect("there is memory");
         }
     }
     check(&mut table, &[]);

@@ -20,9 +20,9 @@ fn wqe(opcode: u8, segments: u8) -> Vec<u8> {
 }
 
 fn raw_pair() -> TestQp {
-    let mut work = work(70, RC, &cap(4, 4, 0), None);
-    Arc::get_mut(&mut work).unwrap().raw_wqe = true;
-    TestQp::with(work, false)
+    let mut queues = qp_queues(70, RC, &cap(4, 4, 0), None);
+    Arc::get_mut(&mut queues).unwrap().raw_wqe = true;
+    TestQp::with(queues, false)
 }
 
 fn push_raw(pair: &mut TestQp, wr_id: u64, wqe: &[u8]) -> Result<(), PostError> {
@@ -46,8 +46,8 @@ fn raw_and_other_requests_share_the_queue() {
     let mut pair = raw_pair();
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
-    ring.attach(&pair.work, Role::SEND).unwrap();
-    let blocks = pair.work.send.blocks;
+    ring.attach(&pair.queues, Role::SEND).unwrap();
+    let blocks = pair.queues.send.blocks;
     let mut at = 0;
     for round in 0..50u64 {
         let raw = round % 3 != 0;
@@ -89,7 +89,7 @@ fn any_opcode_completes_and_fails() {
     let mut pair = raw_pair();
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     for (opcode, completion, status) in [(0x2f, 0, 0), (0x08, 0, 0), (0x0a, 13, 10)] {
         let slot = pair.record(1);
         pair.send.begin();
@@ -115,7 +115,7 @@ fn a_short_read_in_a_cqe_is_scattered() {
     let mut pair = raw_pair();
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     let mut memory = [0u8; 16];
     let mut bytes = wqe(0x10, 3);
     bytes[32..36].copy_from_slice(&8u32.to_be_bytes());

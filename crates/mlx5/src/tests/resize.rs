@@ -35,7 +35,7 @@ proptest! {
         let mut ring = CqeRing::plain(log2).unwrap();
         let mut device = Device::of(&ring);
         let mut pair = TestQp::new(70, Service::ReliableConnection, &cap(32, 1, 0));
-        ring.attach(&pair.work, Role::SEND).unwrap();
+        ring.attach(&pair.queues, Role::SEND).unwrap();
         let (mut written, mut had) = (0, 0);
         for (produce, consume, log2) in turns {
             for _ in 0..produce {
@@ -69,7 +69,7 @@ fn resize_keeps_the_old_entries_during_the_command() {
     let machine = FakeDevice::new();
     let mut cq = machine.cq(7).unwrap();
     let mut pair = TestQp::new(70, Service::ReliableConnection, &cap(16, 1, 0));
-    cq.ring.attach(&pair.work, Role::SEND).unwrap();
+    cq.ring.attach(&pair.queues, Role::SEND).unwrap();
     let mut device = Device::of(&cq.ring);
     for wr_id in 0..11 {
         complete_one(&mut pair, &mut device, wr_id);

@@ -63,7 +63,7 @@ fn a_write_with_immediate_has_its_segments() {
 #[test]
 fn only_accepted_requests_are_outstanding() {
     let mut pair = TestQp::new(1, RC, &cap(4, 1, 0));
-    let found = |pair: &TestQp, slot| pair.work.sends.find(slot).map(|found| found.wr_id);
+    let found = |pair: &TestQp, slot| pair.queues.sends.find(slot).map(|found| found.wr_id);
     post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
     assert_eq!((found(&pair, 0), found(&pair, 1)), (Some(7), None));
     // Refused.
@@ -248,8 +248,8 @@ fn queue_is_full_until_requests_complete() {
     pair.send.begin();
     assert_eq!(push_send(&mut pair.send, 0), Err(PostError::Full));
     // The third completes, and with it those before it.
-    let third = pair.work.sends.find(2).unwrap();
-    pair.work.sends.complete(third);
+    let third = pair.queues.sends.find(2).unwrap();
+    pair.queues.sends.complete(third);
     for _ in 0..3 {
         post(&mut pair, Opcode::SEND, SendFlags::empty(), &[]);
     }
@@ -305,7 +305,7 @@ fn receive_fast_path_writes_the_same() {
     for max_sge in [0, 1, 2, 4] {
         let mut fast = TestQp::new(1, Service::ReliableConnection, &cap(2, max_sge, 0));
         let mut general = TestQp::new(2, Service::ReliableConnection, &cap(2, max_sge, 0));
-        let size = general.work.recv.bytes();
+        let size = general.queues.recv.bytes();
         let capacity = general.recv.capacity();
         for i in 0..capacity * 3 {
             let good = sge(5 + u64::from(i), 6 << 8 | i, 7);
@@ -315,14 +315,14 @@ fn receive_fast_path_writes_the_same() {
                 let room = general.recv.max_sge() != 0 && i < capacity * 2;
                 assert_eq!(pushed.is_ok(), room && one.length < 1 << 31);
                 assert_eq!(fast.received(0, size), general.received(0, size));
-                let found = [&fast, &general].map(|pair| pair.work.receives.find(i));
+                let found = [&fast, &general].map(|pair| pair.queues.receives.find(i));
                 assert_eq!(found[0], found[1]);
                 assert!(pushed.is_err() || found[0].is_some_and(|it| it.wr_id == i.into()));
                 if pushed.is_ok() && one.length == 0 {
                     // Discarded, it is nowhere outstanding.
                     for pair in [&mut fast, &mut general] {
                         pair.recv.abort();
-                        assert_eq!(pair.work.receives.find(i), None);
+                        assert_eq!(pair.queues.receives.find(i), None);
                     }
                 }
             }
@@ -335,8 +335,8 @@ fn receive_fast_path_writes_the_same() {
             // So that there is room for a second round, and for no third.
             if i + 1 == capacity && fast.record(0) == capacity {
                 for pair in [&fast, &general] {
-                    let last = pair.work.receives.find(i).unwrap();
-                    pair.work.receives.complete(last);
+                    let last = pair.queues.receives.find(i).unwrap();
+                    pair.queues.receives.complete(last);
                 }
             }
         }
@@ -455,9 +455,9 @@ proptest! {
             half ^= 32;
             at = begins;
             // All of it completes, by the last.
-            let blocks = pair.work.send.blocks;
-            let found = pair.work.sends.find(last & (blocks - 1));
-            pair.work.sends.complete(found.unwrap());
+            let blocks = pair.queues.send.blocks;
+            let found = pair.queues.sends.find(last & (blocks - 1));
+            pair.queues.sends.complete(found.unwrap());
         }
     }
 }
@@ -485,7 +485,7 @@ proptest! {
         let cap = cap(5, 1, room);
         let make = || {
             let plan = SendPlan::new(&cap, service, &LIMITS, keys, 0).unwrap();
-            TestQp::with(work_of(1, service, plan, &cap, None), signal_all)
+            TestQp::with(qp_queues_with_plan(1, service, plan, &cap, None), signal_all)
         };
         let (mut fast, mut general) = (make(), make());
         let source: Vec<u8> = (1..=90).collect();
@@ -521,23 +521,23 @@ proptest! {
             // SAFETY: there is no device.
             let published = unsafe { (fast.send.publish(), general.send.publish()) };
             prop_assert_eq!(published.0, published.1);
-            let size = fast.work.send.bytes();
+            let size = fast.queues.send.bytes();
             prop_assert_eq!(fast.sent(0, size), general.sent(0, size));
             prop_assert_eq!(fast.record(1), general.record(1));
             for word in 0..64 {
                 prop_assert_eq!(fast.blue_flame_word(word), general.blue_flame_word(word));
             }
-            let found = |pair: &TestQp, slot| pair.work.sends.find(slot).map(|found| found.wr_id);
-            for slot in 0..fast.work.send.blocks {
+            let found = |pair: &TestQp, slot| pair.queues.sends.find(slot).map(|found| found.wr_id);
+            for slot in 0..fast.queues.send.blocks {
                 prop_assert_eq!(found(&fast, slot), found(&general, slot));
-                prop_assert_eq!(fast.work.sends.noted(slot), general.work.sends.noted(slot));
+                prop_assert_eq!(fast.queues.sends.noted(slot), general.queues.sends.noted(slot));
             }
             // All complete, so that there is room.
             while posted != fast.record(1) {
                 for pair in [&fast, &general] {
-                    let slot = posted & (pair.work.send.blocks - 1);
-                    if let Some(found) = pair.work.sends.find(slot) {
-                        pair.work.sends.complete(found);
+                    let slot = posted & (pair.queues.send.blocks - 1);
+                    if let Some(found) = pair.queues.sends.find(slot) {
+                        pair.queues.sends.complete(found);
                     }
                 }
                 posted = (posted + 1) & 0xffff;
@@ -553,9 +553,9 @@ fn inline_data_is_padded_with_zeros() {
             let mut pair = TestQp::new(1, RC, &cap(4, 1, 200));
             // SAFETY: the whole queue.
             unsafe {
-                pair.work
+                pair.queues
                     .send_at()
-                    .write_bytes(0xff, pair.work.send.bytes())
+                    .write_bytes(0xff, pair.queues.send.bytes())
             };
             // Exactly as much: a reader beyond it is found by the sanitizer.
             let source: Vec<u8> = (0..length).map(|n| n as u8 + 1).collect();

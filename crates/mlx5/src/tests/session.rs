@@ -77,7 +77,7 @@ fn cursor_does_not_read_mini_cqes_as_an_entry() {
     let mut ring = CqeRing::new(4, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = TestQp::new(70, RC, &cap(8, 1, 0));
-    ring.attach(&pair.work, Role::RECEIVE).unwrap();
+    ring.attach(&pair.queues, Role::RECEIVE).unwrap();
     for wr_id in 0..8 {
         receive(&mut pair, wr_id, &[]);
     }
@@ -115,7 +115,7 @@ fn a_session_of_messages() {
         let mut ring = CqeRing::new(4, format(wide), None).unwrap();
         let mut device = Device::of(&ring);
         let mut pair = TestQp::new(70, RC, &cap(16, 1, 0));
-        ring.attach(&pair.work, Role::RECEIVE).unwrap();
+        ring.attach(&pair.queues, Role::RECEIVE).unwrap();
         for wr_id in 0..10 {
             receive(&mut pair, wr_id, &[]);
         }
@@ -149,7 +149,7 @@ fn a_session_of_work_requests() {
     let mut ring = CqeRing::new(3, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = TestQp::new(70, RC, &cap(16, 1, 0));
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     post(&mut pair, 1, Opcode::SEND);
     post(&mut pair, 2, Opcode::RDMA_WRITE);
     post(&mut pair, 3, Opcode::SEND);
@@ -178,7 +178,7 @@ fn malformed_session_is_one_entry() {
     let mut ring = CqeRing::new(3, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = TestQp::new(70, RC, &cap(16, 1, 0));
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     for (count, opcode) in [(0, 0), (1, 0), (9, 0), (u32::MAX, 2), (2, 13), (2, 9)] {
         let mut title = TestCqe {
             opcode,
@@ -194,7 +194,7 @@ fn malformed_session_is_one_entry() {
     }
     // Where the queue was made without, the bits say that there is data.
     let mut ring = CqeRing::plain(3).unwrap();
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     let slot = post(&mut pair, 1, Opcode::RDMA_READ);
     let mut device = Device::of(&ring);
     device.write_cqe(&TestCqe {
@@ -213,7 +213,7 @@ fn error_in_a_session_is_reported_by_the_next_call() {
     let mut ring = CqeRing::new(4, format(false), None).unwrap();
     let mut device = Device::of(&ring);
     let mut pair = TestQp::new(70, RC, &cap(16, 1, 0));
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     let mut minis = Vec::new();
     for n in 0..9 {
         minis.push([
@@ -269,7 +269,7 @@ fn long_entries_have_more_data() {
     .unwrap();
     let mut device = Device::of(&ring);
     let mut pair = TestQp::new(70, RC, &cap(8, 1, 0));
-    ring.attach(&pair.work, Role::RECEIVE).unwrap();
+    ring.attach(&pair.queues, Role::RECEIVE).unwrap();
     let data: [u8; 64] = std::array::from_fn(|n| n as u8 + 100);
     // Over the end of the queue.
     for round in 0..6u32 {
@@ -376,7 +376,7 @@ proptest! {
         let mut device = Device::of(&ring);
         let mut pairs = [70, 71].map(|index| TestQp::new(index, RC, &cap(64, 1, 0)));
         for pair in &pairs {
-            ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
+            ring.attach(&pair.queues, Role::SEND | Role::RECEIVE).unwrap();
         }
         let mut expected = VecDeque::new();
         let mut wr_id = 0;
@@ -435,7 +435,7 @@ proptest! {
                 }
                 // A queue pair is reset.
                 1 => {
-                    ring.clean(&pairs[1].work);
+                    ring.clean(&pairs[1].queues);
                     pairs[1].recv.reset();
                     expected.retain(|(_, _, which)| *which == 0);
                 }
@@ -460,7 +460,7 @@ proptest! {
         let mut ring = CqeRing::new(3, format(false), None).unwrap();
         let mut device = Device::of(&ring);
         let mut pair = TestQp::new(70, RC, &cap(16, 1, 0));
-        ring.attach(&pair.work, Role::SEND | Role::RECEIVE).unwrap();
+        ring.attach(&pair.queues, Role::SEND | Role::RECEIVE).unwrap();
         for (mut bytes, title, count) in entries {
             bytes[32..36].copy_from_slice(&70u32.to_be_bytes());
             if title != 0 {
@@ -475,7 +475,7 @@ proptest! {
             prop_assert!(read <= 8 * 8);
             ring.publish();
             if title % 2 == 1 {
-                ring.clean(&pair.work);
+                ring.clean(&pair.queues);
             }
             device.written = device.consumed();
         }

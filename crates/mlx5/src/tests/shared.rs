@@ -19,24 +19,24 @@ fn sge(addr: u64) -> Sge {
 }
 
 /// What the device takes after `slot`.
-fn next(shared: &SharedWork, slot: u16) -> u16 {
+fn next(shared: &SrqEntries, slot: u16) -> u16 {
     // SAFETY: two bytes of an entry.
     u16::from_be(unsafe { shared.entry(slot).add(2).cast::<u16>().read() })
 }
 
 /// The receive in a slot, if one is outstanding there.
-fn find(shared: &SharedWork, slot: u16) -> Option<u64> {
+fn find(shared: &SrqEntries, slot: u16) -> Option<u64> {
     shared.enter().find(slot)
 }
 
 #[test]
 fn srq_receives_complete_in_any_order() {
-    let shared = Arc::new(SharedWork::new(3, 1, &LIMITS, None).unwrap());
+    let shared = Arc::new(SrqEntries::new(3, 1, &LIMITS, None).unwrap());
     let mut queue = SharedQueue::new(Arc::clone(&shared));
     assert_eq!((queue.capacity(), queue.max_sge()), (3, 1));
-    let (mut ring, work) = (
+    let (mut ring, queues) = (
         CqeRing::plain(4).unwrap(),
-        work(
+        qp_queues(
             5,
             Service::Datagram,
             &cap(1, 1, 0),
@@ -44,7 +44,7 @@ fn srq_receives_complete_in_any_order() {
         ),
     );
     let mut device = Device::of(&ring);
-    ring.attach(&work, Role::RECEIVE).unwrap();
+    ring.attach(&queues, Role::RECEIVE).unwrap();
 
     // The device follows the list on its own.
     let mut at = 0u16;
@@ -90,16 +90,16 @@ fn srq_receives_complete_in_any_order() {
 #[test]
 fn srq_post_while_polling() {
     const RECEIVES: u64 = 200_000;
-    let shared = Arc::new(SharedWork::new(7, 1, &LIMITS, None).unwrap());
+    let shared = Arc::new(SrqEntries::new(7, 1, &LIMITS, None).unwrap());
     let mut ring = CqeRing::plain(4).unwrap();
-    let work = work(
+    let queues = qp_queues(
         5,
         Service::Datagram,
         &cap(1, 1, 0),
         Some(Arc::clone(&shared)),
     );
     let mut device = Device::of(&ring);
-    ring.attach(&work, Role::RECEIVE).unwrap();
+    ring.attach(&queues, Role::RECEIVE).unwrap();
     std::thread::scope(|scope| {
         let mut queue = SharedQueue::new(Arc::clone(&shared));
         scope.spawn(move || {
@@ -154,10 +154,10 @@ fn page_fault(slot: u16) -> TestCqe {
 
 #[test]
 fn page_fault_reposts_an_srq_receive() {
-    let shared = Arc::new(SharedWork::new(3, 2, &LIMITS, None).unwrap());
+    let shared = Arc::new(SrqEntries::new(3, 2, &LIMITS, None).unwrap());
     let mut queue = SharedQueue::new(Arc::clone(&shared));
     let mut ring = CqeRing::plain(4).unwrap();
-    let pair = work(
+    let pair = qp_queues(
         5,
         Service::ReliableConnection,
         &cap(1, 1, 0),
@@ -261,7 +261,7 @@ fn a_page_fault_of_a_receive_queue_is_reported() {
     let mut ring = CqeRing::plain(4).unwrap();
     let mut pair = TestQp::new(5, Service::ReliableConnection, &cap(2, 1, 0));
     let mut device = Device::of(&ring);
-    ring.attach(&pair.work, Role::RECEIVE).unwrap();
+    ring.attach(&pair.queues, Role::RECEIVE).unwrap();
     pair.recv.begin();
     pair.recv.push(3, &[]).unwrap();
     // SAFETY: there is no device that writes.
@@ -283,17 +283,17 @@ proptest! {
         ),
     ) {
         let make = || {
-            let shared = Arc::new(SharedWork::new(7, 1, &LIMITS, None).unwrap());
+            let shared = Arc::new(SrqEntries::new(7, 1, &LIMITS, None).unwrap());
             let queue = SharedQueue::new(Arc::clone(&shared));
             let mut ring = CqeRing::plain(3).unwrap();
             for index in [5, 6] {
-                let work = work(
+                let queues = qp_queues(
                     index,
                     Service::ReliableConnection,
                     &cap(1, 1, 0),
                     Some(Arc::clone(&shared)),
                 );
-                ring.attach(&work, Role::RECEIVE).unwrap();
+                ring.attach(&queues, Role::RECEIVE).unwrap();
             }
             let device = Device::of(&ring);
             (shared, queue, ring, device)

@@ -35,9 +35,9 @@ struct TagFixture {
 }
 
 fn fixture_with(format: CqeFormat) -> TagFixture {
-    let shared = SharedWork::new(3, 1, &LIMITS, None).unwrap();
+    let shared = SrqEntries::new(3, 1, &LIMITS, None).unwrap();
     let shared = Arc::new(shared.with_tags(3).unwrap());
-    let own = work(
+    let own = qp_queues(
         SHARED,
         Service::Target,
         &cap(0, 0, 0),
@@ -50,7 +50,7 @@ fn fixture_with(format: CqeFormat) -> TagFixture {
         KeyChanges::None,
         0,
     );
-    let changes = work_of(
+    let changes = qp_queues_with_plan(
         CHANGES,
         Service::ReliableConnection,
         plan.unwrap(),
@@ -135,14 +135,14 @@ fn changed(operation: u8, success: bool, phase: u16) -> [u8; 64] {
 impl TagFixture {
     /// Posts operations, each by itself. Returns handles.
     fn post(&mut self, operation: &TagOperation) -> Result<u32, PostError> {
-        self.recv.work().lock().lock();
+        self.recv.entries().lock().lock();
         // SAFETY: the lock is taken; tags' memory is this test's.
         let pushed = unsafe {
             let pushed = self.recv.push_tag(&mut self.send, operation);
             self.send.publish();
             pushed
         };
-        self.recv.work().lock().unlock();
+        self.recv.entries().lock().unlock();
         pushed
     }
 
@@ -479,7 +479,7 @@ fn counts_that_differ_ask_to_synchronize() {
     for count in 1..=0x4000u32 {
         let flags = fixture.told(tagged(2, 3, at)).wc_flags;
         assert_eq!(flags, if count == 0x4000 { SYNC_REQ } else { 0 });
-        at = fixture.recv.work().enter().ends().0;
+        at = fixture.recv.entries().enter().ends().0;
         fixture.receives(1);
     }
 }
@@ -561,7 +561,7 @@ fn a_cursor_reads_the_tag() {
 fn a_queue_without_tags_has_no_such_completions() {
     let mut ring = CqeRing::plain(3).unwrap();
     let pair = TestQp::new(SHARED, Service::ReliableConnection, &cap(4, 1, 0));
-    ring.attach(&pair.work, Role::RECEIVE).unwrap();
+    ring.attach(&pair.queues, Role::RECEIVE).unwrap();
     let mut device = Device::of(&ring);
     for bytes in [tagged(6, 5, 0), tagged(2, 3, 0)] {
         device.write(bytes);
@@ -587,7 +587,7 @@ fn detached_completions_free_receives_only() {
     fixture.post(&add(1)).unwrap();
     fixture.device.write(tagged(2, 3, 0));
     fixture.device.write(tagged(2, 0xa, 1));
-    let changes = Arc::clone(&fixture.pair.work);
+    let changes = Arc::clone(&fixture.pair.queues);
     let of_pair = |mut bytes: [u8; 64]| {
         bytes[35] = CHANGES as u8;
         bytes
@@ -595,7 +595,7 @@ fn detached_completions_free_receives_only() {
     fixture.device.write(of_pair(tagged(2, 0xa, 2)));
     fixture.device.write(of_pair(tagged(2, 3, 2)));
     fixture.ring.detach(&changes);
-    let mut receives = fixture.recv.work().enter();
+    let mut receives = fixture.recv.entries().enter();
     assert_eq!(
         [0, 1, 2].map(|slot| receives.find(slot)),
         [Some(0), Some(1), None]
@@ -646,9 +646,9 @@ fn a_queue_with_tags_has_its_own_user_index() {
     .unwrap();
     assert!(plain.recv.reserve_tag_operations(7).is_err());
     let mut pair = TestQp::new(7, Service::ReliableConnection, &cap(4, 1, 0));
-    plain.recv.work().lock().lock();
+    plain.recv.entries().lock().lock();
     // SAFETY: the lock is taken.
     let pushed = unsafe { plain.recv.push_tag(&mut pair.send, &add(1)) };
-    plain.recv.work().lock().unlock();
+    plain.recv.entries().lock().unlock();
     assert_eq!(pushed, Err(PostError::BadOperation));
 }

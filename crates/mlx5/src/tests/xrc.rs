@@ -101,7 +101,7 @@ fn other_services_have_no_xrc_segment() {
 fn xrc_key_changes_have_no_xrc_segment() {
     let cap = cap(4, 1, 0);
     let send = SendPlan::new(&cap, INITIATOR, &LIMITS, crate::KeyChanges::Windows, 0).unwrap();
-    let mut pair = TestQp::with(work_of(70, INITIATOR, send, &cap, None), false);
+    let mut pair = TestQp::with(qp_queues_with_plan(70, INITIATOR, send, &cap, None), false);
     pair.send.begin();
     let bind = Bind {
         window_rkey: 0x0001_2345,
@@ -131,7 +131,7 @@ fn read_data_in_a_cqe_is_scattered() {
     let mut pair = TestQp::new(70, INITIATOR, &cap(4, 1, 0));
     let mut ring = CqeRing::plain(3).unwrap();
     let mut device = Device::of(&ring);
-    ring.attach(&pair.work, Role::SEND).unwrap();
+    ring.attach(&pair.queues, Role::SEND).unwrap();
     for (opcode, number) in [
         (Opcode::RDMA_READ, 0x10),
         (Opcode::ATOMIC_CMP_AND_SWP, 0x11),
@@ -263,12 +263,12 @@ fn xrc_srq_has_its_own_user_index() {
     let first = SharedReceiveQueue::create(&machine.context, &device, &init).unwrap();
     let mut srq = SharedReceiveQueue::create(&machine.context, &device, &init).unwrap();
     let told = machine.driver_in(CREATE_SRQ);
-    let work = srq.xrc.clone().unwrap();
+    let queues = srq.xrc.clone().unwrap();
     let index = u32::from_ne_bytes(told[24..28].try_into().unwrap());
-    assert_eq!((index, srq.srq_num), (work.user_index(), 0x44));
+    assert_eq!((index, srq.srq_num), (queues.user_index(), 0x44));
     assert_ne!(index, first.xrc.as_ref().unwrap().user_index());
 
-    ring.attach(&work, Role::RECEIVE).unwrap();
+    ring.attach(&queues, Role::RECEIVE).unwrap();
     let mut device = Device::of(&ring);
     for wr_id in [1, 2, 3] {
         srq.recv.locked().push(wr_id, &[]).unwrap();
@@ -296,7 +296,7 @@ fn xrc_srq_has_its_own_user_index() {
     assert!(unsafe { read(&mut ring) }.unwrap().is_err());
     // What is unread when it goes is taken out, and it is forgotten.
     device.write_cqe(&receive(0));
-    ring.detach(&work);
+    ring.detach(&queues);
     assert!(ring.is_empty());
     device.write_cqe(&receive(2));
     // SAFETY: as above.

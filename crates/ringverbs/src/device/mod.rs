@@ -83,7 +83,7 @@ pub(crate) struct QpResources<'a> {
     /// The members of the completion queue of receives.
     pub recv: &'a Members,
     /// The shared receive queue.
-    pub srq: Option<&'a SharedWork>,
+    pub srq: Option<&'a SrqEntries>,
     /// Whether its work requests may change memory keys.
     pub keys: bool,
     /// Options of a raw packet queue pair.
@@ -130,7 +130,7 @@ pub(crate) type Members = Option<std::sync::Arc<mlx5::Members>>;
 
 /// The part of a shared receive queue that queue pairs need, for devices whose queues are in
 /// the process's memory.
-pub(crate) type SharedWork = Option<std::sync::Arc<::mlx5::SharedWork>>;
+pub(crate) type SrqEntries = Option<std::sync::Arc<::mlx5::SrqEntries>>;
 
 /// A new completion queue.
 pub(crate) struct CompletionQueue {
@@ -145,7 +145,7 @@ pub(crate) struct SharedReceiveQueue {
     /// Declared before the queue: destroyed first.
     pub object: uverbs::Srq<Ctx>,
     pub recv: SharedRecvQueue,
-    pub work: SharedWork,
+    pub entries: SrqEntries,
 }
 
 /// A new address handle.

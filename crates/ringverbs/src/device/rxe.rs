@@ -291,7 +291,7 @@ impl Provider {
         Ok(SharedReceiveQueue {
             object: created.object,
             recv: SharedRecvQueue::Rxe(RecvQueue(created.recv)),
-            work: None,
+            entries: None,
         })
     }
 

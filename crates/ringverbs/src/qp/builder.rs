@@ -196,7 +196,7 @@ impl QueuePairBuilder {
         let resources = device::QpResources {
             send: send_cq.members(),
             recv: recv_cq.members(),
-            srq: self.srq.as_ref().map(|srq| srq.work()),
+            srq: self.srq.as_ref().map(|srq| srq.entries()),
             keys: self.windows,
             packets: self.packets,
             dynamic: self.dynamic,

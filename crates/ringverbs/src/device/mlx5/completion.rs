@@ -12,7 +12,7 @@
 use std::mem::{MaybeUninit, offset_of};
 use std::sync::Arc;
 
-use ::mlx5::{Arming, CompletionError, DeviceContext, TimedCompletion, Work};
+use ::mlx5::{Arming, CompletionError, DeviceContext, QpQueues, TimedCompletion};
 use ring::Span;
 use uverbs::{Cq, WorkCompletion};
 
@@ -57,7 +57,7 @@ pub(crate) struct Mlx5Completions {
 /// A destroyed QP that may still have CQEs in the queue.
 #[derive(Debug)]
 struct DestroyedQp {
-    work: Arc<Work>,
+    queues: Arc<QpQueues>,
     /// The value of `read` at which no CQE of the QP is left.
     detach_at: u64,
 }
@@ -205,8 +205,8 @@ impl Mlx5Completions {
         let mut changes = self.members.lock();
         // Read under the lock, so that no later change is skipped.
         let now = self.members.changes();
-        while let Some((work, role)) = changes.created_qps.last() {
-            if let Err(error) = self.ring.attach(work, *role) {
+        while let Some((queues, role)) = changes.created_qps.last() {
+            if let Err(error) = self.ring.attach(queues, *role) {
                 tracing::error!(%error, "completions are not read");
                 return false;
             }
@@ -215,7 +215,7 @@ impl Mlx5Completions {
         let detach_at = self.read + u64::from(self.ring.capacity());
         let destroyed = changes.destroyed_qps.drain(..);
         self.destroyed
-            .extend(destroyed.map(|work| DestroyedQp { work, detach_at }));
+            .extend(destroyed.map(|queues| DestroyedQp { queues, detach_at }));
         self.changes_applied = now;
         true
     }
@@ -229,7 +229,7 @@ impl Mlx5Completions {
         self.destroyed.retain(|destroyed| {
             let stays = !all && read < destroyed.detach_at;
             if !stays {
-                ring.detach(&destroyed.work);
+                ring.detach(&destroyed.queues);
             }
             stays
         });

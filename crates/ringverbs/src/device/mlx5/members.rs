@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ::mlx5::{Arming, Role, Work};
+use ::mlx5::{Arming, QpQueues, Role};
 use ring::Epoch;
 
 /// The arming state of completion queues, by the queue's identifier; it is updated when an
@@ -28,8 +28,8 @@ pub(crate) struct Members {
 
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    pub created_qps: Vec<(Arc<Work>, Role)>,
-    pub destroyed_qps: Vec<Arc<Work>>,
+    pub created_qps: Vec<(Arc<QpQueues>, Role)>,
+    pub destroyed_qps: Vec<Arc<QpQueues>>,
 }
 
 impl Members {
@@ -43,14 +43,14 @@ impl Members {
     }
 
     /// Called when a QP was created, before anything is posted.
-    fn created(&self, work: &Arc<Work>, role: Role) {
-        self.lock().created_qps.push((Arc::clone(work), role));
+    fn created(&self, qp_queues: &Arc<QpQueues>, role: Role) {
+        self.lock().created_qps.push((Arc::clone(qp_queues), role));
         self.changes.advance();
     }
 
     /// Called when a QP was destroyed; the device writes no more CQEs of the QP.
-    fn destroyed(&self, work: &Arc<Work>) {
-        self.lock().destroyed_qps.push(Arc::clone(work));
+    fn destroyed(&self, qp_queues: &Arc<QpQueues>) {
+        self.lock().destroyed_qps.push(Arc::clone(qp_queues));
         self.changes.advance();
     }
 }
@@ -58,21 +58,21 @@ impl Members {
 /// The membership of a QP in its completion queues.
 #[derive(Debug)]
 pub(crate) struct Membership {
-    /// Each queue once.
-    queues: Vec<Arc<Members>>,
-    work: Arc<Work>,
+    /// Of each completion queue once.
+    members: Vec<Arc<Members>>,
+    qp_queues: Arc<QpQueues>,
     ended: AtomicBool,
 }
 
 impl Membership {
     /// Creates the membership of a new QP.
-    pub fn new(queues: Vec<(Arc<Members>, Role)>, work: Arc<Work>) -> Self {
-        for (queue, role) in &queues {
-            queue.created(&work, *role);
+    pub fn new(members: Vec<(Arc<Members>, Role)>, qp_queues: Arc<QpQueues>) -> Self {
+        for (cq_members, role) in &members {
+            cq_members.created(&qp_queues, *role);
         }
         Self {
-            queues: queues.into_iter().map(|(queue, _)| queue).collect(),
-            work,
+            members: members.into_iter().map(|(members, _)| members).collect(),
+            qp_queues,
             ended: AtomicBool::new(false),
         }
     }
@@ -81,8 +81,8 @@ impl Membership {
     pub fn end(&self) {
         // Relaxed: the callers are ordered by the destruction of the QP.
         if !self.ended.swap(true, Ordering::Relaxed) {
-            for queue in &self.queues {
-                queue.destroyed(&self.work);
+            for members in &self.members {
+                members.destroyed(&self.qp_queues);
             }
         }
     }
@@ -90,7 +90,7 @@ impl Membership {
     /// Called when the QP is leaked; the device may continue to use its queues.
     pub fn leak(&self) {
         if !self.ended.swap(true, Ordering::Relaxed) {
-            std::mem::forget(Arc::clone(&self.work));
+            std::mem::forget(Arc::clone(&self.qp_queues));
         }
     }
 }

@@ -227,7 +227,7 @@ impl Provider {
         };
         let shared = match resources.srq {
             None => None,
-            Some(Some(work)) => Some(Arc::clone(work)),
+            Some(Some(entries)) => Some(Arc::clone(entries)),
             Some(None) => {
                 return Err(Error::WrongDomain {
                     what: "shared receive queue",
@@ -283,7 +283,7 @@ impl Provider {
             recv: created
                 .recv
                 .map(|queue| super::RecvQueue::Mlx5(RecvQueue(queue))),
-            membership: super::Membership(Some(Membership::new(members, created.work))),
+            membership: super::Membership(Some(Membership::new(members, created.queues))),
             cap: created.cap,
         })
     }
@@ -371,11 +371,11 @@ impl Provider {
             },
             error => error.into(),
         })?;
-        let work = Arc::clone(created.recv.work());
+        let entries = Arc::clone(created.recv.entries());
         Ok(SharedReceiveQueue {
             recv: super::SharedRecvQueue::Mlx5(SharedRecvQueue(created.recv)),
             object: created.object,
-            work: Some(work),
+            entries: Some(entries),
         })
     }
 

@@ -10,7 +10,7 @@ use crate::context::UserIndex;
 use crate::memory::{Purpose, QueueAllocator, QueueMemory};
 use crate::plan::{RecvPlan, SendPlan};
 use crate::qp::TsoLimits;
-use crate::shared::SharedWork;
+use crate::shared::SrqEntries;
 use crate::{CreateError, Service};
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ bitflags! {
 
 /// The work queues of a queue pair, shared by posters and pollers. Owns their memory.
 #[derive(Debug)]
-pub struct Work {
+pub struct QpQueues {
     user_index: UserIndex,
     pub(crate) service: Service,
     pub(crate) memory: QueueMemory,
@@ -38,7 +38,7 @@ pub struct Work {
     pub(crate) sends: Outstanding,
     pub(crate) receives: Outstanding,
     /// The shared receive queue, if there is one.
-    pub(crate) shared: Option<Arc<SharedWork>>,
+    pub(crate) shared: Option<Arc<SrqEntries>>,
     /// Whether CQEs may carry data.
     pub(crate) scatter_to_cqe: bool,
     /// Whether work requests may copy in local memory.
@@ -65,13 +65,13 @@ pub struct Work {
     pub(crate) unannounced: Option<Box<AtomicU32>>,
 }
 
-impl Work {
+impl QpQueues {
     pub(crate) fn new(
         user_index: UserIndex,
         service: Service,
         send: SendPlan,
         recv: RecvPlan,
-        shared: Option<Arc<SharedWork>>,
+        shared: Option<Arc<SrqEntries>>,
         allocator: Option<(Purpose, &dyn QueueAllocator)>,
     ) -> Result<Self, CreateError> {
         let (purpose, allocator) = match allocator {
