@@ -281,17 +281,17 @@ fn connection(events: &mut Events, ip: IpAddr) -> Result<()> {
     passive.disconnect()?;
     events.next(&active, EventKind::DISCONNECTED)?;
     check("it is over", active.state() == State::Disconnected)?;
-    let left = active.destroy().map_err(|(_, error)| error)?;
+    let events = active.destroy().map_err(|(_, error)| error)?;
     check(
         "four events were read of the client",
-        left.events_reported() == 4,
+        events.events_reported() == 4,
     )?;
     check(
         "and dropped",
-        left.wait(Some(TIMEOUT)) && left.unacknowledged() == 0,
+        events.wait(Some(TIMEOUT)) && events.unacknowledged() == 0,
     )?;
-    let left = listening.destroy().map_err(|(_, error)| error)?;
-    check("one of the listener", left.events_reported() == 1)
+    let events = listening.destroy().map_err(|(_, error)| error)?;
+    check("one of the listener", events.events_reported() == 1)
 }
 
 fn display(address: Option<Address>) -> String {
@@ -387,16 +387,16 @@ fn multicast(events: &mut Events, ip: IpAddr) -> Result<()> {
     member.qp.attach_multicast(&gid, lid)?;
     member.qp.detach_multicast(&gid, lid)?;
     drop(event);
-    let left = membership.leave().map_err(|(_, error)| error)?;
+    let events = membership.leave().map_err(|(_, error)| error)?;
     check(
         "one event was read",
-        left.events_reported() == 1 && left.unacknowledged() == 0,
+        events.events_reported() == 1 && events.unacknowledged() == 0,
     )?;
     // Gone with its id.
     let second = id.join_multicast(group, JoinFlags::FULL_MEMBER)?;
     drop(id);
-    let left = second.leave().map_err(|(_, error)| error)?;
-    check("nothing to leave", left.events_reported() == 0)
+    let events = second.leave().map_err(|(_, error)| error)?;
+    check("nothing to leave", events.events_reported() == 0)
 }
 
 fn refusals(events: &mut Events, ip: IpAddr) -> Result<()> {

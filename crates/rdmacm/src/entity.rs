@@ -233,25 +233,25 @@ impl Table {
     }
 }
 
-/// The result of destroying an id or a membership: how many of its events were
-/// read, and may be in use by other threads.
+/// The events of a destroyed id or membership that were read, and may be in use by
+/// other threads.
 ///
 /// Those events stay valid; dropping this value without waiting is permitted.
 #[derive(Debug)]
-pub struct Reported {
+pub struct ReportedEvents {
     pub(crate) entity: Arc<Entity>,
-    pub(crate) reported: u32,
+    pub(crate) count: u32,
 }
 
-impl Reported {
+impl ReportedEvents {
     /// Returns the number of events that were read, as the kernel counts them.
     pub fn events_reported(&self) -> u32 {
-        self.reported
+        self.count
     }
 
     /// Returns how many of them have not been dropped.
     pub fn unacknowledged(&self) -> u32 {
-        self.reported
+        self.count
             .saturating_sub(lock(&self.entity.state_and_events).acknowledged)
     }
 
@@ -262,7 +262,7 @@ impl Reported {
         // A deadline that overflows the clock counts as none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut state_and_events = lock(&self.entity.state_and_events);
-        while state_and_events.acknowledged < self.reported {
+        while state_and_events.acknowledged < self.count {
             state_and_events = match deadline {
                 None => self
                     .entity

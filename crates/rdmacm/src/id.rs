@@ -7,7 +7,7 @@ use std::sync::Arc;
 use uverbs::{AsyncEventType, QpAttr, QpAttrMask, QpState};
 
 use crate::address::{self, Sockaddr};
-use crate::entity::{Channel, Entity, Key, Reported, lock};
+use crate::entity::{Channel, Entity, Key, ReportedEvents, lock};
 use crate::error;
 use crate::event::{Form, RejectReason};
 use crate::param::{self, ConnParam};
@@ -526,11 +526,11 @@ impl Id {
     ///
     /// # Errors
     /// The kernel's reason, with the id.
-    pub fn destroy(self) -> Result<Reported, (Self, Error)> {
+    pub fn destroy(self) -> Result<ReportedEvents, (Self, Error)> {
         match self.end() {
-            Ok(reported) => Ok(Reported {
+            Ok(count) => Ok(ReportedEvents {
                 entity: Arc::clone(&self.entity),
-                reported,
+                count,
             }),
             Err(error) => Err((self, error)),
         }
@@ -541,9 +541,9 @@ impl Id {
         if !*alive {
             return Ok(0);
         }
-        let reported = self.channel.ucm().destroy_id(self.number())?;
+        let count = self.channel.ucm().destroy_id(self.number())?;
         *alive = false;
-        Ok(reported)
+        Ok(count)
     }
 }
 

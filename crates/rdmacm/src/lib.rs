@@ -46,7 +46,7 @@ mod tests;
 
 pub use address::{Address, IbAddress};
 pub use channel::{Event, EventChannel};
-pub use entity::{Key, Reported};
+pub use entity::{Key, ReportedEvents};
 pub use error::{Command, Error};
 pub use event::{EventKind, Message, Reason, RejectReason, SidrStatus};
 pub use id::{Addresses, BoundDevice, Id, Route};

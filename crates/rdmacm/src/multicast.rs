@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::Error;
-use crate::entity::{Entity, Key, Reported, lock};
+use crate::entity::{Entity, Key, ReportedEvents, lock};
 use uverbs::open_enum;
 
 open_enum! {
@@ -42,11 +42,11 @@ impl Multicast {
     ///
     /// # Errors
     /// The kernel's reason, with the membership.
-    pub fn leave(self) -> Result<Reported, (Self, Error)> {
+    pub fn leave(self) -> Result<ReportedEvents, (Self, Error)> {
         match self.end() {
-            Ok(reported) => Ok(Reported {
+            Ok(count) => Ok(ReportedEvents {
                 entity: Arc::clone(&self.entity),
-                reported,
+                count,
             }),
             Err(error) => Err((self, error)),
         }
@@ -65,9 +65,9 @@ impl Multicast {
             *alive = false;
             return Ok(0);
         }
-        let reported = owner.channel().ucm().leave_mcast(self.entity.number())?;
+        let count = owner.channel().ucm().leave_mcast(self.entity.number())?;
         *alive = false;
-        Ok(reported)
+        Ok(count)
     }
 }
 

@@ -117,13 +117,13 @@ fn events_of_destroyed_ids() {
     let late = event(key, number, EventKind::ESTABLISHED, 0, &[]);
     let request = fake.new_object();
     let late_request = event(key, request, EventKind::CONNECT_REQUEST, 0, &[]);
-    let left = id.destroy().unwrap();
+    let events = id.destroy().unwrap();
     fake.push_event(fd(&channel), &late);
     fake.push_event(fd(&channel), &late_request);
     assert!(channel.try_event().unwrap().is_none());
     assert_eq!(fake.live_objects(), [], "the request was destroyed too");
     // Also when the table no longer contains the id.
-    drop(left);
+    drop(events);
     assert_eq!(channel.inner.table.len(), 0);
     let request = fake.new_object();
     fake.push_event(fd(&channel), &late);

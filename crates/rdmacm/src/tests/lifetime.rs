@@ -64,11 +64,11 @@ fn events_outlive_their_id() {
     let held = channel.try_event().unwrap().unwrap();
     drop(channel.try_event().unwrap().unwrap());
     let key = id.key();
-    let left = id.destroy().unwrap();
-    assert_eq!((left.events_reported(), left.unacknowledged()), (2, 1));
-    assert!(!left.wait(Some(Duration::from_millis(3))));
+    let events = id.destroy().unwrap();
+    assert_eq!((events.events_reported(), events.unacknowledged()), (2, 1));
+    assert!(!events.wait(Some(Duration::from_millis(3))));
     assert_eq!((held.key(), held.kind()), (key, EventKind::ADDR_RESOLVED));
-    let waiter = std::thread::spawn(move || left.wait(None));
+    let waiter = std::thread::spawn(move || events.wait(None));
     drop(held);
     assert!(waiter.join().unwrap());
     assert_eq!(channel.inner.table.len(), 0);
@@ -110,6 +110,6 @@ fn all_types_are_send_and_sync() {
     check::<Event>();
     check::<Id>();
     check::<Multicast>();
-    check::<Reported>();
+    check::<ReportedEvents>();
     check::<Error>();
 }

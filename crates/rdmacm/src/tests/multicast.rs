@@ -40,10 +40,10 @@ fn joining_and_leaving() {
         (group.qp_num, group.qkey, group.ah_attr.dlid),
         (0xff_ffff, 0x1234, 7)
     );
-    let left = membership.leave().unwrap();
-    assert_eq!((left.events_reported(), left.unacknowledged()), (1, 1));
+    let events = membership.leave().unwrap();
+    assert_eq!((events.events_reported(), events.unacknowledged()), (1, 1));
     drop(event);
-    assert!(left.wait(Some(SECOND)));
+    assert!(events.wait(Some(SECOND)));
     assert_eq!(fake.live_objects(), [id.number()]);
 }
 
