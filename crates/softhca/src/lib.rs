@@ -1,5 +1,6 @@
-//! A ConnectX in software. `engine` and the front ends are what a driver of the real
-//! device sees; `transport` and `fabric` carry the packets behind it.
+//! A ConnectX in software. `command`, `engine` and `hca` implement the interface to the
+//! driver; `transport` and `fabric` carry the packets. The front ends are `vfio` here, and
+//! the crate `embedded`.
 
 pub mod bits;
 pub mod command;

@@ -20,8 +20,8 @@ const CONTEXT: usize = 0x20;
 const TIR_DISP_TYPE: Field = field(0x24, 31, 28);
 const TIR_INLINE_RQN: Field = field(0x3c, 23, 0);
 const TIR_INDIRECT_TABLE: Field = field(0x40, 23, 0);
-/// Linux calls this field `self_lb_block`, but sets the bits of what passes: for
-/// its loopback test, and where the interface receives its own frames.
+/// Linux calls this field `self_lb_block`, but sets the bits of the frames that pass:
+/// for its loopback test, and where the interface receives its own frames.
 const TIR_SELF_LB: Field = field(0x44, 25, 24);
 const TIR_DOMAIN: Field = field(0x44, 23, 0);
 const MODIFY_SELF_LB: Field = flag(0x14, 4);

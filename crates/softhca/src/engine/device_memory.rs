@@ -59,7 +59,7 @@ pub(crate) enum Access {
     MemicOperation(MemicOperation, u64),
 }
 
-/// Returns what an offset refers to, or `None` if it is outside of these ranges.
+/// Returns the kind of access at an offset, or `None` outside of device memory.
 pub(crate) fn decode_offset(offset: u64) -> Option<Access> {
     let from = offset.checked_sub(START)?;
     let at = START + from % SIZE;

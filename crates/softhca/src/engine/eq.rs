@@ -148,7 +148,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Posts an event of a queue pair (`resource` 0), receive queue (1), send queue (2)
-    /// or SRQ (0; the event type tells it apart).
+    /// or SRQ (0; the event type distinguishes it).
     pub(crate) fn post_queue_event(&mut self, kind: u8, resource: u8, number: u32) {
         if let Some(eqn) = self.event_queue_for(kind) {
             let mut data = [0; 28];

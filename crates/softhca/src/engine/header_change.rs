@@ -240,7 +240,7 @@ mod tests {
                 apply(&mut frame, &actions);
                 assert_eq!(frame[26..34], [192, 168, 9, 9, 10, 0, 0, 9]);
                 assert_eq!(verify_checksums(&frame).0, 0b111, "{protocol}");
-                // What is wrong before is wrong after.
+                // A wrong checksum stays wrong.
                 let (mut frame, actions) = packet(protocol, payload);
                 *frame.last_mut().unwrap() ^= 1;
                 apply(&mut frame, &actions);

@@ -60,8 +60,8 @@ impl Rights {
     }
 
     /// Returns the rights that a key needs so that another key with these rights may
-    /// refer to it. Remote rights are granted by the outer key: a window opens to peers
-    /// what is otherwise closed to them, but permits no write that the owner may not
+    /// refer to it. Remote rights are granted by the outer key: a window may give peers
+    /// access that the inner key does not, but permits no write that the owner may not
     /// do.
     pub(crate) fn inner_rights(self) -> Rights {
         match self.writes() {

@@ -1,8 +1,8 @@
 //! Signatures and encryption of the data behind a memory key, as its byte stream formats
 //! (BSF) describe them.
 //!
-//! Data is in blocks, each with a signature behind it in memory, on the wire, or both. A
-//! block is what is signed and encrypted at once.
+//! Data is in blocks, which are signed and encrypted as units. Each has a signature behind
+//! it in memory, on the wire, or both.
 
 use super::ethernet;
 use super::xts::{self, Xts};

@@ -275,8 +275,7 @@ pub const DCETH_BYTES: usize = 24;
 
 /// Dynamic-connection header: precedes the other extended headers of a request over
 /// a dynamic connection. The format of the hardware is not public. This one is our
-/// own, and carries in every packet what the hardware sends in the packets that
-/// connect.
+/// own: every packet carries what the hardware sends only when it connects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DcEth {
     /// The access key of the target.

@@ -15,7 +15,7 @@ type Buffer = Box<[u8]>;
 
 /// A pool of packet buffers. Cheap to clone; all clones are one pool. The HCAs of a
 /// process should share one pool: a buffer returns to the pool that it came from,
-/// whoever drops it.
+/// even if another HCA drops it.
 #[derive(Clone, Default)]
 pub struct Pool {
     free: Arc<Mutex<Vec<Buffer>>>,

@@ -3,8 +3,8 @@
 //!
 //! An initiator is a requester whose peer changes between work requests. It changes to
 //! another peer when all earlier requests have completed, with a new connection number.
-//! A target has a responder for each initiator, which starts anew when a connection
-//! with a higher number arrives.
+//! A target has a responder for each initiator, which is reset when a packet with a
+//! higher connection number arrives.
 
 use super::host::{Host, Operation, SendWork, Status};
 use super::io::Io;

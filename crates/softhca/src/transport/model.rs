@@ -298,7 +298,7 @@ impl Hca {
         self.transport.ring(qpn, Queue::Receive);
     }
 
-    /// Processes what has arrived and what is due. Returns whether there was anything.
+    /// Processes arrived packets and due timers. Returns whether there were any.
     pub fn turn(&mut self, now: u64) -> bool {
         let mut active = false;
         self.port.recv_all(now, 256, &mut self.inbox);

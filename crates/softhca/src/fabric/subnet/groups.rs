@@ -2,7 +2,7 @@
 //!
 //! The fabric delivers multicast to every port, and an HCA filters by what its
 //! queue pairs are attached to. Membership does not affect routing: a group only
-//! records the parameters that its members agreed on.
+//! records its members and their common parameters.
 
 use super::mad::{
     INSUFFICIENT_COMPONENTS, INVALID_GID, Mad, NO_RECORDS, NO_RESOURCES, REQUEST_DENIED,
