@@ -98,7 +98,7 @@ impl Input {
         self
     }
 
-    fn long(mut self, at: usize, value: u64) -> Self {
+    fn put64(mut self, at: usize, value: u64) -> Self {
         put64(&mut self.0, at, value);
         self
     }
@@ -155,7 +155,7 @@ impl Program {
             .set(field(0x1c, 28, 24), 2)
             .set(field(0x1c, 23, 0), self.uar)
             .set(field(0x24, 7, 0), self.eqn)
-            .long(0x10 + 0x38, RECORDS)
+            .put64(0x10 + 0x38, RECORDS)
             .set(field(0x58, 31, 0), umem)
     }
 
@@ -167,10 +167,10 @@ impl Program {
             .set(field(0x24, 23, 0), self.uar)
             .set(field(0x94, 23, 0), cq)
             .set(field(0xb4, 23, 0), cq)
-            .long(0x18 + 0xa0, RECORDS + 8)
+            .put64(0x18 + 0xa0, RECORDS + 8)
             .set(field(0xc4, 26, 24), 3)
             .set(field(0x18 + 0xe4, 31, 0), umem)
-            .long(0x100, SENDS)
+            .put64(0x100, SENDS)
             .set(field(0x108, 31, 0), umem)
     }
 
@@ -194,15 +194,15 @@ fn read(context: &Context, fd: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usiz
     length.map_err(|errno| errno.raw())
 }
 
-fn until(what: impl Fn() -> bool) {
+fn wait_until(condition: impl Fn() -> bool) {
     let began = Instant::now();
-    while !what() {
+    while !condition() {
         assert!(began.elapsed() < Duration::from_secs(10));
         std::thread::yield_now();
     }
 }
 
-fn readable(fd: BorrowedFd<'_>) -> bool {
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
     let mut poll = libc::pollfd {
         fd: fd.as_raw_fd(),
         events: libc::POLLIN,
@@ -272,9 +272,9 @@ fn queues_in_memory_of_the_program_work() {
     page.set(at + 4, qpn << 8 | 1);
     page.set(at + 8, 8);
     page.set(RECORDS as usize + 8 + 4, 1);
-    until(|| page.get(60) & 0xf1 == 0);
+    wait_until(|| page.get(60) & 0xf1 == 0);
     assert_eq!(page.get(56) & 0xff_ffff, qpn);
-    assert!(readable(channel) && readable(fd.as_fd()));
+    assert!(is_readable(channel) && is_readable(fd.as_fd()));
     let mut event = [0; 128];
     assert_eq!(read(&program.context, channel, &mut event), Ok(8 + 64));
     assert_eq!(event[..8], 77u64.to_ne_bytes());
@@ -298,7 +298,7 @@ fn queues_in_memory_of_the_program_work() {
         unsafe { devx::query_async(context, object, &query.0, length, wr_id, answers) }
     };
     assert_eq!(errno(&background(5, 0x110)), 0);
-    assert!(readable(answers));
+    assert!(is_readable(answers));
     let mut answer = [0; 0x200];
     let short = read(&program.context, answers, &mut answer[..16]);
     assert_eq!(short, Err(libc::ENOSPC));
@@ -376,8 +376,8 @@ fn keys_are_to_memory_that_was_registered() {
             .set(field(0x10, 9, 8), mode)
             .set(field(0x14, 31, 8), 0xff_ffff)
             .set(field(0x1c, 23, 0), program.pd)
-            .long(0x20, page.address())
-            .long(0x28, 4096)
+            .put64(0x20, page.address())
+            .put64(0x28, 4096)
             .set(field(0x48, 5, 0), 12)
             .set(field(0x64, 31, 0), umem)
     };
@@ -385,9 +385,9 @@ fn keys_are_to_memory_that_was_registered() {
     // All memory; read-only memory; addresses beyond the memory.
     assert_eq!(program.create(&key(0, 1)).err(), refused);
     assert_eq!(program.create(&key(1, 0b11)).err(), refused);
-    assert_eq!(program.create(&key(1, 1).long(0x28, 4097)).err(), refused);
-    assert_eq!(program.create(&key(1, 1).long(0x68, 1)).err(), refused);
-    let all = key(1, 1).long(0x28, u64::MAX);
+    assert_eq!(program.create(&key(1, 1).put64(0x28, 4097)).err(), refused);
+    assert_eq!(program.create(&key(1, 1).put64(0x68, 1)).err(), refused);
+    let all = key(1, 1).put64(0x28, u64::MAX);
     assert_eq!(program.create(&all).err(), Some((EREMOTEIO, 8)));
     assert!(program.create(&key(1, 1)).is_ok());
     let short = Input(key(1, 1).0[..0x4c].to_vec());
@@ -396,9 +396,9 @@ fn keys_are_to_memory_that_was_registered() {
     assert_eq!(program.create(&program.cq(umem)).err(), refused);
     let (_writable, umem) = program.umem(&page, 4096, LOCAL_WRITE).unwrap();
     for at in [4096 - 64, 4096, u64::MAX] {
-        let beyond = program.cq(umem).long(0x50, at);
+        let beyond = program.cq(umem).put64(0x50, at);
         assert_eq!(program.create(&beyond).err(), refused, "{at:#x}");
-        let beyond = program.cq(umem).long(0x48, at | 8);
+        let beyond = program.cq(umem).put64(0x48, at | 8);
         assert_eq!(program.create(&beyond).is_ok(), at == 4096 - 64);
     }
     // Bytes missing at the end read as zero; the flag for umem entries is set all the same.
@@ -408,7 +408,7 @@ fn keys_are_to_memory_that_was_registered() {
         let cut = Input(program.qp(umem, 0).0[..length].to_vec());
         assert!(program.create(&cut).is_err(), "{length:#x}");
     }
-    let odd = program.cq(umem).long(0x48, 4);
+    let odd = program.cq(umem).put64(0x48, 4);
     assert_eq!(program.create(&odd).err(), refused);
     // A few bytes: the device has no access to the rest of their page.
     let (_few, umem) = program.umem(&page, 8, LOCAL_WRITE).unwrap();
@@ -417,7 +417,7 @@ fn keys_are_to_memory_that_was_registered() {
         program
             .cq(umem)
             .set(field(0x58, 31, 0), entries)
-            .long(0x48, at)
+            .put64(0x48, at)
     };
     assert!(program.create(&cq(0)).is_ok());
     let reserved = program.qp(entries, 0).set(flag(0x20, 4), 1);
@@ -490,7 +490,7 @@ fn closing_a_context_releases_everything() {
             .unwrap();
         let attach = Input::new(op::ATTACH_TO_MCG, 0x20)
             .set(NUMBER, NUMBER.get(&output))
-            .long(0x10, 0xff << 56);
+            .put64(0x10, 0xff << 56);
         let (member, _) = program.create(&attach).unwrap();
         let (pd, _) = program.create(&Input::new(op::ALLOC_PD, 16)).unwrap();
         // Left to the kernel, which destroys objects in use later.

@@ -15,7 +15,7 @@ const TARGET: u8 = 1 << 4;
 const INITIATOR: u8 = 1 << 5;
 
 /// A command that creates a queue pair with these flags.
-fn dynamic(host: &Host, cq: &Cq, flags: u8, queue: [u64; 2]) -> Command {
+fn create_dc_qp(host: &Host, cq: &Cq, flags: u8, queue: [u64; 2]) -> Command {
     let [entries, records] = queue;
     let blocks = if flags == INITIATOR { 4 } else { 0 };
     let mut driver = qp_driver(entries, records, [blocks, 0, 0], 1, host.uar());
@@ -37,7 +37,13 @@ fn run(host: &Host, command: &Command) -> Result<Vec<uverbs::abi::ioctl::Attr>, 
 
 /// Moves a queue pair to a state with these attributes; returns the error, and the
 /// driver's answer.
-fn modify(host: &Host, handle: u32, to: QpState, mask: Mask, room: u16) -> (i32, [u32; 2]) {
+fn modify(
+    host: &Host,
+    handle: u32,
+    to: QpState,
+    mask: Mask,
+    response_length: u16,
+) -> (i32, [u32; 2]) {
     let base = ModifyQp {
         qp_handle: handle,
         attr_mask: (mask | Mask::STATE).bits(),
@@ -56,12 +62,12 @@ fn modify(host: &Host, handle: u32, to: QpState, mask: Mask, room: u16) -> (i32,
         ..ExModifyQp::default()
     };
     let mut command = Command::write(CMD_FLAG_EXTENDED | CMD_MODIFY_QP, &body, 8);
-    if room != 0 {
-        command.out(ATTR_UHW_OUT, room);
+    if response_length != 0 {
+        command.out(ATTR_UHW_OUT, response_length);
     }
     match run(host, &command) {
         Err(errno) => (errno, [0; 2]),
-        Ok(attrs) if room == 8 => (OK, answer(&attrs, ATTR_UHW_OUT)),
+        Ok(attrs) if response_length == 8 => (OK, answer(&attrs, ATTR_UHW_OUT)),
         Ok(_) => (OK, [0; 2]),
     }
 }
@@ -74,14 +80,14 @@ fn a_target_has_a_number_when_it_can_receive() {
     for profile in ["ib", "roce"] {
         let host = Host::single(profile);
         let (cq, srq) = (host.cq(4), host.srq(4));
-        let mut command = dynamic(&host, &cq, TARGET, [0, 0]);
+        let mut command = create_dc_qp(&host, &cq, TARGET, [0, 0]);
         assert_eq!(run(&host, &command).unwrap_err(), EINVAL, "no shared queue");
         let named = u64::from(srq.object.handle().0);
         command.object(ATTR_CREATE_QP_SRQ_HANDLE, named);
         let ranges = host.embedded.ranges();
         let handle = created(&run(&host, &command).unwrap(), ATTR_CREATE_QP_HANDLE);
         assert_eq!(host.embedded.ranges(), ranges, "it has no memory");
-        let to = |state, mask, room| modify(&host, handle, state, mask, room);
+        let to = |state, mask, response_length| modify(&host, handle, state, mask, response_length);
         for (state, mask) in [
             (QpState::RTR, TO_RTR),
             (QpState::RTS, Mask::empty()),
@@ -117,7 +123,7 @@ fn an_initiator_is_a_queue_pair_without_receives() {
     let arena = Arena::new(2);
     let queue = [arena.address(), arena.address() + PAGE as u64];
     for flags in [0, TARGET | INITIATOR] {
-        let command = dynamic(&host, &cq, flags, queue);
+        let command = create_dc_qp(&host, &cq, flags, queue);
         assert_eq!(run(&host, &command).unwrap_err(), EOPNOTSUPP);
     }
     // Logarithms of the numbers of streams, and of streams in error: at most 6.
@@ -131,7 +137,7 @@ fn an_initiator_is_a_queue_pair_without_receives() {
         driver[28] = kind;
         driver[29] |= 1 << 3;
         (driver[52], driver[53]) = (log_streams, log_errored);
-        let mut command = dynamic(&host, &cq, kind, queue);
+        let mut command = create_dc_qp(&host, &cq, kind, queue);
         let done = run(&host, command.without(ATTR_UHW_IN).driver(&driver));
         if let Ok(attrs) = &done {
             let handle = created(attrs, ATTR_CREATE_QP_HANDLE);
@@ -139,7 +145,7 @@ fn an_initiator_is_a_queue_pair_without_receives() {
         }
         assert_eq!(done.err(), expected, "{kind:x} {log_streams} {log_errored}");
     }
-    let made_by = run(&host, &dynamic(&host, &cq, INITIATOR, queue)).unwrap();
+    let made_by = run(&host, &create_dc_qp(&host, &cq, INITIATOR, queue)).unwrap();
     let handle = created(&made_by, ATTR_CREATE_QP_HANDLE);
     let number: u32 = answer(&made_by, ATTR_CREATE_QP_RESP_QP_NUM);
     assert_ne!(number, 0);

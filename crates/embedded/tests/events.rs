@@ -11,9 +11,9 @@ use uverbs::{
     QpType, SrqModify, Udata,
 };
 
-const QUEUE: u64 = 55;
+const USER_HANDLE: u64 = 55;
 
-fn readable(file: impl AsFd, milliseconds: u16) -> bool {
+fn is_readable(file: impl AsFd, milliseconds: u16) -> bool {
     poll_fd(
         &mut [PollFd::new(file.as_fd(), PollFlags::POLLIN)],
         PollTimeout::from(milliseconds),
@@ -22,10 +22,10 @@ fn readable(file: impl AsFd, milliseconds: u16) -> bool {
         > 0
 }
 
-fn cq_on(host: &Host, channel: BorrowedFd<'_>) -> Cq {
+fn cq_with_channel(host: &Host, channel: BorrowedFd<'_>) -> Cq {
     let init = CqInit {
         cqe: 16,
-        user_handle: QUEUE,
+        user_handle: USER_HANDLE,
         channel: Some(channel),
         ..CqInit::default()
     };
@@ -72,7 +72,7 @@ fn completion_vectors_serve_their_own_queues() {
         .collect();
     told.sort_unstable();
     assert_eq!(told, [0, 1, 2, 3]);
-    assert!(!readable(&channel, 0));
+    assert!(!is_readable(&channel, 0));
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn an_armed_queue_generates_one_event_and_wakes_a_waiter() {
         let (a, b) = Host::pair("ib", drive);
         let channel = CompletionChannel::create(&b.context).unwrap();
         let mut cqa = a.cq(16);
-        let mut cqb = cq_on(&b, channel.as_fd());
+        let mut cqb = cq_with_channel(&b, channel.as_fd());
         let (mut qa, mut qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
         connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
         let (from, to) = (a.memory(64), b.memory(64));
@@ -92,7 +92,7 @@ fn an_armed_queue_generates_one_event_and_wakes_a_waiter() {
             receive(&mut qb, round + 100, to.sge(0, 64));
             post(&mut qa, round, Operation::Send, from.sge(0, 64));
             // Sleeps until the event arrives.
-            assert_eq!(channel.read_event().unwrap(), QUEUE);
+            assert_eq!(channel.read_event().unwrap(), USER_HANDLE);
             cqb.arming.event();
             read += 1;
             assert_eq!(poll(&b, &mut cqb).wr_id, round);
@@ -101,7 +101,7 @@ fn an_armed_queue_generates_one_event_and_wakes_a_waiter() {
             assert_eq!(poll(&b, &mut cqb).wr_id, round + 100);
             poll(&a, &mut cqa);
             poll(&a, &mut cqa);
-            assert!(!readable(&channel, 0));
+            assert!(!is_readable(&channel, 0));
         }
         // An unread completion from before the arming causes an event.
         receive(&mut qb, 7, to.sge(0, 64));
@@ -111,7 +111,7 @@ fn an_armed_queue_generates_one_event_and_wakes_a_waiter() {
             b.embedded.drive();
         }
         cqb.arming.arm(b.device.cq_doorbell(), false);
-        while !readable(&channel, 0) {
+        while !is_readable(&channel, 0) {
             b.embedded.drive();
         }
         // This event stays unread: it is discarded with its queue, and not counted.
@@ -119,7 +119,7 @@ fn an_armed_queue_generates_one_event_and_wakes_a_waiter() {
         cqb.ring.publish();
         let gone = cqb.object.destroy().unwrap();
         assert_eq!((gone.completion, gone.asynchronous), (read, 0));
-        assert!(!readable(&channel, 0));
+        assert!(!is_readable(&channel, 0));
         channel.set_nonblocking(true).unwrap();
         let nothing = channel.read_event().unwrap_err();
         assert_eq!(nothing.errno().raw(), libc_eagain());
@@ -134,7 +134,7 @@ fn libc_eagain() -> i32 {
 fn a_sleeping_device_is_woken_by_a_doorbell_alone() {
     let host = Host::single("ib");
     let channel = CompletionChannel::create(&host.context).unwrap();
-    let mut cq = cq_on(&host, channel.as_fd());
+    let mut cq = cq_with_channel(&host, channel.as_fd());
     let mut a = host.qp(QpType::RC, &mut cq);
     let mut b = host.qp(QpType::RC, &mut cq);
     connect_pair(QpType::RC, (&a, &host), (&b, &host));
@@ -145,7 +145,7 @@ fn a_sleeping_device_is_woken_by_a_doorbell_alone() {
     std::thread::sleep(std::time::Duration::from_millis(50));
     post(&mut a, 2, Operation::Send, memory.sge(0, 64));
     // poll(2) itself, which does not wake the device.
-    assert!(readable(&channel, 60_000));
+    assert!(is_readable(&channel, 60_000));
 }
 
 #[test]

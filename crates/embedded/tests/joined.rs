@@ -6,11 +6,11 @@ mod raw_peer;
 use std::time::{Duration, Instant};
 
 use embedded_testing::driver::*;
-use raw_peer::{Directory, RawPeer};
+use raw_peer::{RawPeer, TempDirectory};
 use ringverbs_embedded::{Drive, Network};
 use uverbs::QpType;
 
-fn host(directory: &Directory, profile: &str) -> Host {
+fn host(directory: &TempDirectory, profile: &str) -> Host {
     let network = Network::joined(Drive::Thread, &directory.0).unwrap();
     Host::new(&network.strict_device(profile).unwrap())
 }
@@ -57,7 +57,7 @@ fn exchange(kind: QpType, (a, b): (&Host, &Host), rounds: usize) {
 #[test]
 fn messages_arrive_in_another_process() {
     for profile in ["ib", "roce"] {
-        let directory = Directory::new(profile);
+        let directory = TempDirectory::new(profile);
         let (a, b) = (host(&directory, profile), host(&directory, profile));
         assert_ne!(a.path(), b.path());
         exchange(QpType::RC, (&a, &b), 20);
@@ -67,7 +67,7 @@ fn messages_arrive_in_another_process() {
 
 #[test]
 fn three_devices_of_a_network_communicate() {
-    let directory = Directory::new("three");
+    let directory = TempDirectory::new("three");
     // Files that a killed process has left there.
     drop(Network::joined(Drive::Caller, &directory.0).unwrap());
     drop(std::os::unix::net::UnixListener::bind(directory.0.join("0.socket")).unwrap());
@@ -79,7 +79,7 @@ fn three_devices_of_a_network_communicate() {
 
 #[test]
 fn a_process_that_ended_is_detected_and_its_slot_reused() {
-    let directory = Directory::new("gone");
+    let directory = TempDirectory::new("gone");
     let (a, b) = (host(&directory, "roce"), host(&directory, "roce"));
     exchange(QpType::RC, (&a, &b), 1);
     let mut cqa = a.cq(16);
@@ -106,7 +106,7 @@ const LONG: Duration = Duration::from_millis(800);
 
 #[test]
 fn a_process_that_does_not_read_counts_as_alive() {
-    let directory = Directory::new("slow");
+    let directory = TempDirectory::new("slow");
     // Each network is driven explicitly, so one that is not driven makes no progress.
     let host = || {
         let network = Network::joined(Drive::Caller, &directory.0).unwrap();
@@ -146,7 +146,7 @@ fn a_process_that_does_not_read_counts_as_alive() {
 #[test]
 fn process_cannot_claim_a_device_address() {
     for profile in ["roce", "ib"] {
-        let directory = Directory::new(&format!("claim-{profile}"));
+        let directory = TempDirectory::new(&format!("claim-{profile}"));
         let (a, b) = (host(&directory, profile), host(&directory, profile));
         let numbers = [&a, &b].map(|host| host.embedded.number() as u16 + 1);
         let mut peer = RawPeer::new(&directory.0, 1).unwrap();
@@ -170,7 +170,7 @@ fn process_cannot_claim_a_device_address() {
 
 #[test]
 fn malformed_frames_are_ignored() {
-    let directory = Directory::new("rubbish");
+    let directory = TempDirectory::new("rubbish");
     let (a, b) = (host(&directory, "roce"), host(&directory, "roce"));
     let connect = || RawPeer::new(&directory.0, 1);
     let longest = vec![1; 0xffff];
@@ -212,7 +212,7 @@ fn malformed_frames_are_ignored() {
 
 #[test]
 fn joining_a_network_needs_a_directory() {
-    let directory = Directory::new("none");
+    let directory = TempDirectory::new("none");
     let nowhere = directory.0.join("not/there");
     assert!(Network::joined(Drive::Thread, &nowhere).is_err());
     std::fs::write(&directory.0, "a file").unwrap();

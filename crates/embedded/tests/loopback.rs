@@ -14,8 +14,8 @@ const SIZE: usize = 40_000;
 /// A range of a piece of memory.
 type Range = (usize, usize, usize);
 
-fn range(most: usize) -> impl Strategy<Value = Range> {
-    let length = prop_oneof![1..200usize, 4000..4200usize, 1..most];
+fn range(max_length: usize) -> impl Strategy<Value = Range> {
+    let length = prop_oneof![1..200usize, 4000..4200usize, 1..max_length];
     (0..2usize, 0..5000usize, length)
 }
 
@@ -53,7 +53,7 @@ impl Device {
         }
     }
 
-    fn list(&self, ranges: &[Range]) -> Vec<Sge> {
+    fn sges(&self, ranges: &[Range]) -> Vec<Sge> {
         let sge = |&(piece, at, length): &Range| self.memory[piece].sge(at, length);
         ranges.iter().map(sge).collect()
     }
@@ -81,8 +81,8 @@ impl Device {
         }
     }
 
-    /// Does the same to the model, and compares.
-    fn check(&mut self, from: &[Range], to: &[Range]) {
+    /// Copies the ranges in the model, and compares the memory with it.
+    fn check_copy(&mut self, from: &[Range], to: &[Range]) {
         let bytes = from
             .iter()
             .flat_map(|&(piece, at, length)| self.model[piece][at..at + length].to_vec());
@@ -103,7 +103,7 @@ impl Device {
 
 /// Returns whether a message of more than one packet is read where it is written: the
 /// result is not specified.
-fn is_unspecified(from: &[Range], to: &[Range], length: usize) -> bool {
+fn has_unspecified_result(from: &[Range], to: &[Range], length: usize) -> bool {
     let common = |a: &Range, b: &Range| a.0 == b.0 && a.1 < b.1 + b.2 && b.1 < a.1 + a.2;
     length > MTU && from.iter().any(|a| to.iter().any(|b| common(a, b)))
 }
@@ -136,10 +136,10 @@ proptest! {
                 true => vec![(to.0, to.1, first), (1 - to.0, to.1 + 7, length - first)],
                 false => vec![to],
             };
-            if is_unspecified(&from, &into, length) {
+            if has_unspecified_result(&from, &into, length) {
                 continue;
             }
-            let (from_list, into_list) = (device.list(&from), device.list(&into));
+            let (from_list, into_list) = (device.sges(&from), device.sges(&into));
             if send {
                 let recv = device.b.recv.as_mut().unwrap();
                 recv.begin();
@@ -152,7 +152,7 @@ proptest! {
                 device.post(Opcode::RDMA_WRITE, &from_list, to);
                 device.wait(1);
             }
-            device.check(&from, &into);
+            device.check_copy(&from, &into);
         }
     }
 }

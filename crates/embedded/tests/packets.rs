@@ -21,7 +21,7 @@ use uverbs::{
 const OK: i32 = 0;
 const CREATE: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_FLOW;
 
-fn refused<T>(result: Result<T, Error>) -> i32 {
+fn errno<T>(result: Result<T, Error>) -> i32 {
     result.map_or_else(|error| error.errno().raw(), |_| OK)
 }
 
@@ -52,7 +52,7 @@ fn packet_qp(host: &Host, cq: &Cq, arena: &Arena) -> (Command, Vec<u8>) {
 }
 
 fn create(host: &Host, command: &Command, driver: &[u8]) -> Result<u32, i32> {
-    // SAFETY: addresses are those of an arena, which is longer alive, or nobody's.
+    // SAFETY: addresses are those of an arena, which is longer alive, or unmapped.
     let made_of = unsafe { command.clone().driver(driver).run(&host.context) };
     made_of.map(|attrs| created(&attrs, ATTR_CREATE_QP_HANDLE))
 }
@@ -135,7 +135,7 @@ fn states_are_those_of_raw_packets() {
             port_num: 1,
             ..QpAttr::default()
         };
-        refused(
+        errno(
             qp.object
                 .modify(&attr, mask | Mask::STATE, uverbs::Udata::none()),
         )
@@ -276,7 +276,7 @@ fn invalid_flows_are_rejected() {
         ..FlowInit::default()
     };
     let to = |qp| {
-        refused(uverbs::flow::create(
+        errno(uverbs::flow::create(
             &host.context,
             qp,
             &init,
@@ -349,7 +349,7 @@ fn a_devx_context_gets_the_object_numbers() {
             // SAFETY: it concerns no memory.
             let table = unsafe { DevxObject::create(&context, &table[..], &mut [0; 16]) };
             for _ in 0..2 {
-                assert_eq!(refused(uverbs::qp::destroy(&context, handle)), EBUSY);
+                assert_eq!(errno(uverbs::qp::destroy(&context, handle)), EBUSY);
             }
             drop(table.unwrap());
         }
@@ -375,7 +375,7 @@ fn a_queue_pair_with_flows_is_in_use() {
         Flow::create(&host.context, qp.object.handle(), &init, specs).unwrap()
     };
     let flows = [flow(&qp, 1), flow(&qp, 1), flow(&other, 1), flow(&qp, 2)];
-    assert_eq!(refused(qp.object.destroy()), EBUSY);
+    assert_eq!(errno(qp.object.destroy()), EBUSY);
     let bad = DestroyFlow {
         comp_mask: 1,
         flow_handle: flows[0].handle().0,
@@ -386,19 +386,13 @@ fn a_queue_pair_with_flows_is_in_use() {
     assert_eq!(done.err(), Some(EINVAL));
     // Handles of queue pairs and of flows are distinguished.
     let handle = uverbs::FlowHandle(qp.object.handle().0);
-    assert_eq!(
-        refused(uverbs::flow::destroy(&host.context, handle)),
-        EINVAL
-    );
+    assert_eq!(errno(uverbs::flow::destroy(&host.context, handle)), EINVAL);
     for flow in &flows {
-        assert_eq!(refused(qp.object.destroy()), EBUSY);
+        assert_eq!(errno(qp.object.destroy()), EBUSY);
         flow.destroy().unwrap();
-        assert_eq!(refused(flow.destroy()), EINVAL);
+        assert_eq!(errno(flow.destroy()), EINVAL);
         let handle = flow.handle();
-        assert_eq!(
-            refused(uverbs::flow::destroy(&host.context, handle)),
-            ENOENT
-        );
+        assert_eq!(errno(uverbs::flow::destroy(&host.context, handle)), ENOENT);
     }
     qp.object.destroy().unwrap();
 }

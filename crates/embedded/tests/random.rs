@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use embedded_testing::random::{COMMANDS, Random, sequence};
 
 /// Default number of sequences.
-const SHORT: u64 = 150;
+const DEFAULT_SEQUENCES: u64 = 150;
 
 /// Ends the process if a sequence hangs.
-fn watch(at: &'static AtomicU64) {
+fn exit_on_hang(at: &'static AtomicU64) {
     std::thread::spawn(move || {
         let mut last = (at.load(Ordering::Relaxed), Instant::now());
         loop {
@@ -30,7 +30,7 @@ fn watch(at: &'static AtomicU64) {
     });
 }
 
-fn number(name: &str) -> Option<u64> {
+fn number_from_environment(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
     Some(
         value
@@ -50,30 +50,30 @@ fn random_driver_commands() {
             }
         }
     }
-    let (first, long) = (
-        number("RINGVERBS_SEED").unwrap_or(1),
-        number("RINGVERBS_SEQUENCES"),
+    let (first, requested) = (
+        number_from_environment("RINGVERBS_SEED").unwrap_or(1),
+        number_from_environment("RINGVERBS_SEQUENCES"),
     );
-    let count = long.unwrap_or(SHORT);
-    let _told = PrintSeed;
-    let (mut taken, began) = (0, Instant::now());
-    watch(&AT);
+    let count = requested.unwrap_or(DEFAULT_SEQUENCES);
+    let _print_seed = PrintSeed;
+    let (mut accepted, began) = (0, Instant::now());
+    exit_on_hang(&AT);
     for done in 0..count {
         AT.store(first + done, Ordering::Relaxed);
-        taken += sequence(Random::seeded(first + done));
-        if long.is_some() && (done % 500 == 499 || done + 1 == count) {
+        accepted += sequence(Random::seeded(first + done));
+        if requested.is_some() && (done % 500 == 499 || done + 1 == count) {
             let seconds = began.elapsed().as_secs();
             let of = (done + 1) * u64::from(COMMANDS);
             let _ = writeln!(
                 std::io::stderr(),
-                "{} of {count} sequences, {taken} of {of} commands taken, {seconds} s",
+                "{} of {count} sequences, {accepted} of {of} commands accepted, {seconds} s",
                 done + 1
             );
         }
     }
     // A sufficient part of the commands succeeds.
     assert!(
-        taken > count * u64::from(COMMANDS) / 5,
-        "{taken} commands were taken"
+        accepted > count * u64::from(COMMANDS) / 5,
+        "{accepted} commands were accepted"
     );
 }

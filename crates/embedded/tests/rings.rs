@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use embedded_testing::driver::*;
 use raw_peer::{
-    Directory, RawPeer, accept, connection, listener, overwrite_word, send_descriptors,
+    RawPeer, TempDirectory, accept, connection, listener, overwrite_word, send_descriptors,
 };
 use ringverbs_embedded::{Drive, Network};
 use uverbs::{AhAttr, QpType};
@@ -34,7 +34,7 @@ impl Random {
     }
 }
 
-fn host(directory: &Directory) -> Host {
+fn host(directory: &TempDirectory) -> Host {
     let network = Network::joined(Drive::Thread, &directory.0).unwrap();
     Host::new(&network.device("roce").unwrap())
 }
@@ -55,7 +55,7 @@ struct Exchange {
 const SIZE: usize = 9001;
 
 impl Exchange {
-    fn new(directory: &Directory) -> Self {
+    fn new(directory: &TempDirectory) -> Self {
         let (a, b) = (host(directory), host(directory));
         let mut cqs = (a.cq(64), b.cq(64));
         let qps = (a.qp(QpType::RC, &mut cqs.0), b.qp(QpType::RC, &mut cqs.1));
@@ -98,7 +98,7 @@ impl Exchange {
 #[test]
 fn a_hostile_sender_does_not_affect_others() {
     const HEADER: u64 = 96;
-    let directory = Directory::new("ring-sender");
+    let directory = TempDirectory::new("ring-sender");
     let mut exchange = Exchange::new(&directory);
     let mut random = Random(7);
     for round in 0..60 {
@@ -144,7 +144,7 @@ fn a_hostile_sender_does_not_affect_others() {
 /// First messages without a ring, or with other descriptors.
 #[test]
 fn memory_without_a_ring_is_rejected() {
-    let directory = Directory::new("no-ring");
+    let directory = TempDirectory::new("no-ring");
     let mut exchange = Exchange::new(&directory);
     let (small, _) = nix::unistd::pipe().unwrap();
     let file: OwnedFd = File::open("/dev/zero").unwrap().into();
@@ -168,8 +168,8 @@ fn memory_without_a_ring_is_rejected() {
     }
 }
 
-/// A queue pair that sends to a process that does not answer.
-fn talk_to(host: &Host, path: &AhAttr) -> (Qp, Cq, Memory) {
+/// Creates a queue pair that sends to a process that does not answer.
+fn send_without_answer(host: &Host, path: &AhAttr) -> (Qp, Cq, Memory) {
     let mut cq = host.cq(64);
     let mut qp = host.qp(QpType::RC, &mut cq);
     connect(&qp, QpType::RC, 5, *path);
@@ -181,7 +181,7 @@ fn talk_to(host: &Host, path: &AhAttr) -> (Qp, Cq, Memory) {
 }
 
 /// Returns the path to the process that joins next.
-fn next_path(directory: &Directory) -> AhAttr {
+fn next_path(directory: &TempDirectory) -> AhAttr {
     host(directory).path()
 }
 
@@ -189,13 +189,13 @@ fn next_path(directory: &Directory) -> AhAttr {
 #[test]
 fn a_hostile_receiver_does_not_affect_others() {
     const CONSUMER: usize = 32;
-    let directory = Directory::new("ring-receiver");
+    let directory = TempDirectory::new("ring-receiver");
     let mut exchange = Exchange::new(&directory);
     let path = next_path(&directory);
     let listener = listener(&directory.0, 2);
     let mut random = Random(3);
     for round in 0..20 {
-        let talk = talk_to(&exchange.a, &path);
+        let sender = send_without_answer(&exchange.a, &path);
         let (socket, memory) = accept(&listener);
         for _ in 0..50 {
             let word = match random.below(3) {
@@ -212,7 +212,7 @@ fn a_hostile_receiver_does_not_affect_others() {
         }
         drop(socket);
         exchange.check_messages();
-        drop(talk);
+        drop(sender);
     }
 }
 
@@ -222,18 +222,18 @@ const VARIABLE: &str = "RINGVERBS_TEST_RING";
 /// The process that [`a_killed_process_does_not_affect_others`] kills. It sends to number 0.
 #[test]
 #[ignore = "run by another test"]
-fn killed() {
+fn killed_process() {
     let Ok(directory) = std::env::var(VARIABLE) else {
         return;
     };
     let (path, dgid) = directory.split_once(' ').unwrap();
-    let directory = std::mem::ManuallyDrop::new(Directory(path.into()));
+    let directory = std::mem::ManuallyDrop::new(TempDirectory(path.into()));
     let this = host(&directory);
     let mut path = this.path();
     path.grh.dgid = u128::from_str_radix(dgid, 16).unwrap().to_be_bytes();
     println!("joined");
     loop {
-        let _talk = talk_to(&this, &path);
+        let _sender = send_without_answer(&this, &path);
         sleep(Duration::from_millis(2));
     }
 }
@@ -242,7 +242,7 @@ fn killed() {
 /// the next process takes its number.
 #[test]
 fn a_killed_process_does_not_affect_others() {
-    let directory = Directory::new("killed");
+    let directory = TempDirectory::new("killed");
     let mut exchange = Exchange::new(&directory);
     let path = next_path(&directory);
     let dgid = u128::from_be_bytes(exchange.a.path().grh.dgid);
@@ -250,14 +250,14 @@ fn a_killed_process_does_not_affect_others() {
     let mut random = Random(11);
     for _ in 0..ROUNDS {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["killed", "--exact", "--ignored", "--nocapture"])
+            .args(["killed_process", "--exact", "--ignored", "--nocapture"])
             .env(VARIABLE, &variable)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains("joined")));
-        let talk = talk_to(&exchange.a, &path);
+        let sender = send_without_answer(&exchange.a, &path);
         let end = Instant::now() + Duration::from_micros(random.below(20_000));
         while Instant::now() < end {
             exchange.check_messages();
@@ -266,7 +266,7 @@ fn a_killed_process_does_not_affect_others() {
         exchange.check_messages();
         child.wait().unwrap();
         exchange.check_messages();
-        drop(talk);
+        drop(sender);
     }
     // The number is free again.
     assert_eq!(next_path(&directory).grh.dgid, path.grh.dgid);

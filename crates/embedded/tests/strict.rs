@@ -16,7 +16,7 @@ const OK: i32 = 0;
 
 /// Returns the result of a command, after destroying the created object.
 fn errno(host: &Host, command: &Command) -> i32 {
-    // SAFETY: addresses are those of an arena, which is longer alive, or nobody's.
+    // SAFETY: addresses are those of an arena, which is longer alive, or unmapped.
     match unsafe { command.run(&host.context) } {
         Err(errno) => errno,
         Ok(attrs) => {
@@ -30,20 +30,20 @@ fn errno(host: &Host, command: &Command) -> i32 {
     }
 }
 
-/// The same for a command with other driver data.
-fn with(host: &Host, command: &Command, driver: &[u8]) -> i32 {
+/// Returns the result of a command with other driver data.
+fn errno_with_driver_data(host: &Host, command: &Command, driver: &[u8]) -> i32 {
     errno(host, command.clone().driver(driver))
 }
 
 /// Returns the data with other bytes at an offset.
-fn set(data: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
+fn with_bytes(data: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut data = data.to_vec();
     data.resize(data.len().max(at + bytes.len()), 0);
     data[at..at + bytes.len()].copy_from_slice(bytes);
     data
 }
 
-fn rc(host: &Host, cq: &Cq) -> Command {
+fn create_rc_qp(host: &Host, cq: &Cq) -> Command {
     let cq = u64::from(cq.object.handle().0);
     let mut command = create_qp(QpType::RC.0, 4);
     command
@@ -151,19 +151,34 @@ fn queues_need_mapped_memory() {
         (1 << 62, records, EFAULT),
         (u64::MAX - 4095, records, EINVAL),
     ];
-    let (cq_command, srq_command, qp_command) =
-        (create_cq(127), create_srq(host.pd.0, 255), rc(&host, &cq));
+    let (cq_command, srq_command, qp_command) = (
+        create_cq(127),
+        create_srq(host.pd.0, 255),
+        create_rc_qp(&host, &cq),
+    );
     for (entries, records, expected) in places {
         let what = format!("{entries:#x} {records:#x}");
         // Each of two pages.
         let driver = cq_driver(entries, records, 64, host.uar());
-        assert_eq!(with(&host, &cq_command, &driver), expected, "{what}");
+        assert_eq!(
+            errno_with_driver_data(&host, &cq_command, &driver),
+            expected,
+            "{what}"
+        );
         let driver = srq_driver(entries, records, 0);
-        assert_eq!(with(&host, &srq_command, &driver), expected, "{what}");
+        assert_eq!(
+            errno_with_driver_data(&host, &srq_command, &driver),
+            expected,
+            "{what}"
+        );
         let driver = qp_driver(entries, records, [64, 256, 4], 0, host.uar());
         // The device rejects entries at address 0.
         let expected = if entries == 0 { EINVAL } else { expected };
-        assert_eq!(with(&host, &qp_command, &driver), expected, "{what}");
+        assert_eq!(
+            errno_with_driver_data(&host, &qp_command, &driver),
+            expected,
+            "{what}"
+        );
     }
     for (entries, expected) in [
         (0, EFAULT),
@@ -179,7 +194,11 @@ fn queues_need_mapped_memory() {
         };
         let driver = [entries.to_ne_bytes(), 64u64.to_ne_bytes()].concat();
         let command = Command::write(CMD_RESIZE_CQ, &body, 8);
-        assert_eq!(with(&host, &command, &driver), expected, "{entries:#x}");
+        assert_eq!(
+            errno_with_driver_data(&host, &command, &driver),
+            expected,
+            "{entries:#x}"
+        );
     }
     arena.check();
     exchange(&host);
@@ -202,32 +221,43 @@ fn driver_data_is_checked_as_by_mlx5_ib() {
         (good[..21].to_vec(), EINVAL),
         (good[..8].to_vec(), EINVAL),
         // Bytes behind are ignored.
-        (set(&good, 40, one), OK),
-        (set(&good, 16, &bits(63)), EINVAL),
-        (set(&good, 16, &bits(0)), EINVAL),
-        (set(&good, 16, &bits(128)), OK),
+        (with_bytes(&good, 40, one), OK),
+        (with_bytes(&good, 16, &bits(63)), EINVAL),
+        (with_bytes(&good, 16, &bits(0)), EINVAL),
+        (with_bytes(&good, 16, &bits(128)), OK),
         // Compression, and its format.
-        (set(&good, 20, &[1, 1]), OK),
-        (set(&good, 20, &[1, 2]), OK),
-        (set(&good, 20, &[1, 3]), EINVAL),
-        (set(&good, 20, &[1, 4]), EOPNOTSUPP),
-        (set(&good, 20, &[2, 3]), OK),
+        (with_bytes(&good, 20, &[1, 1]), OK),
+        (with_bytes(&good, 20, &[1, 2]), OK),
+        (with_bytes(&good, 20, &[1, 3]), EINVAL),
+        (with_bytes(&good, 20, &[1, 4]), EOPNOTSUPP),
+        (with_bytes(&good, 20, &[2, 3]), OK),
         // Flags: padded entries have 128 bytes; the UAR must belong to the context.
-        (set(&good, 22, &[3, 0]), EOPNOTSUPP),
-        (set(&set(&good, 22, &[3, 0]), 16, &bits(128)), OK),
-        (set(&good, 22, &[0, 0]), EINVAL),
-        (set(&good, 25, one), EINVAL),
-        (set(&good, 22, &[6, 0]), OK),
-        (set(&good, 22, &[10, 0]), EINVAL),
-        (set(&good, 22, &[2, 1]), EINVAL),
-        (set(&good, 26, one), EINVAL),
-        (set(&good, 28, one), EINVAL),
-        (set(&good, 31, one), EINVAL),
+        (with_bytes(&good, 22, &[3, 0]), EOPNOTSUPP),
+        (
+            with_bytes(&with_bytes(&good, 22, &[3, 0]), 16, &bits(128)),
+            OK,
+        ),
+        (with_bytes(&good, 22, &[0, 0]), EINVAL),
+        (with_bytes(&good, 25, one), EINVAL),
+        (with_bytes(&good, 22, &[6, 0]), OK),
+        (with_bytes(&good, 22, &[10, 0]), EINVAL),
+        (with_bytes(&good, 22, &[2, 1]), EINVAL),
+        (with_bytes(&good, 26, one), EINVAL),
+        (with_bytes(&good, 28, one), EINVAL),
+        (with_bytes(&good, 31, one), EINVAL),
     ] {
-        assert_eq!(with(&host, &command, &driver), expected, "{driver:?}");
+        assert_eq!(
+            errno_with_driver_data(&host, &command, &driver),
+            expected,
+            "{driver:?}"
+        );
     }
     for (cqe, expected) in [(0, EINVAL), (1, OK), (1 << 22, EINVAL), (u32::MAX, EINVAL)] {
-        assert_eq!(with(&host, &create_cq(cqe), &good), expected, "{cqe}");
+        assert_eq!(
+            errno_with_driver_data(&host, &create_cq(cqe), &good),
+            expected,
+            "{cqe}"
+        );
     }
 
     let command = create_srq(host.pd.0, 15);
@@ -236,63 +266,78 @@ fn driver_data_is_checked_as_by_mlx5_ib() {
         (good.clone(), OK),
         (good[..24].to_vec(), OK),
         (good[..8].to_vec(), EFAULT),
-        (set(&good, 40, &[0]), OK),
-        (set(&good, 40, one), EINVAL),
-        (set(&good, 16, one), EINVAL),
-        (set(&good, 20, one), EINVAL),
-        (set(&good, 28, one), EINVAL),
+        (with_bytes(&good, 40, &[0]), OK),
+        (with_bytes(&good, 40, one), EINVAL),
+        (with_bytes(&good, 16, one), EINVAL),
+        (with_bytes(&good, 20, one), EINVAL),
+        (with_bytes(&good, 28, one), EINVAL),
     ] {
-        assert_eq!(with(&host, &command, &driver), expected, "{driver:?}");
+        assert_eq!(
+            errno_with_driver_data(&host, &command, &driver),
+            expected,
+            "{driver:?}"
+        );
     }
     for (max_wr, expected) in [(0, OK), (1 << 15, EINVAL), (u32::MAX, EINVAL)] {
         let command = create_srq(host.pd.0, max_wr);
-        assert_eq!(with(&host, &command, &good), expected, "{max_wr}");
+        assert_eq!(
+            errno_with_driver_data(&host, &command, &good),
+            expected,
+            "{max_wr}"
+        );
     }
 
-    let command = rc(&host, &cq);
+    let command = create_rc_qp(&host, &cq);
     let good = qp_driver(entries, records, [16, 16, 4], 0, host.uar());
     for (driver, expected) in [
         (good.clone(), OK),
         (good[..48].to_vec(), OK),
         (good[..47].to_vec(), EINVAL),
         (good[..4].to_vec(), EINVAL),
-        (set(&good, 54, one), EINVAL),
-        (set(&good, 100, &[0]), OK),
-        (set(&good, 100, one), EINVAL),
+        (with_bytes(&good, 54, one), EINVAL),
+        (with_bytes(&good, 100, &[0]), OK),
+        (with_bytes(&good, 100, one), EINVAL),
         // Sizes: bounded powers of two, and receives only where they are possible.
-        (set(&good, 16, &bits(0)), OK),
-        (set(&good, 16, &bits(15)), EINVAL),
-        (set(&good, 16, &bits(1 << 16)), EINVAL),
-        (set(&good, 16, &bits(u32::MAX)), EINVAL),
-        (set(&good, 20, &bits(0)), EINVAL),
-        (set(&good, 20, &bits(3)), EINVAL),
-        (set(&good, 20, &bits(1 << 16)), EINVAL),
-        (set(&good, 24, &bits(0)), EINVAL),
-        (set(&good, 24, &bits(10)), EINVAL),
-        (set(&good, 24, &bits(33)), EINVAL),
-        (set(&good, 24, &bits(u32::MAX)), EINVAL),
+        (with_bytes(&good, 16, &bits(0)), OK),
+        (with_bytes(&good, 16, &bits(15)), EINVAL),
+        (with_bytes(&good, 16, &bits(1 << 16)), EINVAL),
+        (with_bytes(&good, 16, &bits(u32::MAX)), EINVAL),
+        (with_bytes(&good, 20, &bits(0)), EINVAL),
+        (with_bytes(&good, 20, &bits(3)), EINVAL),
+        (with_bytes(&good, 20, &bits(1 << 16)), EINVAL),
+        (with_bytes(&good, 24, &bits(0)), EINVAL),
+        (with_bytes(&good, 24, &bits(10)), EINVAL),
+        (with_bytes(&good, 24, &bits(33)), EINVAL),
+        (with_bytes(&good, 24, &bits(u32::MAX)), EINVAL),
         // Flags, the UAR, user indices.
-        (set(&good, 28, &bits(NAMES_UAR | 1 << 1)), OK),
-        (set(&good, 28, &bits(NAMES_UAR | 1 << 1 | 1 << 8)), OK),
-        (set(&good, 28, &bits(NAMES_UAR | 1 << 0)), EINVAL),
-        (set(&good, 28, &bits(NAMES_UAR | 1 << 3)), EINVAL),
-        (set(&good, 28, &bits(NAMES_UAR | 1 << 5)), EINVAL),
-        (set(&good, 28, &bits(NAMES_UAR | 1 << 31)), EINVAL),
-        (set(&good, 28, &bits(0)), EINVAL),
-        (set(&good, 37, one), EINVAL),
-        (set(&good, 32, &bits(0xff_fffe)), OK),
-        (set(&good, 32, &bits(0xff_ffff)), EINVAL),
-        (set(&good, 32, &bits(1 << 24)), EINVAL),
+        (with_bytes(&good, 28, &bits(NAMES_UAR | 1 << 1)), OK),
+        (
+            with_bytes(&good, 28, &bits(NAMES_UAR | 1 << 1 | 1 << 8)),
+            OK,
+        ),
+        (with_bytes(&good, 28, &bits(NAMES_UAR | 1 << 0)), EINVAL),
+        (with_bytes(&good, 28, &bits(NAMES_UAR | 1 << 3)), EINVAL),
+        (with_bytes(&good, 28, &bits(NAMES_UAR | 1 << 5)), EINVAL),
+        (with_bytes(&good, 28, &bits(NAMES_UAR | 1 << 31)), EINVAL),
+        (with_bytes(&good, 28, &bits(0)), EINVAL),
+        (with_bytes(&good, 37, one), EINVAL),
+        (with_bytes(&good, 32, &bits(0xff_fffe)), OK),
+        (with_bytes(&good, 32, &bits(0xff_ffff)), EINVAL),
+        (with_bytes(&good, 32, &bits(1 << 24)), EINVAL),
     ] {
-        assert_eq!(with(&host, &command, &driver), expected, "{driver:?}");
+        assert_eq!(
+            errno_with_driver_data(&host, &command, &driver),
+            expected,
+            "{driver:?}"
+        );
     }
     // Without a receive queue of its own, the sizes must be 0.
     let mut none = command.clone();
     none.without(ATTR_CREATE_QP_CAP)
         .input(ATTR_CREATE_QP_CAP, &[0; 20]);
-    assert_eq!(with(&host, &none, &good), EINVAL);
+    assert_eq!(errno_with_driver_data(&host, &none, &good), EINVAL);
     let nothing = qp_driver(0, records, [0, 0, 0], 0, host.uar());
-    assert_eq!(with(&host, &none, &nothing), OK);
+    assert_eq!(errno_with_driver_data(&host, &none, &nothing), OK);
     exchange(&host);
 }
 
@@ -329,27 +374,27 @@ fn driver_data_of_other_commands_is_checked() {
     let device = Command::write(CMD_FLAG_EXTENDED | CMD_QUERY_DEVICE, &[0u64], 304);
     let one = &[1u8][..];
     for (command, driver, expected) in [
-        (&window, set(&[], 0, one), EOPNOTSUPP),
-        (&window, set(&[], 5, one), EOPNOTSUPP),
-        (&window, set(&[], 9, one), EOPNOTSUPP),
+        (&window, with_bytes(&[], 0, one), EOPNOTSUPP),
+        (&window, with_bytes(&[], 5, one), EOPNOTSUPP),
+        (&window, with_bytes(&[], 9, one), EOPNOTSUPP),
         (&modify, vec![], OK),
         (&modify, vec![0; 15], EINVAL),
         (&modify, vec![0; 16], OK),
         (&modify, vec![0; 17], OK),
-        (&modify, set(&[0; 16], 0, one), OK),
-        (&modify, set(&[0; 16], 0, &[2]), EOPNOTSUPP),
-        (&modify, set(&[0; 16], 10, one), EOPNOTSUPP),
-        (&modify, set(&[0; 16], 16, one), EOPNOTSUPP),
+        (&modify, with_bytes(&[0; 16], 0, one), OK),
+        (&modify, with_bytes(&[0; 16], 0, &[2]), EOPNOTSUPP),
+        (&modify, with_bytes(&[0; 16], 10, one), EOPNOTSUPP),
+        (&modify, with_bytes(&[0; 16], 16, one), EOPNOTSUPP),
         (&unknown, vec![], EOPNOTSUPP),
         (&resize, entries[..15].to_vec(), EINVAL),
-        (&resize, set(&entries, 8, &[128]), EINVAL),
-        (&resize, set(&entries, 10, one), EINVAL),
-        (&resize, set(&entries, 15, one), EINVAL),
+        (&resize, with_bytes(&entries, 8, &[128]), EINVAL),
+        (&resize, with_bytes(&entries, 10, one), EINVAL),
+        (&resize, with_bytes(&entries, 15, one), EINVAL),
         (&device, vec![0; 3], OK),
         (&device, vec![0, 1], EINVAL),
     ] {
         assert_eq!(
-            with(&host, command, &driver),
+            errno_with_driver_data(&host, command, &driver),
             expected,
             "{command:?} {driver:?}"
         );
@@ -364,7 +409,7 @@ fn driver_data_of_other_commands_is_checked() {
 fn get_context_refuses_unknown_driver_data() {
     let embedded = Embedded::new("ib").unwrap();
     let context = embedded.context().unwrap();
-    let good = set(&set(&[0; 32], 0, &[16]), 16, &[1]);
+    let good = with_bytes(&with_bytes(&[0; 32], 0, &[16]), 16, &[1]);
     let errno = |driver: &[u8]| {
         let mut command = Command::new(OBJECT_DEVICE, METHOD_GET_CONTEXT);
         command.out(ATTR_UHW_OUT, 72).driver(driver);
@@ -377,15 +422,15 @@ fn get_context_refuses_unknown_driver_data() {
         (good[..8].to_vec(), EINVAL),
         (good[..15].to_vec(), EINVAL),
         (good[..16].to_vec(), EINVAL),
-        (set(&good, 0, &[0]), EINVAL),
-        (set(&good, 2, one), libc::ENOMEM),
-        (set(&good, 0, &[0xff; 4]), libc::ENOMEM),
-        (set(&good, 4, &[16]), EINVAL),
-        (set(&good, 8, &[2]), EOPNOTSUPP),
-        (set(&good, 12, one), EOPNOTSUPP),
-        (set(&good, 17, one), EOPNOTSUPP),
-        (set(&good, 23, one), EOPNOTSUPP),
-        (set(&set(&good, 8, one), 31, one), OK),
+        (with_bytes(&good, 0, &[0]), EINVAL),
+        (with_bytes(&good, 2, one), libc::ENOMEM),
+        (with_bytes(&good, 0, &[0xff; 4]), libc::ENOMEM),
+        (with_bytes(&good, 4, &[16]), EINVAL),
+        (with_bytes(&good, 8, &[2]), EOPNOTSUPP),
+        (with_bytes(&good, 12, one), EOPNOTSUPP),
+        (with_bytes(&good, 17, one), EOPNOTSUPP),
+        (with_bytes(&good, 23, one), EOPNOTSUPP),
+        (with_bytes(&with_bytes(&good, 8, one), 31, one), OK),
         // It is created once.
         (good.clone(), EINVAL),
     ] {
@@ -545,7 +590,7 @@ fn handles_belong_to_their_context_and_type() {
     let arena = Arena::new(8);
     let entries = arena.address();
     let (theirs, cq) = (other.cq(4), host.cq(4));
-    let command = rc(&host, &cq);
+    let command = create_rc_qp(&host, &cq);
     let driver = qp_driver(
         entries,
         entries + 7 * PAGE as u64,
@@ -573,14 +618,21 @@ fn handles_belong_to_their_context_and_type() {
     ] {
         let mut command = command.clone();
         command.find(id).data = handle;
-        assert_eq!(with(&host, &command, &driver), expected, "{id} {handle}");
+        assert_eq!(
+            errno_with_driver_data(&host, &command, &driver),
+            expected,
+            "{id} {handle}"
+        );
     }
     for id in [
         ATTR_CREATE_QP_PD_HANDLE,
         ATTR_CREATE_QP_SEND_CQ_HANDLE,
         ATTR_CREATE_QP_RECV_CQ_HANDLE,
     ] {
-        assert_eq!(with(&host, command.clone().without(id), &driver), ENOENT);
+        assert_eq!(
+            errno_with_driver_data(&host, command.clone().without(id), &driver),
+            ENOENT
+        );
     }
     // A queue pair cannot use an XRC SRQ.
     let xrcd = uverbs::XrcdOpen {
@@ -595,8 +647,14 @@ fn handles_belong_to_their_context_and_type() {
         .object(ATTR_CREATE_SRQ_CQ_HANDLE, cq.object.handle().0.into());
     let at = entries + 4 * PAGE as u64;
     let places = |index| srq_driver(at, at + PAGE as u64, index);
-    assert_eq!(with(&host, &shared, &places(0xff_ffff)), EINVAL);
-    assert_eq!(with(&host, &shared, &places(3)[..24]), EINVAL);
+    assert_eq!(
+        errno_with_driver_data(&host, &shared, &places(0xff_ffff)),
+        EINVAL
+    );
+    assert_eq!(
+        errno_with_driver_data(&host, &shared, &places(3)[..24]),
+        EINVAL
+    );
     shared.driver(&places(3));
     // SAFETY: the arena outlives the queue.
     let made_srq = created(&unsafe { shared.run(&host.context) }.unwrap(), 0);
@@ -609,7 +667,7 @@ fn handles_belong_to_their_context_and_type() {
         0,
         host.uar(),
     );
-    assert_eq!(with(&host, &on_shared, &own_none), EINVAL);
+    assert_eq!(errno_with_driver_data(&host, &on_shared, &own_none), EINVAL);
     // SAFETY: as above.
     unsafe { destroy(OBJECT_SRQ, made_srq).run(&host.context) }.unwrap();
     // SAFETY: as above.
@@ -632,7 +690,7 @@ fn shared_queues_with_tag_matching() {
     command
         .object(ATTR_CREATE_SRQ_CQ_HANDLE, cq.object.handle().0.into())
         .u32(ATTR_CREATE_SRQ_MAX_NUM_TAGS, 127);
-    assert_eq!(with(&host, &without_cq, &driver), ENOENT);
+    assert_eq!(errno_with_driver_data(&host, &without_cq, &driver), ENOENT);
     for (tags, expected) in [
         (0, OK),
         (1, OK),
@@ -642,15 +700,22 @@ fn shared_queues_with_tag_matching() {
     ] {
         let mut command = command.clone();
         command.find(ATTR_CREATE_SRQ_MAX_NUM_TAGS).data = tags.into();
-        assert_eq!(with(&host, &command, &driver), expected, "{tags} tags");
+        assert_eq!(
+            errno_with_driver_data(&host, &command, &driver),
+            expected,
+            "{tags} tags"
+        );
     }
     let without_tags = command
         .clone()
         .without(ATTR_CREATE_SRQ_MAX_NUM_TAGS)
         .clone();
-    assert_eq!(with(&host, &without_tags, &driver), ENOENT);
     assert_eq!(
-        with(&host, &command, &srq_driver(entries, records, 0xff_ffff)),
+        errno_with_driver_data(&host, &without_tags, &driver),
+        ENOENT
+    );
+    assert_eq!(
+        errno_with_driver_data(&host, &command, &srq_driver(entries, records, 0xff_ffff)),
         EINVAL
     );
     command.driver(&driver);
@@ -666,7 +731,7 @@ fn shared_queues_with_tag_matching() {
     let queried = uverbs::srq::query(&host.context, uverbs::SrqHandle(srq)).unwrap();
     assert_eq!((queried.max_wr, queried.limit), (127, 5));
     // A queue pair on it, whose receives complete to the queue's own.
-    let mut command = rc(&host, &cq);
+    let mut command = create_rc_qp(&host, &cq);
     command.object(ATTR_CREATE_QP_SRQ_HANDLE, srq.into());
     let at = arena.address() + 4 * PAGE as u64;
     for blocks in [0, 16] {

@@ -46,12 +46,12 @@ fn create_wq(host: &Host, cq: &Cq, arena: &Arena) -> (Command, Vec<u8>) {
 }
 
 fn run(host: &Host, command: &Command) -> Result<Vec<uverbs::abi::ioctl::Attr>, i32> {
-    // SAFETY: addresses are those of an arena, which is longer alive, or nobody's.
+    // SAFETY: addresses are those of an arena, which is longer alive, or unmapped.
     unsafe { command.run(&host.context) }
 }
 
-fn errno(done: Result<impl Sized, i32>) -> i32 {
-    done.err().unwrap_or(OK)
+fn errno(result: Result<impl Sized, i32>) -> i32 {
+    result.err().unwrap_or(OK)
 }
 
 /// The command for a table of these queues.
@@ -101,12 +101,12 @@ fn bad_work_queues_are_refused_and_leave_nothing() {
         ("entries past the end", with(0, &[0xff; 8]), EINVAL),
         ("short driver data", driver[..32].to_vec(), EINVAL),
     ] {
-        let done = run(&host, command.clone().driver(&driver));
-        let handle = done
+        let result = run(&host, command.clone().driver(&driver));
+        let handle = result
             .as_ref()
             .ok()
             .map(|it| created(it, ATTR_CREATE_WQ_HANDLE));
-        assert_eq!(errno(done), expected, "{case}");
+        assert_eq!(errno(result), expected, "{case}");
         if let Some(handle) = handle {
             uverbs::wq::destroy(&host.context, WqHandle(handle)).unwrap();
         }
@@ -173,8 +173,8 @@ fn bad_changes_and_tables_are_refused() {
             EINVAL,
         ),
     ] {
-        let done = run(&host, &Command::write(MODIFY, &change, 0));
-        assert_eq!(errno(done), expected, "{case}");
+        let result = run(&host, &Command::write(MODIFY, &change, 0));
+        assert_eq!(errno(result), expected, "{case}");
     }
     for (case, log, queues, expected) in [
         ("a list that is too short", 2, &[queue, queue][..], EINVAL),
@@ -184,8 +184,8 @@ fn bad_changes_and_tables_are_refused() {
         ("a large table", 13, &[queue], EINVAL),
         ("a shift beyond the word", 32, &[queue], EINVAL),
     ] {
-        let done = run(&host, &create_table(log, queues));
-        assert_eq!(errno(done), expected, "{case}");
+        let result = run(&host, &create_table(log, queues));
+        assert_eq!(errno(result), expected, "{case}");
     }
     assert_eq!(
         errno(run(&host, &Command::write(CREATE_TABLE, &0u32, 16))),
@@ -194,8 +194,8 @@ fn bad_changes_and_tables_are_refused() {
     let command = create_table(1, &[queue, queue]);
     let table: ExCreateRwqIndTableResp = answer(&run(&host, &command).unwrap(), ATTR_CORE_OUT);
     let destroy_queue = || {
-        let done = uverbs::wq::destroy(&host.context, WqHandle(queue));
-        done.map_or_else(|error| error.errno().raw(), |_| OK)
+        let result = uverbs::wq::destroy(&host.context, WqHandle(queue));
+        result.map_or_else(|error| error.errno().raw(), |_| OK)
     };
     assert_eq!(destroy_queue(), EBUSY);
     let destroy = |comp_mask, ind_tbl_handle| {

@@ -14,7 +14,7 @@ const RECEIVED: u32 = 128;
 const REMOTE_INVALID_REQUEST: u32 = 9;
 const REMOTE_ACCESS: u32 = 10;
 
-fn domain(host: &Host) -> XrcdHandle {
+fn open_xrcd(host: &Host) -> XrcdHandle {
     let init = XrcdOpen {
         fd: None,
         oflags: libc::O_CREAT,
@@ -49,7 +49,7 @@ fn target(host: &Host, xrcd: XrcdHandle) -> Qp {
     QueuePair::create(&host.context, &host.device, &init, None).unwrap()
 }
 
-fn shared(host: &Host, xrcd: XrcdHandle, cq: &mut Cq) -> Srq {
+fn create_srq(host: &Host, xrcd: XrcdHandle, cq: &mut Cq) -> Srq {
     let init = SrqInit {
         pd: host.pd,
         user_handle: 0,
@@ -76,8 +76,8 @@ fn receive(srq: &mut Srq, wr_id: u64, sge: Sge) {
 }
 
 /// Posts a work request that names a shared queue.
-fn post(qp: &mut Qp, wr_id: u64, srqn: u32, work: Operation<'_>, sge: Sge) {
-    let opcode = match work {
+fn post(qp: &mut Qp, wr_id: u64, srqn: u32, operation: Operation<'_>, sge: Sge) {
+    let opcode = match operation {
         Operation::Write(..) => Opcode::RDMA_WRITE,
         Operation::Read(..) => Opcode::RDMA_READ,
         Operation::Add(..) => Opcode::ATOMIC_FETCH_AND_ADD,
@@ -88,7 +88,7 @@ fn post(qp: &mut Qp, wr_id: u64, srqn: u32, work: Operation<'_>, sge: Sge) {
     let wr = SendWr {
         destination: Destination::Xrc { remote_srqn: srqn },
         data: Data::Sges(&list),
-        ..work.request(wr_id, opcode)
+        ..operation.request(wr_id, opcode)
     };
     // SAFETY: as in `receive`.
     unsafe {
@@ -112,9 +112,9 @@ fn an_initiator_reaches_the_shared_queue_that_it_names() {
     for profile in ["ib", "roce"] {
         let (a, b) = Host::pair(profile, Drive::Caller);
         let (mut cqa, mut cqb, mut other) = (a.cq(16), b.cq(16), b.cq(16));
-        let xrcd = domain(&b);
-        let mut first = shared(&b, xrcd, &mut cqb);
-        let mut second = shared(&b, xrcd, &mut other);
+        let xrcd = open_xrcd(&b);
+        let mut first = create_srq(&b, xrcd, &mut cqb);
+        let mut second = create_srq(&b, xrcd, &mut other);
         assert_ne!(first.srq_num, second.srq_num);
         let there = target(&b, xrcd);
         let mut here = initiator(&a, &mut cqa);
@@ -169,8 +169,8 @@ fn an_initiator_reaches_the_shared_queue_that_it_names() {
 fn shared_queues_of_other_domains_are_rejected() {
     let (a, b) = Host::pair("ib", Drive::Caller);
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
-    let (xrcd, other) = (domain(&b), domain(&b));
-    let mut foreign_srq = shared(&b, other, &mut cqb);
+    let (xrcd, other) = (open_xrcd(&b), open_xrcd(&b));
+    let mut foreign_srq = create_srq(&b, other, &mut cqb);
     let basic = b.srq(7);
     let (from, to) = (a.memory(64), b.memory(64));
     receive(&mut foreign_srq, 1, to.sge(0, 64));
@@ -180,11 +180,11 @@ fn shared_queues_of_other_domains_are_rejected() {
         (0xff_ffff, Operation::Send, REMOTE_INVALID_REQUEST),
         (foreign_srq.srq_num, Operation::Write(&to, 0), REMOTE_ACCESS),
     ];
-    for (number, work, status) in numbers {
+    for (number, operation, status) in numbers {
         let there = target(&b, xrcd);
         let mut here = initiator(&a, &mut cqa);
         connected((&a, &here), (&b, &there));
-        post(&mut here, 2, number, work, from.sge(0, 64));
+        post(&mut here, 2, number, operation, from.sge(0, 64));
         let wc = poll(&a, &mut cqa);
         assert_eq!((wc.status, wc.wr_id), (status, 2), "{number:#x}");
     }
@@ -223,7 +223,7 @@ fn a_domain_is_found_by_its_file_and_a_target_by_its_number() {
     let there_is = errno(open(&b, libc::O_CREAT | libc::O_EXCL)).unwrap();
     assert_eq!(there_is.raw(), libc::EINVAL);
     let second = open(&b, 0).unwrap();
-    let private = domain(&b);
+    let private = open_xrcd(&b);
     let by_number = |xrcd, qpn| {
         let init = QpOpen {
             xrcd,

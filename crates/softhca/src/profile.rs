@@ -2,8 +2,8 @@
 //!
 //! The driver queries capabilities in groups of 256 bytes (4,096 for flow tables).
 //! A profile ([`crate::profiles`] has all) is a list of field values in those groups;
-//! all other fields are zero, that is, absent. Offsets and meanings are those of the capability structures in
-//! Linux's `mlx5_ifc.h`.
+//! all other fields are zero, that is, absent. Offsets and meanings are those of the
+//! capability structures in Linux's `mlx5_ifc.h`.
 
 use crate::bits::{Field, field, flag};
 

@@ -59,7 +59,7 @@ const DEVICE: &[&str] = &[
     "--test",
     "joined",
     "--test",
-    "meeting",
+    "directory",
     "--test",
     "objects",
     "--test",

@@ -50,7 +50,7 @@ enum Topology {
     Hosts,
 }
 
-const ALL: [(Topology, Drive); 5] = [
+const ALL_TOPOLOGIES: [(Topology, Drive); 5] = [
     (Topology::Process, Drive::Caller),
     (Topology::Process, Drive::Thread),
     (Topology::Directory, Drive::Caller),
@@ -64,7 +64,7 @@ thread_local! {
 }
 
 /// Returns an address that no other test has.
-fn address() -> Ipv4Addr {
+fn unused_address() -> Ipv4Addr {
     static NEXT: AtomicU8 = AtomicU8::new(64);
     let [.., high, low] = std::process::id().to_be_bytes();
     Ipv4Addr::new(127, NEXT.fetch_add(1, Ordering::Relaxed), high, low)
@@ -81,13 +81,13 @@ fn device_pair(topology: Topology, drive: Drive) -> (Embedded, Embedded, TempDir
             return (device(), device(), TempDirectory(None));
         }
         Topology::Hosts => {
-            let far = address();
+            let far = unused_address();
             PEER_ADDRESS.set(far);
             let device = |address: Ipv4Addr| {
                 let network = Network::roce(drive, &address.to_string()).unwrap();
                 network.device("roce").unwrap()
             };
-            return (device(address()), device(far), TempDirectory(None));
+            return (device(unused_address()), device(far), TempDirectory(None));
         }
         Topology::Directory => {}
     }
@@ -101,7 +101,7 @@ fn device_pair(topology: Topology, drive: Drive) -> (Embedded, Embedded, TempDir
     (device(), device(), TempDirectory(Some(directory)))
 }
 
-fn open(device: &Embedded) -> EventChannel {
+fn event_channel(device: &Embedded) -> EventChannel {
     EventChannel::open_on(device.connection_manager()).unwrap()
 }
 
@@ -143,14 +143,14 @@ fn param(qp_num: u32, private_data: &[u8]) -> ConnParam<'_> {
 }
 
 /// Checks the whole private data field: the data, followed by zeros.
-fn assert_private_data(event: &Event, what: &[u8], room: usize) {
+fn assert_private_data(event: &Event, expected: &[u8], length: usize) {
     let data = event.message().private_data();
-    assert_eq!(data.len(), room);
-    assert_eq!(&data[..what.len()], what);
-    assert!(data[what.len()..].iter().all(|byte| *byte == 0));
+    assert_eq!(data.len(), length);
+    assert_eq!(&data[..expected.len()], expected);
+    assert!(data[expected.len()..].iter().all(|byte| *byte == 0));
 }
 
-fn request(channel: &EventChannel) -> (Event, Id) {
+fn next_request(channel: &EventChannel) -> (Event, Id) {
     let mut event = next_event(channel, EventKind::CONNECT_REQUEST);
     let id = event.take_request().unwrap();
     (event, id)
@@ -160,7 +160,7 @@ fn request(channel: &EventChannel) -> (Event, Id) {
 fn connected(near: &EventChannel, far: &EventChannel, listener: SocketAddr) -> (Id, Id) {
     let active = resolved_id(near, PortSpace::TCP, listener);
     active.connect(&param(1, b"")).unwrap();
-    let (_, passive) = request(far);
+    let (_, passive) = next_request(far);
     passive.accept(&param(2, b"")).unwrap();
     next_event(near, EventKind::CONNECT_RESPONSE);
     active.establish().unwrap();
@@ -168,16 +168,16 @@ fn connected(near: &EventChannel, far: &EventChannel, listener: SocketAddr) -> (
     (active, passive)
 }
 
-fn assert_rejected(event: &Event, why: RejectReason) {
+fn assert_rejected(event: &Event, expected: RejectReason) {
     let reason = event.message().result().unwrap_err();
-    assert_eq!(reason, Reason::Rejected(why));
+    assert_eq!(reason, Reason::Rejected(expected));
 }
 
 #[test]
 fn a_connection_is_made_and_ended() {
-    for (topology, drive) in ALL {
-        let (a, b, _meeting) = device_pair(topology, drive);
-        let (near, far) = (open(&a), open(&b));
+    for (topology, drive) in ALL_TOPOLOGIES {
+        let (a, b, _directory) = device_pair(topology, drive);
+        let (near, far) = (event_channel(&a), event_channel(&b));
         let (listener, at) = listen(&far, PortSpace::TCP, 4);
         let active = resolved_id(&near, PortSpace::TCP, at);
         let long = [7; 256];
@@ -194,7 +194,7 @@ fn a_connection_is_made_and_ended() {
         assert!(active.qp_attr(QpState::RTR).is_err());
         active.connect(&asked).unwrap();
 
-        let (event, passive) = request(&far);
+        let (event, passive) = next_request(&far);
         assert!(event.is_of(&listener));
         assert_private_data(&event, &long[..56], param::MAX_CONNECT_DATA);
         let peer = event.message().connection().unwrap();
@@ -252,12 +252,12 @@ fn a_connection_is_made_and_ended() {
 
 #[test]
 fn a_comm_est_event_establishes_the_connection() {
-    let (a, b, _meeting) = device_pair(Topology::Process, Drive::Caller);
-    let (near, far) = (open(&a), open(&b));
+    let (a, b, _directory) = device_pair(Topology::Process, Drive::Caller);
+    let (near, far) = (event_channel(&a), event_channel(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
     let active = resolved_id(&near, PortSpace::TCP, at);
     active.connect(&param(1, b"")).unwrap();
-    let (_, passive) = request(&far);
+    let (_, passive) = next_request(&far);
     passive.accept(&param(2, b"")).unwrap();
     next_event(&near, EventKind::CONNECT_RESPONSE);
     passive.notify(AsyncEventType::COMM_EST).unwrap();
@@ -270,9 +270,9 @@ fn a_comm_est_event_establishes_the_connection() {
 
 #[test]
 fn a_rejection_is_reported() {
-    for (topology, drive) in ALL {
-        let (a, b, _meeting) = device_pair(topology, drive);
-        let (near, far) = (open(&a), open(&b));
+    for (topology, drive) in ALL_TOPOLOGIES {
+        let (a, b, _directory) = device_pair(topology, drive);
+        let (near, far) = (event_channel(&a), event_channel(&b));
         let (listener, at) = listen(&far, PortSpace::TCP, 2);
         let ask = || {
             let active = resolved_id(&near, PortSpace::TCP, at);
@@ -281,13 +281,13 @@ fn a_rejection_is_reported() {
         };
         // Rejected explicitly, and by dropping the request.
         let active = ask();
-        let (_, passive) = request(&far);
+        let (_, passive) = next_request(&far);
         passive.reject(&[9; param::MAX_REJECT_DATA]).unwrap();
         let event = next_event(&near, EventKind::REJECTED);
         assert_rejected(&event, RejectReason::CONSUMER_DEFINED);
         assert_private_data(&event, &[9; 148], param::MAX_REJECT_DATA);
         let active = (active, ask());
-        drop(request(&far));
+        drop(next_request(&far));
         assert_rejected(
             &next_event(&near, EventKind::REJECTED),
             RejectReason::CONSUMER_DEFINED,
@@ -295,14 +295,14 @@ fn a_rejection_is_reported() {
         drop(active);
         // Too much private data: the peer is rejected.
         let active = ask();
-        let (_, passive) = request(&far);
+        let (_, passive) = next_request(&far);
         let refused = passive.accept(&param(1, &[0; 197])).unwrap_err();
         assert!(matches!(refused, Error::PrivateDataTooLong { .. }));
         next_event(&near, EventKind::REJECTED);
         drop((active, passive));
         // The requester rejects the response.
         let active = ask();
-        let (_, passive) = request(&far);
+        let (_, passive) = next_request(&far);
         passive.accept(&param(2, b"")).unwrap();
         next_event(&near, EventKind::CONNECT_RESPONSE);
         active.reject(b"after all, no").unwrap();
@@ -312,7 +312,7 @@ fn a_rejection_is_reported() {
         drop((active, passive));
         // The requester is destroyed before it gets an answer.
         drop(ask());
-        let (_, passive) = request(&far);
+        let (_, passive) = next_request(&far);
         assert_no_event(&far);
         assert!(matches!(
             passive.accept(&param(2, b"")),
@@ -345,7 +345,7 @@ fn a_rejection_is_reported() {
 #[test]
 fn addresses_of_interfaces_are_local_and_multicast_groups_reachable() {
     let (a, ..) = device_pair(Topology::Process, Drive::Caller);
-    let channel = open(&a);
+    let channel = event_channel(&a);
     let own = getifaddrs().unwrap().find_map(|interface| {
         let ip = interface.address?.as_sockaddr_in()?.ip();
         (!ip.is_loopback()).then_some(ip)
@@ -358,7 +358,7 @@ fn addresses_of_interfaces_are_local_and_multicast_groups_reachable() {
         let active = resolved_id(&channel, PortSpace::TCP, to);
         assert_eq!(active.local_addr().unwrap().unwrap().ip(), to.ip());
         active.connect(&param(1, b"")).unwrap();
-        let (_, passive) = request(&channel);
+        let (_, passive) = next_request(&channel);
         assert_eq!(passive.local_addr().unwrap(), Some(to));
     }
     for group in ["239.1.1.1:0", "[ff0e::1]:0"] {
@@ -370,8 +370,8 @@ fn addresses_of_interfaces_are_local_and_multicast_groups_reachable() {
 /// libfabric binds to localhost to discover devices.
 #[test]
 fn hosts_have_loopback_addresses_of_their_own() {
-    let (a, b, _meeting) = device_pair(Topology::Hosts, Drive::Thread);
-    let (near, far) = (open(&a), open(&b));
+    let (a, b, _directory) = device_pair(Topology::Hosts, Drive::Thread);
+    let (near, far) = (event_channel(&a), event_channel(&b));
     let localhost = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let listener = far.create_id(PortSpace::TCP).unwrap();
     listener.bind(localhost).unwrap();
@@ -395,14 +395,14 @@ fn hosts_have_loopback_addresses_of_their_own() {
     let refused = next_event(&near, EventKind::REJECTED);
     assert_rejected(&refused, RejectReason::INVALID_SERVICE_ID);
     let active = ask(&far);
-    let (_, passive) = request(&far);
+    let (_, passive) = next_request(&far);
     assert_eq!(passive.peer_addr().unwrap(), active.local_addr().unwrap());
 }
 
 #[test]
 fn loopback_addresses_are_local() {
     let (a, ..) = device_pair(Topology::Process, Drive::Caller);
-    let channel = open(&a);
+    let channel = event_channel(&a);
     let bind = |address: &str| {
         let id = channel.create_id(PortSpace::TCP).unwrap();
         let bound = id.bind(address.parse::<SocketAddr>().unwrap());
@@ -418,7 +418,7 @@ fn loopback_addresses_are_local() {
         let to = to.parse().unwrap();
         let active = resolved_id(&channel, PortSpace::TCP, to);
         active.connect(&param(1, b"")).unwrap();
-        let (_, passive) = request(&channel);
+        let (_, passive) = next_request(&channel);
         assert_eq!(passive.local_addr().unwrap(), Some(to));
         drop(passive);
         next_event(&channel, EventKind::REJECTED);
@@ -445,7 +445,7 @@ fn loopback_addresses_are_local() {
 #[test]
 fn a_new_id_permits_few_commands() {
     let (a, ..) = device_pair(Topology::Process, Drive::Caller);
-    let channel = open(&a);
+    let channel = event_channel(&a);
     let id = channel.create_id(PortSpace::TCP).unwrap();
     let wrong = |result: Result<(), Error>| {
         assert!(
@@ -475,16 +475,16 @@ fn a_new_id_permits_few_commands() {
 
 #[test]
 fn datagram_services_report_their_queue_pair() {
-    for (topology, drive) in ALL {
-        let (a, b, _meeting) = device_pair(topology, drive);
-        let (near, far) = (open(&a), open(&b));
+    for (topology, drive) in ALL_TOPOLOGIES {
+        let (a, b, _directory) = device_pair(topology, drive);
+        let (near, far) = (event_channel(&a), event_channel(&b));
         let (listener, at) = listen(&far, PortSpace::UDP, 4);
         for accepted in [true, false] {
             let active = resolved_id(&near, PortSpace::UDP, at);
             let (attr, _) = active.qp_attr(QpState::INIT).unwrap();
             assert_eq!(attr.qkey, 0x0123_4567);
             active.connect(&param(1, &[4; 180])).unwrap();
-            let (event, passive) = request(&far);
+            let (event, passive) = next_request(&far);
             assert_private_data(&event, &[4; 180], param::MAX_UD_CONNECT_DATA);
             if accepted {
                 passive.accept(&param(0x77, b"me")).unwrap();
@@ -518,7 +518,7 @@ fn datagram_services_report_their_queue_pair() {
 #[test]
 fn groups_are_joined_and_left() {
     let (a, ..) = device_pair(Topology::Process, Drive::Caller);
-    let channel = open(&a);
+    let channel = event_channel(&a);
     let id = channel.create_id(PortSpace::UDP).unwrap();
     let group = SocketAddr::from((Ipv4Addr::new(239, 1, 2, 3), 0));
     assert!(id.join_multicast(group, JoinFlags::FULL_MEMBER).is_err());
@@ -543,8 +543,8 @@ fn groups_are_joined_and_left() {
 #[test]
 fn ids_migrate_with_their_events() {
     for drive in [Drive::Caller, Drive::Thread] {
-        let (a, b, _meeting) = device_pair(Topology::Directory, drive);
-        let (near, far, other) = (open(&a), open(&b), open(&b));
+        let (a, b, _directory) = device_pair(Topology::Directory, drive);
+        let (near, far, other) = (event_channel(&a), event_channel(&b), event_channel(&b));
         let (mut listener, at) = listen(&far, PortSpace::TCP, 4);
         let ask = || {
             let active = resolved_id(&near, PortSpace::TCP, at);
@@ -553,9 +553,9 @@ fn ids_migrate_with_their_events() {
         };
         // One event is unread in the socket; one was read and moves separately.
         let (first, second) = (ask(), ask());
-        let (_, mut passive) = request(&far);
+        let (_, mut passive) = next_request(&far);
         assert_eq!(listener.migrate(&other).unwrap(), 1);
-        let (event, _passive) = request(&other);
+        let (event, _passive) = next_request(&other);
         assert!(event.is_of(&listener));
         passive.migrate(&other).unwrap();
         passive.accept(&param(2, b"")).unwrap();
@@ -572,20 +572,20 @@ fn ids_migrate_with_their_events() {
     }
 }
 
-/// Returns whether `poll` says so within `limit`.
-fn readable(channel: &EventChannel, limit: Duration) -> bool {
+/// Returns whether the channel becomes readable within `limit`.
+fn is_readable(channel: &EventChannel, limit: Duration) -> bool {
     wait(channel.as_fd(), PollTimeout::try_from(limit).unwrap()).unwrap()
 }
 
 /// Checks that the channel is not readable, and has no event.
 fn assert_unreadable(channel: &EventChannel) {
-    assert!(!readable(channel, NO_EVENT_WAIT * 3));
+    assert!(!is_readable(channel, NO_EVENT_WAIT * 3));
     assert!(channel.try_event().unwrap().is_none());
 }
 
 /// Waits for the descriptor alone, then reads the event without waiting.
 fn next_when_readable(channel: &EventChannel, kind: EventKind) -> Event {
-    assert!(readable(channel, TIMEOUT), "no {kind:?}");
+    assert!(is_readable(channel, TIMEOUT), "no {kind:?}");
     let event = channel.try_event().unwrap();
     let event = event.unwrap_or_else(|| panic!("readable without {kind:?}"));
     assert_eq!(event.kind(), kind);
@@ -594,17 +594,17 @@ fn next_when_readable(channel: &EventChannel, kind: EventKind) -> Event {
 
 #[test]
 fn a_channel_is_readable_if_and_only_if_it_has_an_event() {
-    for (topology, drive) in ALL {
+    for (topology, drive) in ALL_TOPOLOGIES {
         // A message of another network is handled when the caller drives its own.
         if (topology, drive) == (Topology::Directory, Drive::Caller) {
             continue;
         }
-        let (a, b, _meeting) = device_pair(topology, drive);
-        let (near, far) = (open(&a), open(&b));
+        let (a, b, _directory) = device_pair(topology, drive);
+        let (near, far) = (event_channel(&a), event_channel(&b));
         let (_listener, at) = listen(&far, PortSpace::TCP, 4);
         assert_unreadable(&near);
         let ask = || {
-            let active = channel_id(&near, at);
+            let active = id_with_address(&near, at);
             next_when_readable(&near, EventKind::ADDR_RESOLVED);
             assert_unreadable(&near);
             active.resolve_route(TIMEOUT).unwrap();
@@ -649,8 +649,8 @@ fn a_channel_is_readable_if_and_only_if_it_has_an_event() {
 
 #[test]
 fn callers_and_deadlines_without_an_event_leave_a_channel_unreadable() {
-    let (a, b, _meeting) = device_pair(Topology::Directory, Drive::Thread);
-    let (near, far) = (open(&a), open(&b));
+    let (a, b, _directory) = device_pair(Topology::Directory, Drive::Thread);
+    let (near, far) = (event_channel(&a), event_channel(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
     let silent = raw_peer(&a, at);
     assert_unreadable(&far);
@@ -658,7 +658,7 @@ fn callers_and_deadlines_without_an_event_leave_a_channel_unreadable() {
     send_bytes(&malformed, b"?");
     let elsewhere = raw_peer(&a, at);
     let (ip, port) = (Ipv4Addr::new(127, 0, 0, 2), at.port());
-    send_bytes(&elsewhere, good_request((ip, port).into()).as_bytes());
+    send_bytes(&elsewhere, valid_request((ip, port).into()).as_bytes());
     assert_unreadable(&far);
     drop(silent);
     assert_unreadable(&far);
@@ -680,7 +680,7 @@ fn callers_and_deadlines_without_an_event_leave_a_channel_unreadable() {
 #[test]
 fn each_event_is_an_edge() {
     let (a, ..) = device_pair(Topology::Process, Drive::Thread);
-    let channel = open(&a);
+    let channel = event_channel(&a);
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
     let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLET;
     let event = EpollEvent::new(flags, 0);
@@ -709,12 +709,12 @@ fn each_event_is_an_edge() {
 
 #[test]
 fn threads_that_wait_get_one_event_each() {
-    for (topology, drive) in ALL {
-        let (a, b, _meeting) = device_pair(topology, drive);
-        let (near, far) = (open(&a), open(&b));
+    for (topology, drive) in ALL_TOPOLOGIES {
+        let (a, b, _directory) = device_pair(topology, drive);
+        let (near, far) = (event_channel(&a), event_channel(&b));
         let (_listener, at) = listen(&far, PortSpace::TCP, 4);
         thread::scope(|scope| {
-            let wait = || request(&far);
+            let wait = || next_request(&far);
             let waiting = [scope.spawn(wait), scope.spawn(wait)];
             // A silent peer.
             let silent = (topology != Topology::Hosts).then(|| raw_peer(&a, at));
@@ -737,8 +737,8 @@ fn threads_that_wait_get_one_event_each() {
 #[test]
 fn a_thread_ends_with_its_network() {
     for round in 0..100 {
-        let (a, b, _meeting) = device_pair(Topology::Process, Drive::Thread);
-        let (near, far) = (open(&a), open(&b));
+        let (a, b, _directory) = device_pair(Topology::Process, Drive::Thread);
+        let (near, far) = (event_channel(&a), event_channel(&b));
         let (_listener, at) = listen(&far, PortSpace::TCP, 4);
         // The timer may expire meanwhile.
         a.runner.manager().lock().response_timeout = Duration::from_micros(round * 10);
@@ -747,7 +747,7 @@ fn a_thread_ends_with_its_network() {
     }
 }
 
-fn channel_id(channel: &EventChannel, to: SocketAddr) -> Id {
+fn id_with_address(channel: &EventChannel, to: SocketAddr) -> Id {
     let id = channel.create_id(PortSpace::TCP).unwrap();
     id.resolve_address(None, to, TIMEOUT).unwrap();
     id
@@ -761,8 +761,8 @@ fn a_silent_peer_times_out() {
 }
 
 fn a_silent_peer_times_out_on(drive: Drive) {
-    let (a, b, _meeting) = device_pair(Topology::Process, drive);
-    let (near, far) = (open(&a), open(&b));
+    let (a, b, _directory) = device_pair(Topology::Process, drive);
+    let (near, far) = (event_channel(&a), event_channel(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
     let manager = a.runner.manager();
     let timed_out = |channel: &EventChannel, kind| {
@@ -777,7 +777,7 @@ fn a_silent_peer_times_out_on(drive: Drive) {
     active.connect(&param(1, b"")).unwrap();
     timed_out(&near, EventKind::UNREACHABLE);
     manager.lock().response_timeout = TIMEOUT;
-    drop((active, request(&far)));
+    drop((active, next_request(&far)));
     assert_no_event(&far);
     let (active, passive) = connected(&near, &far, at);
     manager.lock().response_timeout = Duration::from_millis(50);
@@ -797,7 +797,7 @@ fn send_bytes(socket: &OwnedFd, bytes: &[u8]) {
     let _ = send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL);
 }
 
-fn good_request(to: SocketAddr) -> Message {
+fn valid_request(to: SocketAddr) -> Message {
     let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 9));
     let gid = [
         0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x53, 0xff, 0xfe, 0, 0, 1,
@@ -815,16 +815,16 @@ fn an_unknown_peer_is_ignored() {
 }
 
 fn an_unknown_peer_is_ignored_on(drive: Drive) {
-    let (a, b, _meeting) = device_pair(Topology::Directory, drive);
-    let (near, far) = (open(&a), open(&b));
+    let (a, b, _directory) = device_pair(Topology::Directory, drive);
+    let (near, far) = (event_channel(&a), event_channel(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 0);
     // More silent connections than are kept.
     let silent: Vec<_> = (0..200).map(|_| raw_peer(&a, at)).collect();
     assert_no_event(&far);
     // A request for another address, and one of another port type.
     let elsewhere = SocketAddr::from((Ipv4Addr::new(127, 0, 0, 2), at.port()));
-    let infiniband = good_request(at).with_port(false, [0; 16], 1);
-    for message in [good_request(elsewhere), infiniband] {
+    let infiniband = valid_request(at).with_port(false, [0; 16], 1);
+    for message in [valid_request(elsewhere), infiniband] {
         let socket = raw_peer(&a, at);
         send_bytes(&socket, message.as_bytes());
         let begin = Instant::now();
@@ -838,8 +838,8 @@ fn an_unknown_peer_is_ignored_on(drive: Drive) {
     }
     // After a request, a malformed message ends the connection.
     let socket = raw_peer(&a, at);
-    send_bytes(&socket, good_request(at).as_bytes());
-    let (_, passive) = request(&far);
+    send_bytes(&socket, valid_request(at).as_bytes());
+    let (_, passive) = next_request(&far);
     passive.accept(&param(1, b"")).unwrap();
     send_bytes(&socket, Message::new(MessageKind::Ready, b"").as_bytes());
     next_event(&far, EventKind::ESTABLISHED);
@@ -887,7 +887,7 @@ proptest! {
     ) {
         let drive = if by_thread { Drive::Thread } else { Drive::Caller };
         let (a, ..) = device_pair(Topology::Process, drive);
-        let channel = open(&a);
+        let channel = event_channel(&a);
         let listener = channel.create_id(PortSpace::TCP).unwrap();
         let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 7777));
         listener.bind(at).unwrap();
@@ -924,7 +924,7 @@ proptest! {
                 break;
             }
         };
-        let active = channel_id(&channel, at);
+        let active = id_with_address(&channel, at);
         until(&|event| event.kind() == EventKind::ADDR_RESOLVED);
         active.resolve_route(TIMEOUT).unwrap();
         until(&|event| event.kind() == EventKind::ROUTE_RESOLVED);

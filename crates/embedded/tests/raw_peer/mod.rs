@@ -15,16 +15,16 @@ use nix::sys::socket::{
 use ring::{FrameSender, Mapping};
 
 /// A directory that is removed after the test.
-pub struct Directory(pub PathBuf);
+pub struct TempDirectory(pub PathBuf);
 
-impl Directory {
+impl TempDirectory {
     pub fn new(name: &str) -> Self {
         let name = format!("ringverbs-{name}-{}", std::process::id());
         Self(std::env::temp_dir().join(name))
     }
 }
 
-impl Drop for Directory {
+impl Drop for TempDirectory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }

@@ -16,11 +16,11 @@ use ringverbs_embedded::{Drive, Network, Sharing};
 const NOBODY: u32 = 65534;
 
 /// A directory that is removed after the test.
-struct Folder(PathBuf);
+struct TempDirectory(PathBuf);
 
-impl Folder {
+impl TempDirectory {
     fn new(name: &str) -> Self {
-        let name = format!("ringverbs-meeting-{name}-{}", std::process::id());
+        let name = format!("ringverbs-directory-{name}-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         fs::create_dir(&path).unwrap();
         Self(path)
@@ -35,13 +35,13 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-fn is_root() -> bool {
+fn can_make_foreign_files() -> bool {
     let is_root = geteuid().is_root();
     if !is_root {
         println!("skipped: only root can make files of another user");
@@ -53,11 +53,11 @@ fn join(directory: &Path, sharing: Sharing) -> Result<Network, uverbs::Error> {
     Network::joined_with(Drive::Caller, directory, sharing)
 }
 
-/// Asserts that joining fails for this reason, and leaves nothing there.
-fn is_refused(directory: &Path, why: &str) {
+/// Asserts that joining fails for this reason, and leaves no file in the directory.
+fn assert_join_fails(directory: &Path, reason: &str) {
     let error = Network::joined(Drive::Caller, directory).unwrap_err();
     assert!(matches!(error, uverbs::Error::Invalid { .. }), "{error:?}");
-    assert!(error.to_string().contains(why), "{error}");
+    assert!(error.to_string().contains(reason), "{error}");
     if let Ok(mut entries) = fs::read_dir(directory) {
         assert!(entries.next().is_none(), "{}", directory.display());
     }
@@ -69,56 +69,56 @@ fn mode(path: &Path) -> u32 {
 
 #[test]
 fn a_directory_writable_by_others_is_rejected() {
-    let folder = Folder::new("written");
+    let temp = TempDirectory::new("written");
     for number in [0o777, 0o1777, 0o770, 0o702, 0o2775] {
-        let directory = folder.directory(number);
-        is_refused(&directory, "other users may write");
-        is_refused(&directory, "embedded-shared:DIRECTORY");
+        let directory = temp.directory(number);
+        assert_join_fails(&directory, "other users may write");
+        assert_join_fails(&directory, "embedded-shared:DIRECTORY");
         join(&directory, Sharing::Others).unwrap();
     }
     for number in [0o700, 0o755, 0o2755] {
-        join(&folder.directory(number), Sharing::Own).unwrap();
+        join(&temp.directory(number), Sharing::Own).unwrap();
     }
 }
 
 #[test]
 fn a_directory_of_another_user_is_rejected() {
-    if !is_root() {
+    if !can_make_foreign_files() {
         return;
     }
-    let folder = Folder::new("foreign");
+    let temp = TempDirectory::new("foreign");
     for number in [0o700, 0o755, 0o777] {
-        let directory = folder.directory(number);
+        let directory = temp.directory(number);
         chown(&directory, Some(NOBODY), Some(NOBODY)).unwrap();
-        is_refused(&directory, "another user's");
+        assert_join_fails(&directory, "another user's");
         join(&directory, Sharing::Others).unwrap();
     }
 }
 
 #[test]
 fn a_symbolic_link_to_a_directory_is_rejected() {
-    let folder = Folder::new("link");
-    let directory = folder.directory(0o700);
-    let link = folder.0.join("link");
+    let temp = TempDirectory::new("link");
+    let directory = temp.directory(0o700);
+    let link = temp.0.join("link");
     symlink(&directory, &link).unwrap();
     for end in ["", "/", "/.", "//./"] {
         let path = format!("{}{end}", link.display());
-        is_refused(Path::new(&path), "symbolic link");
+        assert_join_fails(Path::new(&path), "symbolic link");
     }
-    let nowhere = folder.0.join("nowhere");
-    symlink(folder.0.join("made"), &nowhere).unwrap();
-    is_refused(&nowhere, "symbolic link");
-    assert!(!folder.0.join("made").exists());
+    let nowhere = temp.0.join("nowhere");
+    symlink(temp.0.join("made"), &nowhere).unwrap();
+    assert_join_fails(&nowhere, "symbolic link");
+    assert!(!temp.0.join("made").exists());
     // Parent directories may be symbolic links.
-    symlink(&folder.0, folder.0.join("above")).unwrap();
-    let through = folder.0.join("above").join(directory.file_name().unwrap());
+    symlink(&temp.0, temp.0.join("above")).unwrap();
+    let through = temp.0.join("above").join(directory.file_name().unwrap());
     join(&through, Sharing::Own).unwrap();
 }
 
 #[test]
 fn created_files_are_private_to_the_user() {
-    let folder = Folder::new("made");
-    let directory = folder.directory(0o1777).join("wire");
+    let temp = TempDirectory::new("made");
+    let directory = temp.directory(0o1777).join("wire");
     let network = join(&directory, Sharing::Own).unwrap();
     assert_eq!(mode(&directory), 0o700);
     assert_eq!(mode(&directory.join("0.lock")), 0o600);
@@ -132,8 +132,8 @@ fn created_files_are_private_to_the_user() {
 
 #[test]
 fn a_path_may_exceed_a_socket_address() {
-    let folder = Folder::new("long");
-    let directory = folder.0.join("d".repeat(200));
+    let temp = TempDirectory::new("long");
+    let directory = temp.0.join("d".repeat(200));
     let network = join(&directory, Sharing::Own).unwrap();
     assert!(directory.join("0.socket").exists());
     let _other = join(&directory, Sharing::Own).unwrap();
@@ -152,11 +152,11 @@ fn create_foreign_file(path: &Path, mode: u32) -> File {
 
 #[test]
 fn files_of_another_user_are_not_used() {
-    if !is_root() {
+    if !can_make_foreign_files() {
         return;
     }
-    let folder = Folder::new("planted");
-    let directory = folder.directory(0o777);
+    let temp = TempDirectory::new("planted");
+    let directory = temp.directory(0o777);
     let at = |name: &str| directory.join(name);
     let link = |to: &Path, name: &str| {
         symlink(to, at(name)).unwrap();
@@ -164,7 +164,7 @@ fn files_of_another_user_are_not_used() {
     };
     // Locks: a dangling link, a lock that is held permanently, one that is not held, an entry
     // that can be opened but is not a file, and one that cannot be opened.
-    let made = folder.0.join("made");
+    let made = temp.0.join("made");
     link(&made, "0.lock");
     let held = create_foreign_file(&at("1.lock"), 0o666);
     let held = Flock::lock(held, FlockArg::LockExclusive).unwrap();
@@ -172,7 +172,7 @@ fn files_of_another_user_are_not_used() {
     mkfifo(&at("3.lock"), Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
     fs::create_dir(at("4.lock")).unwrap();
     // Sockets: a link to a file, a file, another user's socket.
-    let kept = folder.0.join("kept");
+    let kept = temp.0.join("kept");
     fs::write(&kept, "kept").unwrap();
     link(&kept, "5.socket");
     create_foreign_file(&at("6.socket"), 0o666);
@@ -192,11 +192,11 @@ fn files_of_another_user_are_not_used() {
 
 #[test]
 fn a_full_directory_is_rejected_immediately() {
-    if !is_root() {
+    if !can_make_foreign_files() {
         return;
     }
-    let folder = Folder::new("held");
-    let directory = folder.directory(0o1777);
+    let temp = TempDirectory::new("held");
+    let directory = temp.directory(0o1777);
     for number in 0..32 {
         create_foreign_file(&directory.join(format!("{number}.lock")), 0o600);
     }
