@@ -216,7 +216,7 @@ fn interfaces_receive_each_others_frames_if_the_port_allows() {
     interface.set_tir_loopback(UNICAST_FLAG | MULTICAST_FLAG);
     assert_eq!(interface.own_frames_received(), [0; 4]);
     interface.set_tir_loopback(0);
-    // One of the fields, whatever the other holds.
+    // The command changes the selected field alone.
     interface.set_port_loopback(UNICAST_FLAG, 0);
     assert_eq!(interface.disabled_port_loopback(), MULTICAST_FLAG);
     assert_eq!(interface.own_frames_received(), [0, 0, 1, 1]);

@@ -470,7 +470,7 @@ fn a_rendezvous_that_fails_is_canceled() {
     for _ in 0..2 {
         fixture.expect_list_operation(app::APPEND);
     }
-    // Memory that nobody may read; and a second one behind it.
+    // A rendezvous from memory without access rights, and a second one behind it.
     let mut sent = rendezvous(&fixture, buffer, 32);
     sent[24..28].copy_from_slice(&0x1234_u32.to_be_bytes());
     let from = fixture.memory + 4096;

@@ -97,7 +97,7 @@ impl<L> Qp<L> {
                 .takes_receive()
     }
 
-    /// Stops sending before the next work request, if the engine wants that.
+    /// Stops sending before the next work request, if the engine demands that.
     fn stop_if_due<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) {
         if self.state != QpState::ReadyToSend || !host.stops(self.number) {
             return;
