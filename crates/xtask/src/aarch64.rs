@@ -74,7 +74,7 @@ const DEVICE: &[&str] = &[
     "--skip",
     "a_killed_process_does_not_affect_others",
     "--skip",
-    "packets_arrive_at_the_member_that_they_are_for",
+    "packets_arrive_at_the_owner_of_the_queue_pair",
     "--skip",
     "only_mapped_memory_with_the_right_access_is_accepted",
     "--skip",
