@@ -197,6 +197,10 @@ const ON_DEMAND: &[Cap] = &[
     (OnDemandPaging, ODP_DC, 0b11_1111),
 ];
 
+/// Programs ask for on-demand paging of dynamic connections by a command. Linux has none
+/// without UMR, but the embedded device has.
+const ON_DEMAND_FOR_DC: &[Cap] = &[(OnDemandPaging, ODP_DC, 0b11_1111)];
+
 /// Commands of programs (DevX): indirect memory keys filled in by UMR, reserved
 /// queue pair numbers, rates; signatures and encryption of memory keys; and copies of memory
 /// by the device (DMA_MMO).
@@ -299,13 +303,25 @@ pub const PROFILES: &[Profile] = &[
         name: "roce-devx",
         about: "as roce, and programs may issue commands (DevX)",
         port: PortKind::Ethernet,
-        caps: &[COMMON, ETHERNET, WITHOUT_UMR, USER_CONTEXTS],
+        caps: &[
+            COMMON,
+            ETHERNET,
+            WITHOUT_UMR,
+            USER_CONTEXTS,
+            ON_DEMAND_FOR_DC,
+        ],
     },
     Profile {
         name: "ib-devx",
         about: "as ib, and programs may issue commands (DevX)",
         port: PortKind::InfiniBand,
-        caps: &[COMMON, INFINIBAND, WITHOUT_UMR, USER_CONTEXTS],
+        caps: &[
+            COMMON,
+            INFINIBAND,
+            WITHOUT_UMR,
+            USER_CONTEXTS,
+            ON_DEMAND_FOR_DC,
+        ],
     },
 ];
 
