@@ -79,9 +79,9 @@ pub(crate) struct ContextMemory {
 }
 
 impl ContextMemory {
-    /// Returns the bits of pages.
+    /// Returns the bits of pages, at most [`MEMORY_PAGES`].
     fn mask(first: u32, pages: u32) -> u32 {
-        u32::MAX.unbounded_shr(MEMORY_PAGES - pages) << first
+        (((1u64 << pages) - 1) << first) as u32
     }
 
     /// Allocates consecutive pages, and returns the index of the first.

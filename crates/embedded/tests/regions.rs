@@ -118,7 +118,7 @@ fn peers_read_and_write_device_memory_by_offsets() {
     let part = (64, 2 * PAGE as u64);
     let (mr, keys) = register(&pair.b.0, &dm, part, all).unwrap();
     let memory = pair.a.0.memory(2 * PAGE);
-    let pattern: Vec<u8> = (0..2 * PAGE).map(|at| (at * 7 >> 3) as u8).collect();
+    let pattern: Vec<u8> = (0..2 * PAGE).map(|at| (at * 7 / 8) as u8).collect();
     memory.set(0, &pattern);
     let at = |addr| RemoteMemory {
         addr,
