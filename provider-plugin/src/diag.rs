@@ -3,7 +3,7 @@
 //! Silent by default. `RINGVERBS_LOG` is one of `error`, `warn`, `info`, `debug`;
 //! where it is unset libibverbs's `VERBS_LOG_LEVEL` (1 to 4) applies.
 //! The lines go to the file named by `RINGVERBS_LOG_FILE`, else by
-//! `VERBS_LOG_FILE`, else to stderr. Programs with raised rights ignore
+//! `VERBS_LOG_FILE`, else to stderr. Programs with elevated privileges ignore
 //! all of them.
 //!
 //! The subscriber does not affect the program: a program that uses `tracing` has another

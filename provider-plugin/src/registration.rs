@@ -20,7 +20,7 @@ use core::ffi::{CStr, c_void};
 use std::panic::catch_unwind;
 use std::sync::{Once, OnceLock};
 
-use uverbs::environment::has_raised_rights;
+use uverbs::environment::has_elevated_privileges;
 
 use crate::abi::*;
 use crate::layout::{self, Layout};
@@ -168,7 +168,7 @@ extern "C" fn on_load() {
                 }
                 Err(refusal) => refusal.print(),
             }
-        } else if !has_raised_rights() {
+        } else if !has_elevated_privileges() {
             // No message without libibverbs: a program may load it later, or never.
             if let Ok(library) = objects::find_libibverbs(&objects, plugin_object) {
                 register_once(library, plugin_object, None);

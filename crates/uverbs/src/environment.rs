@@ -12,7 +12,7 @@ use std::path::Path;
 /// Returns whether the program has rights that its caller does not have. The
 /// kernel decides this at exec (`AT_SECURE`); dropping the rights later changes
 /// nothing.
-pub fn has_raised_rights() -> bool {
+pub fn has_elevated_privileges() -> bool {
     // SAFETY: getauxval accepts any number and only reads the auxiliary vector,
     // which the kernel gave to the process.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
@@ -28,9 +28,9 @@ pub fn has_file_capabilities(program: &Path) -> bool {
     unsafe { libc::getxattr(path.as_ptr(), name.as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
 
-/// Returns an environment variable; `None` in a program with raised rights.
+/// Returns an environment variable; `None` in a program with elevated privileges.
 pub fn variable(name: &str) -> Option<OsString> {
-    if has_raised_rights() {
+    if has_elevated_privileges() {
         return None;
     }
     std::env::var_os(name)

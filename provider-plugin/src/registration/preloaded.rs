@@ -13,7 +13,7 @@ use core::ffi::c_void;
 use std::io::Write;
 use std::panic::catch_unwind;
 
-use uverbs::environment::has_raised_rights;
+use uverbs::environment::has_elevated_privileges;
 
 use super::objects::{self, Handle, Library, Object};
 use super::{RegisterDriver, plugin_object, register_once};
@@ -59,7 +59,7 @@ unsafe fn forward(pabi: u32, ops: *const verbs_device_ops) {
     let libibverbs_register_driver = catch_unwind(|| {
         let objects = objects::loaded();
         let libibverbs_register_driver = libibverbs_register_driver(&objects, pabi, ops as usize)?;
-        if let (Some(plugin_object), false) = (plugin_object(&objects), has_raised_rights()) {
+        if let (Some(plugin_object), false) = (plugin_object(&objects), has_elevated_privileges()) {
             if let Some(object) = objects
                 .iter()
                 .find(|o| o.contains(libibverbs_register_driver as usize))

@@ -41,7 +41,7 @@ impl ServedDevices {
 }
 
 /// Returns the kinds of devices in `RINGVERBS_DEVICES`, a comma-separated list. If it is
-/// unset, or the program has raised rights, the path of the library decides.
+/// unset, or the program has elevated privileges, the path of the library decides.
 pub fn served_devices(path: &str) -> ServedDevices {
     variable("RINGVERBS_DEVICES").map_or_else(
         || ServedDevices::by_path(path),

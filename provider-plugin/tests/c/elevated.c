@@ -19,7 +19,7 @@ int main(void)
 	FILE *maps;
 	int count = 0;
 
-	printf("raised: %lu\n", getauxval(AT_SECURE));
+	printf("elevated: %lu\n", getauxval(AT_SECURE));
 #ifdef PLUGIN
 	if (!dlopen(PLUGIN, RTLD_NOW)) {
 		printf("dlopen: %s\n", dlerror());

@@ -1,4 +1,4 @@
-//! The plugin in programs with raised rights: no file of the calling user is read, written or
+//! The plugin in programs with elevated privileges: no file of the calling user is read, written or
 //! loaded.
 //!
 //! The tests create such programs, which needs root; otherwise they are skipped.
@@ -31,10 +31,10 @@ impl RaisedProgram {
     fn new(name: &str) -> Option<Self> {
         // SAFETY: it has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
-            println!("skipped: only root can make programs of raised rights");
+            println!("skipped: only root can make programs with elevated privileges");
             return None;
         }
-        let dir = Dir::new(&format!("raised-{name}"));
+        let dir = Dir::new(&format!("elevated-{name}"));
         fs::set_permissions(&dir.0, Permissions::from_mode(0o755)).unwrap();
         let object = dir.0.join("libringverbs-rdmav34.so");
         fs::copy(plugin(), &object).unwrap();
@@ -43,7 +43,7 @@ impl RaisedProgram {
             .arg("-o")
             .arg(&program)
             .arg(format!("-DPLUGIN=\"{}\"", object.display()))
-            .arg(format!("{HERE}/tests/c/raised.c"))
+            .arg(format!("{HERE}/tests/c/elevated.c"))
             .args(["-libverbs", "-ldl"])
             .output();
         if !compiled.is_ok_and(|output| output.status.success()) {
@@ -96,13 +96,13 @@ impl RaisedProgram {
         }
     }
 
-    fn check_raised(&self) {
+    fn check_elevated(&self) {
         let Run { output, files } = self.run();
-        if output.contains("raised: 0") && is_without_set_id(&self.dir.0) {
+        if output.contains("elevated: 0") && is_without_set_id(&self.dir.0) {
             println!("skipped: set-user-ID does not count on this file system");
             return;
         }
-        assert!(output.contains("raised: 1\n"), "{output}");
+        assert!(output.contains("elevated: 1\n"), "{output}");
         assert!(output.contains("libringverbs-rdmav34.so"), "{output}");
         // libibverbs itself opens this file, whatever its rights.
         let files_of_plugin: Vec<_> = files.iter().filter(|name| *name != "verbs-log").collect();
@@ -139,7 +139,7 @@ fn an_ordinary_program_writes_its_log() {
         return;
     };
     let Run { output, files } = program.run();
-    assert!(output.contains("raised: 0\n"), "{output}");
+    assert!(output.contains("elevated: 0\n"), "{output}");
     if output.contains("ringverbs: not registered") {
         println!("skipped: this libibverbs is not a known one: {output}");
         return;
@@ -156,7 +156,7 @@ fn set_user_id_programs_ignore_the_environment() {
         return;
     };
     program.set_mode(0o4755);
-    program.check_raised();
+    program.check_elevated();
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn set_group_id_programs_ignore_the_environment() {
         return;
     };
     program.set_mode(0o2755);
-    program.check_raised();
+    program.check_elevated();
 }
 
 #[test]
@@ -179,5 +179,5 @@ fn programs_with_file_capabilities_ignore_the_environment() {
         println!("skipped: setcap cannot give a file capabilities here");
         return;
     }
-    program.check_raised();
+    program.check_elevated();
 }

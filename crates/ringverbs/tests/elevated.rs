@@ -17,13 +17,13 @@ use uverbs::kernel::{Kernel, RealKernel};
 const NOBODY: u32 = 65534;
 const SYSFS: &str = "/a/place/of/the/user";
 
-/// What a program of raised rights does: all that reads the environment. Says
+/// What a program with elevated privileges does: all that reads the environment. Says
 /// what it came to.
 #[test]
 #[ignore = "run by the other tests, in another process"]
 fn subject() {
     let variable = environment::variable("SYSFS_PATH").is_some();
-    println!("raised: {}", environment::has_raised_rights());
+    println!("elevated: {}", environment::has_elevated_privileges());
     println!("variable: {variable}, {}", RealKernel.sysfs_path());
     let listener = Listener::bind("127.0.0.1:7471".parse().unwrap());
     println!("bound: {}", listener.is_ok());
@@ -39,10 +39,10 @@ impl Stage {
     fn new(name: &str) -> Option<Self> {
         // SAFETY: it has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
-            println!("skipped: only root can make programs of raised rights");
+            println!("skipped: only root can make programs with elevated privileges");
             return None;
         }
-        let folder = format!("ringverbs-raised-{name}-{}", std::process::id());
+        let folder = format!("ringverbs-elevated-{name}-{}", std::process::id());
         let folder = std::env::temp_dir().join(folder);
         fs::create_dir(&folder).unwrap();
         fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
@@ -77,13 +77,13 @@ impl Stage {
     }
 
     /// Nothing of the environment has counted.
-    fn check_raised(&self) {
+    fn check_elevated(&self) {
         let (said, device) = self.run();
-        if said.contains("raised: false") && is_without_set_id(&self.folder) {
+        if said.contains("elevated: false") && is_without_set_id(&self.folder) {
             println!("skipped: set-user-ID does not count on this file system");
             return;
         }
-        assert!(said.contains("raised: true"), "{said}");
+        assert!(said.contains("elevated: true"), "{said}");
         assert!(said.contains("variable: false, /sys\n"), "{said}");
         assert!(!device.exists(), "made by the other user's rights");
     }
@@ -110,7 +110,7 @@ fn unprivileged_program_uses_the_environment() {
         return;
     };
     let (said, device) = stage.run();
-    assert!(said.contains("raised: false"), "{said}");
+    assert!(said.contains("elevated: false"), "{said}");
     assert!(
         said.contains(&format!("variable: true, {SYSFS}\n")),
         "{said}"
@@ -125,7 +125,7 @@ fn set_user_id_program_ignores_the_environment() {
         return;
     };
     fs::set_permissions(&stage.program, Permissions::from_mode(0o4755)).unwrap();
-    stage.check_raised();
+    stage.check_elevated();
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn set_group_id_program_ignores_the_environment() {
         return;
     };
     fs::set_permissions(&stage.program, Permissions::from_mode(0o2755)).unwrap();
-    stage.check_raised();
+    stage.check_elevated();
 }
 
 #[test]
@@ -148,5 +148,5 @@ fn program_with_file_capabilities_ignores_the_environment() {
         println!("skipped: setcap cannot give a file capabilities here");
         return;
     }
-    stage.check_raised();
+    stage.check_elevated();
 }
