@@ -15,7 +15,7 @@ use common::{Dir, HERE, plugin};
 
 const NOBODY: u32 = 65534;
 
-struct RaisedProgram {
+struct ElevatedProgram {
     dir: Dir,
     program: PathBuf,
 }
@@ -27,7 +27,7 @@ struct Run {
     files: Vec<String>,
 }
 
-impl RaisedProgram {
+impl ElevatedProgram {
     fn new(name: &str) -> Option<Self> {
         // SAFETY: it has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
@@ -135,7 +135,7 @@ fn is_without_set_id(folder: &Path) -> bool {
 /// Shows that the other tests can fail.
 #[test]
 fn an_ordinary_program_writes_its_log() {
-    let Some(program) = RaisedProgram::new("ordinary") else {
+    let Some(program) = ElevatedProgram::new("ordinary") else {
         return;
     };
     let Run { output, files } = program.run();
@@ -152,7 +152,7 @@ fn an_ordinary_program_writes_its_log() {
 
 #[test]
 fn set_user_id_programs_ignore_the_environment() {
-    let Some(program) = RaisedProgram::new("user") else {
+    let Some(program) = ElevatedProgram::new("user") else {
         return;
     };
     program.set_mode(0o4755);
@@ -161,7 +161,7 @@ fn set_user_id_programs_ignore_the_environment() {
 
 #[test]
 fn set_group_id_programs_ignore_the_environment() {
-    let Some(program) = RaisedProgram::new("group") else {
+    let Some(program) = ElevatedProgram::new("group") else {
         return;
     };
     program.set_mode(0o2755);
@@ -170,7 +170,7 @@ fn set_group_id_programs_ignore_the_environment() {
 
 #[test]
 fn programs_with_file_capabilities_ignore_the_environment() {
-    let Some(program) = RaisedProgram::new("capability") else {
+    let Some(program) = ElevatedProgram::new("capability") else {
         return;
     };
     let mut setcap = Command::new("setcap");

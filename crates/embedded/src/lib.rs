@@ -42,13 +42,13 @@ mod driver_ids;
 mod dynamic;
 mod embedded;
 mod event;
+mod exit_flush;
 mod files;
 mod flow;
 mod frames;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod hostile;
 mod kernel;
-mod leaving;
 mod matcher;
 mod memory;
 mod methods;

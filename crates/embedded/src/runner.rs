@@ -17,7 +17,7 @@ use uverbs::Errno;
 use crate::cm::Manager;
 use crate::device::{Device, Drive};
 use crate::directory::Directory;
-use crate::leaving::{Flush, flush_at_exit};
+use crate::exit_flush::{Flush, flush_at_exit};
 use crate::segment::{MAX_DEVICES, Segment};
 use crate::time::SimulatedTime;
 use crate::udp::{HostAddresses, UdpPorts, UdpWire};
