@@ -71,7 +71,7 @@ struct BlueFlameWrite {
 /// A software HCA.
 ///
 /// Used by one thread at a time; nothing blocks. A front end passes on register
-/// accesses ([`Hca::read`], [`Hca::write`]), calls [`Hca::settle`] when it has no more
+/// accesses ([`Hca::read`], [`Hca::write`]), calls [`Hca::flush_blue_flame`] when it has no more
 /// of them for now, and then [`Hca::run`].
 pub struct Hca<P: Platform> {
     pub(crate) core: Core<P>,
