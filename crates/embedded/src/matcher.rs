@@ -85,14 +85,6 @@ impl State {
         let Matcher { mask, priority } = *self.objects.matcher(fd, matcher_handle)?;
         let qp = request.optional_handle(ATTR_FLOW_QP);
         let devx = request.optional_handle(ATTR_FLOW_DEVX);
-        // Exactly one destination.
-        require(
-            [flags != 0, qp.is_some(), devx.is_some()]
-                .into_iter()
-                .filter(|it| *it)
-                .count()
-                == 1,
-        )?;
         let tag = match request.has(ATTR_FLOW_TAG) {
             true => request.value(ATTR_FLOW_TAG)?,
             false => 0,
@@ -102,8 +94,8 @@ impl State {
         let mut dependencies = vec![matcher_handle];
         dependencies.extend(qp.or(devx));
         let action = match (qp, devx, flags) {
-            (Some(qp), ..) => forward(self.tir_of(fd, qp)?),
-            (_, Some(object), _) => match &self.objects.get(fd, object)?.data {
+            (Some(qp), None, 0) => forward(self.tir_of(fd, qp)?),
+            (None, Some(object), 0) => match &self.objects.get(fd, object)?.data {
                 ObjectData::Devx(object) if object.opcode == op::CREATE_TIR => {
                     forward(object.number)
                 }
@@ -112,8 +104,9 @@ impl State {
                 }
                 _ => return refuse(libc::EINVAL),
             },
-            (.., DROP) => Action::Drop,
-            (.., DEFAULT_MISS) => return refuse(libc::EOPNOTSUPP),
+            (None, None, DROP) => Action::Drop,
+            (None, None, DEFAULT_MISS) => return refuse(libc::EOPNOTSUPP),
+            // No destination, or several.
             _ => return refuse(libc::EINVAL),
         };
         let unsupported = [ATTR_FLOW_ACTIONS, ATTR_FLOW_COUNTERS];
