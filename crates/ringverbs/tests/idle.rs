@@ -177,7 +177,8 @@ fn empty_polls_of_several_queues_sleep() {
         }
         let share = (processor_time() - before).as_secs_f64() / began.elapsed().as_secs_f64();
         println!("{polled} queues: {:.1}% of a processor", share * 100.0);
-        assert!(share < 0.3, "{polled} queues: {share}");
+        // Without sleep it is all of a processor.
+        assert!(share < 0.45, "{polled} queues: {share}");
     }
     fs::remove_dir_all(directory).unwrap();
 }
