@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use embedded::{Drive, Network};
-use ringverbs::{Context, Device, Transport};
+use ringverbs::{Advice, AdviseFlags, Context, Device, Region, Transport};
 
 /// A message from one context to another, and what came of it.
 fn send(from: &Context, to: &Context, text: &[u8]) -> Vec<u8> {
@@ -21,9 +21,11 @@ fn send(from: &Context, to: &Context, text: &[u8]) -> Vec<u8> {
     receiver.connect(&there, &a).unwrap();
     let mut outgoing = near.alloc(4096).unwrap().into_buffer();
     outgoing.copy_from(text).unwrap();
-    receiver
-        .receive(far.alloc(4096).unwrap().into_buffer(), 1)
+    // The device maps these pages when it writes to them.
+    let incoming = Region::alloc_on_demand(&far, 8192).unwrap();
+    far.advise(Advice::PREFETCH_WRITE, AdviseFlags::FLUSH, &[&incoming])
         .unwrap();
+    receiver.receive(incoming.into_buffer(), 1).unwrap();
     sender.send(outgoing, 2).unwrap();
     let done = sent.poll_until_one().unwrap();
     assert_eq!(done.token, 2);
