@@ -84,7 +84,7 @@ impl State {
             address: address + offset,
             length,
             iova: 0,
-            access: flags,
+            access,
             pd,
         };
         // SAFETY: the range is part of a mapping that the device memory owns, which exists as

@@ -153,13 +153,13 @@ pub(crate) struct Mr {
     pub(crate) address: u64,
     pub(crate) length: u64,
     pub(crate) iova: u64,
-    pub(crate) access: u32,
+    pub(crate) access: AccessFlags,
 }
 
 impl Mr {
     /// Returns whether it has on-demand paging.
     pub(crate) fn is_on_demand(&self) -> bool {
-        AccessFlags::from_bits_retain(self.access).contains(AccessFlags::ON_DEMAND)
+        self.access.contains(AccessFlags::ON_DEMAND)
     }
 }
 

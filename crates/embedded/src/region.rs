@@ -79,34 +79,32 @@ pub(crate) struct RegionParameters {
     pub(crate) address: u64,
     pub(crate) length: u64,
     pub(crate) iova: u64,
-    pub(crate) access: u32,
+    pub(crate) access: AccessFlags,
     pub(crate) pd: u32,
 }
 
 impl RegionParameters {
     /// Returns whether the region is the whole address space, with on-demand paging.
     fn is_implicit(&self) -> bool {
-        let access = AccessFlags::from_bits_retain(self.access);
         let everything = (self.address, self.length) == (0, u64::MAX);
-        access.contains(AccessFlags::ON_DEMAND) && everything
+        self.access.contains(AccessFlags::ON_DEMAND) && everything
     }
 
     /// Checks that memory of the program can be registered, and maps its pages, unless they
     /// are mapped on demand.
     fn check(&self) -> Result<()> {
-        let access = AccessFlags::from_bits_retain(self.access);
-        rights(access)?;
+        rights(self.access)?;
         let same_place = (self.address ^ self.iova) % 4096 == 0;
         let ends = [self.address, self.iova].map(|from| from.checked_add(self.length));
         require(self.length != 0 && same_place && ends.iter().all(Option::is_some))?;
         require(!self.is_implicit() || self.iova == 0)?;
-        let need = match access.intersects(WRITABLE) {
+        if self.access.contains(AccessFlags::ON_DEMAND) {
+            return Ok(());
+        }
+        let need = match self.access.intersects(WRITABLE) {
             true => Access::Write,
             false => Access::Read,
         };
-        if access.contains(AccessFlags::ON_DEMAND) {
-            return Ok(());
-        }
         pin(self.address, self.length, need)
     }
 }
@@ -135,7 +133,7 @@ impl State {
     /// that others read and, if the access flags permit, write. With on-demand paging, it must
     /// be so during requests that use it.
     unsafe fn create_key(&mut self, fd: RawFd, wanted: &RegionParameters) -> Result<u32> {
-        let access = AccessFlags::from_bits_retain(wanted.access);
+        let access = wanted.access;
         let rights = rights(access)?;
         let variant = self.next_variant();
         let input = Input::new(op::CREATE_MKEY, PAGES_AT)
@@ -208,7 +206,7 @@ impl State {
             address: requested.start,
             length: requested.length,
             iova: requested.hca_va,
-            access: requested.access_flags,
+            access: AccessFlags::from_bits_retain(requested.access_flags),
             pd: requested.pd_handle,
         };
         wanted.check()?;
@@ -231,7 +229,7 @@ impl State {
         wanted: &RegionParameters,
         request: &mut Request,
     ) -> Result<()> {
-        let access = AccessFlags::from_bits_retain(wanted.access);
+        let access = wanted.access;
         let rights = rights(access)?;
         if access.intersects(WRITABLE) {
             pin(wanted.address, wanted.length, Access::Write)?;
@@ -293,9 +291,9 @@ impl State {
             wanted.pd = requested.pd_handle;
         }
         if requested.flags & REREG_ACCESS != 0 {
-            wanted.access = requested.access_flags;
+            wanted.access = AccessFlags::from_bits_retain(requested.access_flags);
         }
-        let changed = AccessFlags::from_bits_retain(mr.access ^ wanted.access);
+        let changed = mr.access ^ wanted.access;
         if requested.flags & REREG_TRANSLATION == 0 && (changed - IN_PLACE_FLAGS).is_empty() {
             return self.change_access(fd, requested.mr_handle, &wanted, request);
         }
@@ -354,8 +352,7 @@ impl State {
             else {
                 return refuse(libc::ENOENT);
             };
-            let access = AccessFlags::from_bits_retain(mr.access);
-            let is_writable = access.intersects(WRITABLE);
+            let is_writable = mr.access.intersects(WRITABLE);
             if !dependencies.contains(&pd) || (advice == PREFETCH_WRITE && !is_writable) {
                 return refuse(libc::EPERM);
             }
