@@ -393,6 +393,37 @@ pub fn connect_with_access(qp: &Qp, kind: QpType, peer: u32, path: AhAttr, acces
     modify(qp, &attr, Mask::STATE | Mask::SQ_PSN | retries);
 }
 
+/// Moves a raw packet queue pair to RTS.
+pub fn start_packets(qp: &Qp) {
+    for (qp_state, mask) in [
+        (QpState::INIT, Mask::PORT),
+        (QpState::RTR, Mask::empty()),
+        (QpState::RTS, Mask::empty()),
+    ] {
+        let attr = QpAttr {
+            qp_state,
+            port_num: 1,
+            ..QpAttr::default()
+        };
+        modify(qp, &attr, Mask::STATE | mask);
+    }
+}
+
+/// Returns an Ethernet frame of 64 bytes with IPv4 and UDP, to the MAC address that ends with
+/// 7, from the one that ends with `source`.
+pub fn udp_frame(source: u8, source_port: u16) -> Vec<u8> {
+    let mut frame = vec![0; 64];
+    frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 7]);
+    frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, source]);
+    frame[12..14].copy_from_slice(&[8, 0]);
+    // Version and length of the header, length, time to live, protocol.
+    (frame[14], frame[17], frame[22], frame[23]) = (0x45, 50, 64, 17);
+    frame[26..34].copy_from_slice(&[192, 0, 2, 1, 192, 0, 2, 2]);
+    frame[34..36].copy_from_slice(&source_port.to_be_bytes());
+    (frame[37], frame[39]) = (9, 30);
+    frame
+}
+
 /// Connects two queue pairs of two hosts.
 pub fn connect_pair(kind: QpType, (a, ha): (&Qp, &Host), (b, hb): (&Qp, &Host)) {
     connect(a, kind, b.object.qp_num(), hb.path());

@@ -7,7 +7,7 @@ use mlx5::ioctl::devx::DevxHandle;
 use mlx5::ioctl::flow::{self, FlowActions, FlowMatcher, FlowTarget, MatcherHandle, MatcherInit};
 use mlx5::ioctl::ids::*;
 use ringverbs_embedded::{Drive, Embedded, Network};
-use uverbs::{Context, Error, QpAttr, QpAttrMask as Mask, QpHandle, QpState, QpType};
+use uverbs::{Context, Error, QpHandle, QpType};
 
 const OK: i32 = 0;
 /// Length of `fte_match_param`.
@@ -31,36 +31,11 @@ fn parameters(at: usize, bytes: &[u8]) -> Vec<u8> {
 const SOURCE_MAC: usize = 0;
 const UDP_PORTS: usize = 0x1c;
 
-/// An Ethernet frame with IPv4 and UDP, from a MAC address that ends with this byte.
-fn frame(source: u8, source_port: u16) -> Vec<u8> {
-    let mut frame = vec![0; 64];
-    frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 7]);
-    frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, source]);
-    frame[12..14].copy_from_slice(&[8, 0]);
-    // Version and length of the header, length, time to live, protocol.
-    (frame[14], frame[17], frame[22], frame[23]) = (0x45, 50, 64, 17);
-    frame[26..34].copy_from_slice(&[192, 0, 2, 1, 192, 0, 2, 2]);
-    frame[34..36].copy_from_slice(&source_port.to_be_bytes());
-    (frame[37], frame[39]) = (9, 30);
-    frame
-}
-
 /// A host with a raw packet queue pair in RTS.
 fn packets(host: &Host) -> (Cq, Qp) {
     let mut cq = host.cq(64);
     let mut qp = host.qp(QpType::RAW_PACKET, &mut cq);
-    for (qp_state, mask) in [
-        (QpState::INIT, Mask::PORT),
-        (QpState::RTR, Mask::empty()),
-        (QpState::RTS, Mask::empty()),
-    ] {
-        let attr = QpAttr {
-            qp_state,
-            port_num: 1,
-            ..QpAttr::default()
-        };
-        modify(&qp, &attr, Mask::STATE | mask);
-    }
+    start_packets(&qp);
     qp.recv.as_mut().unwrap().announce();
     (cq, qp)
 }
@@ -122,14 +97,14 @@ fn flows_select_frames_by_the_bits_of_their_matcher() {
         for (number, (_, qp)) in receivers.iter_mut().enumerate() {
             receive(qp, 5, to.sge(number * ROOM, ROOM));
         }
-        from.set(0, &frame(source, port));
+        from.set(0, &udp_frame(source, port));
         post(&mut sender, 9, Operation::Send, from.sge(0, 64));
         assert_eq!(poll(&a, &mut cq).status, 0);
         while b.embedded.drive() {}
         [0, 1].map(|at: usize| {
             let wc = poll_once(&mut receivers[at].0);
             if wc.is_some() {
-                assert_eq!(to.get(at * ROOM, 64), frame(source, port));
+                assert_eq!(to.get(at * ROOM, 64), udp_frame(source, port));
             }
             wc.is_some()
         })

@@ -212,20 +212,6 @@ fn bad_changes_and_tables_are_refused() {
     assert_eq!(destroy_queue(), OK);
 }
 
-/// An Ethernet frame with IPv4 and UDP, to the MAC address that ends with 7.
-fn frame(source_port: u16) -> Vec<u8> {
-    let mut frame = vec![0; 64];
-    frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 7]);
-    frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 8]);
-    frame[12..14].copy_from_slice(&[8, 0]);
-    // Version and length of the header, length, time to live, protocol.
-    (frame[14], frame[17], frame[22], frame[23]) = (0x45, 50, 64, 17);
-    frame[26..34].copy_from_slice(&[192, 0, 2, 1, 192, 0, 2, 2]);
-    frame[34..36].copy_from_slice(&source_port.to_be_bytes());
-    (frame[37], frame[39]) = (9, 30);
-    frame
-}
-
 #[test]
 fn packets_are_spread_over_work_queues() {
     const FRAMES: u16 = 32;
@@ -311,21 +297,11 @@ fn packets_are_spread_over_work_queues() {
     let specs = Specs::destination_mac([2, 0, 0, 0, 0, 7]);
     let flow = Flow::create(&host.context, spread.object.handle(), &flow, specs).unwrap();
 
-    for (state, mask) in [
-        (QpState::INIT, Mask::PORT),
-        (QpState::RTR, Mask::empty()),
-        (QpState::RTS, Mask::empty()),
-    ] {
-        let attr = QpAttr {
-            qp_state: state,
-            ..attr
-        };
-        modify(&sender, &attr, Mask::STATE | mask);
-    }
+    start_packets(&sender);
     let place = 2 * usize::from(FRAMES) * ROOM;
     let mut received = [0; 2];
     for port in 0..FRAMES {
-        memory.set(place, &frame(1000 + port));
+        memory.set(place, &udp_frame(8, 1000 + port));
         post(&mut sender, 9, Operation::Send, memory.sge(place, 64));
         for _ in 0..2 {
             let completion = poll(&host, &mut cq);
