@@ -162,7 +162,7 @@ impl Match {
     }
 }
 
-/// What becomes of matching frames.
+/// The action on matching frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Drop,

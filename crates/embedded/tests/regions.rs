@@ -192,7 +192,7 @@ fn bad_device_memory_is_refused_and_leaves_nothing() {
         assert_eq!(create_errno(alloc(length, log)), expected, "{length} {log}");
         assert_eq!((embedded.objects(), embedded.ranges()), before);
     }
-    // What `DeviceMemory` does not ask for.
+    // Requests that `DeviceMemory` never makes.
     for (length, kind, expected) in [
         (64, 0, OK),
         (SIZE + 1, 0, ENOMEM),

@@ -17,8 +17,8 @@ use uverbs::kernel::{Kernel, RealKernel};
 const NOBODY: u32 = 65534;
 const SYSFS: &str = "/a/place/of/the/user";
 
-/// What a program with elevated privileges does: all that reads the environment. Says
-/// what it came to.
+/// The program that the other tests run: calls everything that reads the environment, and
+/// prints the results.
 #[test]
 #[ignore = "run by the other tests, in another process"]
 fn subject() {

@@ -15,7 +15,7 @@ use super::provider::Libibverbs;
 use crate::device;
 use crate::info::PortInfo;
 
-/// What the host has and how it is configured.
+/// The host's devices, libraries and settings.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// The kernel release, as in `uname -r`.
