@@ -6,6 +6,7 @@
  * run_nothing, the same loop around nothing, is what has to be subtracted.
  */
 #include "rows.h"
+#include "floor_calls.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -388,84 +389,52 @@ FLOOR(floor_recv, floor_recv_batch(LAST(b->recv), q->rq_ring))
 FLOOR(floor_recv_locked, LOCKED(floor_recv_batch(LAST(b->recv), q->rq_ring)))
 FLOOR(floor_recv_16, floor_recv_batch(b->recv, q->rq_ring))
 
-/* The cursor's floor is mostly its calls: one to start, five to read, one to end,
- * each through a pointer, as the interface has it. */
-struct floor_cursor {
-	const struct ib_uverbs_wc *entry;
-	uint64_t wr_id;
-	uint32_t at, status;
-	bool locked;
-	int (*start)(struct floor_cursor *, struct rxe_queue_buf *);
-	uint32_t (*read[5])(struct floor_cursor *);
-	void (*end)(struct floor_cursor *, struct rxe_queue_buf *);
-};
+/* A poll through a pointer into a library, as the interface has it. */
+FLOOR(floor_poll_called, floor_poll_call(q->cq_ring, 1, b->wc))
 
-static int floor_start(struct floor_cursor *c, struct rxe_queue_buf *ring)
+/* The cursor's floor is mostly its calls, each through a pointer into a library. */
+static uint64_t floor_read_fields(struct floor_cursor *c)
 {
-	if (c->locked)
-		pthread_spin_lock(&floor_lock);
-	c->at = ring->consumer_index;
-	if (c->at == load(&ring->producer_index))
-		return ENOENT;
-	c->entry = (const struct ib_uverbs_wc *)
-		(ring->data + ((size_t)c->at << 7));
-	c->status = c->entry->status;
-	c->wr_id = c->entry->wr_id;
-	return 0;
+	return c->read[0](c) + c->read[1](c) + c->read[2](c) + c->read[3](c) +
+	       c->read[4](c);
 }
-
-static void floor_end(struct floor_cursor *c, struct rxe_queue_buf *ring)
-{
-	store(&ring->consumer_index, (c->at + 1) & ring->index_mask);
-	if (c->locked)
-		pthread_spin_unlock(&floor_lock);
-}
-
-#define FLOOR_READ(name, field)                            \
-	static uint32_t name(struct floor_cursor *c)       \
-	{                                                  \
-		return c->entry->field;                    \
-	}
-FLOOR_READ(floor_opcode, opcode)
-FLOOR_READ(floor_length, byte_len)
-FLOOR_READ(floor_imm, ex.imm_data)
-FLOOR_READ(floor_qp_num, qp_num)
-FLOOR_READ(floor_flags, wc_flags)
 
 static void floor_cursor_calls(struct bench *b, struct rxe_queue_buf *ring,
-			       unsigned int calls, bool locked)
+			       unsigned int calls, unsigned int batch,
+			       pthread_spinlock_t *lock)
 {
-	static struct floor_cursor cursor = {
-		.start = floor_start,
-		.read = { floor_opcode, floor_length, floor_imm, floor_qp_num,
-			  floor_flags },
-		.end = floor_end,
-	};
-	struct floor_cursor *c = &cursor;
+	struct floor_cursor cursor;
 	uint64_t sum = 0;
 
-	c->locked = locked;
+	floor_cursor_init(&cursor, ring, lock);
 	for (unsigned int i = 0; i < calls; i++) {
-		/* The compiler must not know what the pointers point to. */
-		__asm__ volatile("" : "+r"(c) : : "memory");
-		if (c->start(c, ring))
+		unsigned int n = 0;
+
+		if (cursor.start(&cursor))
 			continue;
-		sum += c->read[0](c) + c->read[1](c) + c->read[2](c) +
-		       c->read[3](c) + c->read[4](c);
-		c->end(c, ring);
+		do
+			sum += floor_read_fields(&cursor);
+		while (++n < batch && !cursor.next(&cursor));
+		cursor.end(&cursor);
 	}
 	b->sink += sum;
 }
 
 static void floor_cursor(struct bench *b, struct queues *q, unsigned int calls)
 {
-	floor_cursor_calls(b, q->cqx_ring, calls, false);
+	floor_cursor_calls(b, q->cqx_ring, calls, 1, NULL);
 }
 
 static void floor_cursor_locked(struct bench *b, struct queues *q,
 				unsigned int calls)
 {
-	floor_cursor_calls(b, q->cqx_ring, calls, true);
+	floor_cursor_calls(b, q->cqx_ring, calls, 1, &floor_lock);
+}
+
+static void floor_cursor_16(struct bench *b, struct queues *q,
+			    unsigned int calls)
+{
+	floor_cursor_calls(b, q->cqx_ring, calls, BATCH, NULL);
 }
 
 /* ---- the table ---- */
@@ -515,9 +484,12 @@ const struct row rows[] = {
 	FLOOR_ROW("poll/1", 1, 112, DEVICE_FILLS_CQ, floor_poll),
 	FLOOR_ROW("poll-locked/1", 1, 112, DEVICE_FILLS_CQ, floor_poll_locked),
 	FLOOR_ROW("poll/16", BATCH, 7, DEVICE_FILLS_CQ, floor_poll_16),
+	FLOOR_ROW("poll-called/1", 1, 112, DEVICE_FILLS_CQ, floor_poll_called),
+	FLOOR_ROW("poll-empty/1", 1, 112, DEVICE_NOTHING, floor_poll_called),
 	FLOOR_ROW("cursor/1", 1, 112, DEVICE_FILLS_CQX, floor_cursor),
 	FLOOR_ROW("cursor-locked/1", 1, 112, DEVICE_FILLS_CQX,
 		  floor_cursor_locked),
+	FLOOR_ROW("cursor/16", BATCH, 7, DEVICE_FILLS_CQX, floor_cursor_16),
 	FLOOR_ROW("send/1", 1, 48, DEVICE_DRAINS_SQ, floor_send),
 	FLOOR_ROW("send-locked/1", 1, 48, DEVICE_DRAINS_SQ, floor_send_locked),
 	FLOOR_ROW("send/16", BATCH, 3, DEVICE_DRAINS_SQ, floor_send_16),

@@ -55,7 +55,18 @@ impl StandIn {
         })
     }
 
-    /// Compiles a program that uses libibverbs, and returns its path.
+    /// Compiles a library for a program to be linked with, and returns its path.
+    ///
+    /// # Errors
+    /// As [`StandIn::build`].
+    pub fn library(&self, source: &str) -> Result<PathBuf> {
+        let path = self.dir.join(source).with_extension("so");
+        compile(&[source], &path, &["-fPIC", "-shared"])?;
+        Ok(path)
+    }
+
+    /// Compiles a program that uses libibverbs, and returns its path. `files` are sources
+    /// and libraries.
     ///
     /// # Errors
     /// As [`StandIn::build`].

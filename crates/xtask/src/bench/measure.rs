@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::layers;
+use super::{layers, limits};
 use super::programs::{Native, Output, Verbs};
 use crate::standin::Provider;
 
@@ -64,7 +64,7 @@ pub struct Row {
     pub ratio: Spread,
     /// Stock over stock, of consecutive processes.
     pub noise: Spread,
-    /// Time of the program's loop and its calls alone, if it was measured.
+    /// Time of a bare loop with the same calls, if it was measured; else 0.
     pub calls_ns: f64,
 }
 
@@ -134,6 +134,10 @@ pub fn measure(
         let stock = times_of(&stock_runs, name)?;
         let ours = times_of(&ours_runs, name)?;
         let noise = stock.windows(2).map(|two| two[1] / two[0]).collect();
+        let calls_ns = match limits::floor_of(name) {
+            Some(floor) => Spread::from_values(times_of(&ours_runs, &floor)?).median,
+            None => 0.0,
+        };
         rows.push(Row {
             name: name.clone(),
             stock_count: *stock_count,
@@ -142,7 +146,7 @@ pub fn measure(
             noise: Spread::from_values(noise),
             stock_ns: Spread::from_values(stock).median,
             ours_ns: Spread::from_values(ours).median,
-            ..Row::default()
+            calls_ns,
         });
     }
     let layers = match native {
