@@ -28,6 +28,8 @@ pub enum PerfError {
         /// The reason.
         source: std::io::Error,
     },
+    /// A client's connection could not be accepted.
+    Accept(std::io::Error),
     /// An operation completed with an error.
     Failed {
         /// The operation.
@@ -73,8 +75,6 @@ pub enum PerfError {
     NoBuffer,
     /// The plot could not be written.
     Plot(PlotError),
-    /// The server in this process has panicked.
-    Panicked,
 }
 
 impl fmt::Display for PerfError {
@@ -91,6 +91,7 @@ impl fmt::Display for PerfError {
                 f,
                 "listening on TCP port {port}: {source}; choose another port with --port"
             ),
+            Self::Accept(source) => write!(f, "accepting the client's connection: {source}"),
             Self::Failed { operation, status } => write!(f, "{operation:?} failed: {status}"),
             Self::UnsupportedOperation {
                 transport,
@@ -150,7 +151,6 @@ impl fmt::Display for PerfError {
                 f.write_str("no free buffer for an operation; this is a bug in ringverbs")
             }
             Self::Plot(error) => error.fmt(f),
-            Self::Panicked => f.write_str("the server in this process has panicked"),
         }
     }
 }

@@ -1,9 +1,8 @@
 //! `ringverbs perf`: latency and bandwidth.
 //!
-//! [`side`] has one side with its queue pairs, [`protocol`] the messages between the
-//! sides, [`stats`] the statistics, [`plot`] the plot. Without a host and
-//! `--server`, both sides are in this process and exchange messages over the loopback
-//! interface.
+//! [`side`] has the sides with their queue pairs, [`protocol`] the messages between client
+//! and server, [`stats`] the statistics, [`plot`] the plot. Without a host and `--server`,
+//! both sides are in this process and share a thread.
 
 mod conditions;
 mod error;
@@ -17,7 +16,6 @@ use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -36,7 +34,7 @@ use protocol::{
     PerfOperation, Phase, PhaseEnd, PhaseReady, PhaseResult, ProtocolError, Response, Setup, Type,
     VERSION,
 };
-use side::{PostSummary, Side, SideOptions};
+use side::{SideOptions, Sides};
 use stats::{Bandwidth, Latency, Row};
 
 /// Arguments of `perf`.
@@ -271,9 +269,17 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
                 to: format!("{host} port {}", args.port),
                 source,
             })?;
-            measure(args, setup, context, stream)?
+            measure(
+                args,
+                context,
+                Client::connect(args, setup, context, stream)?,
+            )?
         }
-        None => run_both_sides(args, setup, context)?,
+        None => measure(
+            args,
+            context,
+            Client::with_local_server(args, setup, context)?,
+        )?,
     };
     if let Some(plot) = plot {
         if !report.rows.is_empty() {
@@ -294,53 +300,23 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     error.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
-/// Runs both sides in this process.
-fn run_both_sides(
-    args: &Args,
-    setup: Setup,
-    context: &Context,
-) -> Result<(Report, Option<Error>), Error> {
-    let listen = |source| PerfError::Listen { port: 0, source };
-    let listener = TcpListener::bind(("127.0.0.1", 0)).map_err(listen)?;
-    let address = listener.local_addr().map_err(listen)?;
-    thread::scope(|scope| {
-        let serving = scope.spawn(move || serve(args, context, &listener));
-        let connected = TcpStream::connect(address).map_err(|source| PerfError::Connect {
-            to: address.to_string(),
-            source,
-        });
-        let measured = connected
-            .map_err(Error::from)
-            .and_then(|stream| measure(args, setup, context, stream));
-        let served = serving
-            .join()
-            .unwrap_or_else(|_| Err(PerfError::Panicked.into()));
-        // The client's error is more specific than the server's.
-        let (report, error) = measured?;
-        Ok((report, error.or(served.err())))
-    })
-}
-
 /// Serves one client until it disconnects.
 fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), Error> {
-    let (stream, _) = listener.accept().map_err(|source| PerfError::Listen {
-        port: args.port,
-        source,
-    })?;
+    let (stream, _) = listener.accept().map_err(PerfError::Accept)?;
     let mut client = PeerConnection::from_stream(stream)?;
     let accepted = client
         .receive()
         .and_then(Hello::parse)
         .map_err(Error::from)
         .and_then(|hello| create_side(args, context, &hello));
-    let (mut side, remote, setup) = match accepted {
+    let (mut sides, setup) = match accepted {
         Ok(accepted) => accepted,
         Err(error) => {
             client.send(&Response::<Address>::Refused(error.to_string()))?;
             return Err(error);
         }
     };
-    client.send(&Response::Accepted(side.address()))?;
+    client.send(&Response::Accepted(sides.address()))?;
     client.disable_read_timeout()?;
     loop {
         let phase: Phase = match client.receive() {
@@ -351,63 +327,70 @@ fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), E
         if phase.size == 0 || phase.size > setup.size {
             return Err(ProtocolError::Value("size").into());
         }
-        side.begin_phase(phase.number, phase.echo);
         client.send(&Response::Accepted(PhaseReady { ready: true }))?;
-        let posted = match phase.goal {
-            Some(goal) => side.post_pipelined(phase.size, remote, goal, |_| ())?,
-            None => PostSummary::default(),
-        };
-        side.serve_until(phase.size, remote, || client.is_readable())?;
+        sides.begin_phase(&phase)?;
+        sides.serve_until(|| client.is_readable())?;
         let end: PhaseEnd = match client.receive() {
             Ok(end) => end,
             Err(ProtocolError::Closed) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        client.send(&Response::Accepted(PhaseResult {
-            received: side.drain(end.operations)?,
-            operations: posted.operations,
-            nanoseconds: u64::try_from(posted.time.as_nanos()).unwrap_or(u64::MAX),
-        }))?;
+        client.send(&Response::Accepted(sides.drain(end.operations)?))?;
     }
 }
 
 /// Creates the server's side with the client's setup, and connects it.
-fn create_side(
-    args: &Args,
-    context: &Context,
-    hello: &Hello,
-) -> Result<(Side, ringverbs::RemoteAddr, Setup), Error> {
-    let mut side = Side::new(context, args.side_options(hello.setup))?;
-    let remote = side.connect(&hello.address)?;
-    Ok((side, remote, hello.setup))
+fn create_side(args: &Args, context: &Context, hello: &Hello) -> Result<(Sides, Setup), Error> {
+    let mut sides = Sides::one(context, args.side_options(hello.setup))?;
+    sides.connect(&hello.address)?;
+    Ok((sides, hello.setup))
 }
 
-/// The client's side, and the connection to the server.
+/// The client: its side, and the server.
 struct Client {
-    side: Side,
-    server: PeerConnection<TcpStream>,
-    remote: ringverbs::RemoteAddr,
+    sides: Sides,
+    server: Server,
     setup: Setup,
     goal: Goal,
     /// The number of the current phase.
     number: u8,
 }
 
+enum Server {
+    Remote(PeerConnection<TcpStream>),
+    /// The other one of the client's sides.
+    Local,
+}
+
 impl Client {
-    fn new(args: &Args, setup: Setup, context: &Context, stream: TcpStream) -> Result<Self, Error> {
-        let mut side = Side::new(context, args.side_options(setup))?;
+    fn connect(
+        args: &Args,
+        setup: Setup,
+        context: &Context,
+        stream: TcpStream,
+    ) -> Result<Self, Error> {
+        let mut sides = Sides::one(context, args.side_options(setup))?;
         let mut server = PeerConnection::from_stream(stream)?;
         let address: Address = server.request(&Hello {
             version: VERSION,
             setup,
-            address: side.address(),
+            address: sides.address(),
         })?;
         server.disable_read_timeout()?;
-        let remote = side.connect(&address)?;
+        sides.connect(&address)?;
         Ok(Self {
-            side,
-            server,
-            remote,
+            sides,
+            server: Server::Remote(server),
+            setup,
+            goal: args.goal(),
+            number: 0,
+        })
+    }
+
+    fn with_local_server(args: &Args, setup: Setup, context: &Context) -> Result<Self, Error> {
+        Ok(Self {
+            sides: Sides::both(context, args.side_options(setup))?,
+            server: Server::Local,
             setup,
             goal: args.goal(),
             number: 0,
@@ -416,28 +399,41 @@ impl Client {
 
     fn begin_phase(&mut self, size: u32, echo: bool, goal: Option<Goal>) -> Result<(), Error> {
         self.number = self.number.wrapping_add(1);
-        self.side.begin_phase(self.number, false);
-        let response: PhaseReady = self.server.request(&Phase {
-            number: self.number,
+        let number = self.number;
+        self.sides.begin_phase(&Phase {
+            number,
+            size,
+            echo: false,
+            goal: None,
+        })?;
+        let phase = Phase {
+            number,
             size,
             echo,
             goal,
-        })?;
-        match response.ready {
-            true => Ok(()),
-            false => Err(ProtocolError::Value("start").into()),
+        };
+        match &mut self.server {
+            Server::Local => self.sides.begin_other_phase(&phase),
+            Server::Remote(server) => match server.request(&phase)? {
+                PhaseReady { ready: true } => Ok(()),
+                PhaseReady { ready: false } => Err(ProtocolError::Value("start").into()),
+            },
         }
     }
 
     /// Ends a phase. Returns the server's result, and the number of the server's messages
     /// that arrived.
-    fn end_phase(&mut self, size: u32, operations: u64) -> Result<(PhaseResult, u64), Error> {
-        self.server.send(&PhaseEnd { operations })?;
-        let server = &self.server;
-        self.side
-            .serve_until(size, self.remote, || server.is_readable())?;
-        let result: PhaseResult = self.server.response()?;
-        Ok((result, self.side.drain(result.operations)?))
+    fn end_phase(&mut self, operations: u64) -> Result<(PhaseResult, u64), Error> {
+        let result = match &mut self.server {
+            Server::Local => self.sides.drain_other(operations)?,
+            Server::Remote(server) => {
+                server.send(&PhaseEnd { operations })?;
+                self.sides.serve_until(|| server.is_readable())?;
+                server.response()?
+            }
+        };
+        let received = self.sides.drain(result.operations)?.received;
+        Ok((result, received))
     }
 
     /// Measures latency, then bandwidth, of one size.
@@ -445,21 +441,17 @@ impl Client {
         let echo = self.setup.consumes_receives();
         self.begin_phase(size, echo, None)?;
         let goal = self.goal;
-        let latency = self.side.measure_latency(size, self.remote, goal, |count| {
-            tick(Progress::Latency(count));
-        });
+        let latency = (self.sides).measure_latency(goal, |count| tick(Progress::Latency(count)));
         let (samples, lost) = latency?;
         let iterations = samples.count();
         let latency =
             Latency::of(samples).ok_or(PerfError::Lost(lost.try_into().unwrap_or(u32::MAX)))?;
-        self.end_phase(size, iterations + lost)?;
+        self.end_phase(iterations + lost)?;
 
         let server_goal = self.setup.bidirectional.then_some(goal);
         self.begin_phase(size, false, server_goal)?;
-        let posted = self.side.post_pipelined(size, self.remote, goal, |count| {
-            tick(Progress::Bandwidth(count));
-        })?;
-        let (server, received) = self.end_phase(size, posted.operations)?;
+        let posted = (self.sides).post_pipelined(goal, |count| tick(Progress::Bandwidth(count)))?;
+        let (server, received) = self.end_phase(posted.operations)?;
         let messages = server.received + received;
         let sent = posted.operations + server.operations;
         let time = posted.time.max(Duration::from_nanos(server.nanoseconds));
@@ -483,12 +475,10 @@ enum Progress {
 /// error ends the measurement; the rows before it are returned with the error.
 fn measure(
     args: &Args,
-    setup: Setup,
     context: &Context,
-    stream: TcpStream,
+    mut client: Client,
 ) -> Result<(Report, Option<Error>), Error> {
-    let sizes = args.sizes();
-    let mut client = Client::new(args, setup, context, stream)?;
+    let (sizes, setup) = (args.sizes(), client.setup);
     let mut bar = Bar::new(args.goal(), sizes.len());
     let conditions = Conditions::of(context, args.ib_port, args.host.as_deref());
     let mut report = Report {

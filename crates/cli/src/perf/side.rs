@@ -1,15 +1,18 @@
-//! One side of a measurement: queue pairs, memory, completions.
+//! The sides of a measurement: queue pairs, memory, completions.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use ringverbs::{
-    AccessFlags, AddressHandle, Buffer, Completion, Context, Endpoint, LocalAddress, Operation,
-    PortAddress, ProtectionDomain, QueuePair, RemoteAddr, RemoteRegion, Transport, WorkRequest,
+    AccessFlags, AddressHandle, Buffer, Completion, CompletionQueue, Context, Endpoint,
+    LocalAddress, Operation, PortAddress, ProtectionDomain, QueuePair, RemoteAddr, RemoteRegion,
+    Transport, WorkRequest,
 };
 
 use super::error::PerfError;
-use super::protocol::{Address, Goal, Memory, PerfOperation, ProtocolError, Setup};
+use super::protocol::{
+    Address, Goal, Memory, PerfOperation, Phase, PhaseResult, ProtocolError, Setup,
+};
 use super::stats::Samples;
 use crate::error::Error;
 use crate::poller::Poller;
@@ -32,6 +35,8 @@ const MEMORY_LIMIT: u64 = 1 << 30;
 pub const DEFAULT_DEPTH: u32 = 64;
 /// Length of the global route header (GRH) before a received datagram.
 const GRH: usize = 40;
+/// The bit of a token that the other side in this process sets.
+const OTHER_SIDE: u64 = 1 << 32;
 /// The Q_Key of datagrams.
 const QKEY: u32 = 0x1111_1111;
 
@@ -55,6 +60,20 @@ impl Setup {
             true => self.depth.saturating_mul(4),
             false => self.depth,
         }
+    }
+
+    /// Receives of a queue pair, if messages consume them.
+    fn posted_receives(&self) -> u32 {
+        match self.consumes_receives() {
+            true => self.recv_depth(),
+            false => 0,
+        }
+    }
+
+    /// Completions of a side.
+    fn cq_entries(&self) -> u32 {
+        let queue_pair = self.depth.saturating_add(self.posted_receives());
+        queue_pair.saturating_mul(self.queue_pairs)
     }
 
     /// Size of a receive's buffer in bytes.
@@ -115,23 +134,27 @@ struct Connection {
 }
 
 /// One side of a measurement.
-pub struct Side {
+struct Side {
     setup: Setup,
     local: LocalAddress,
     domain: ProtectionDomain,
     connections: Vec<Connection>,
-    poller: Poller,
+    /// Distinguishes the side's tokens from those of the other side in this process.
+    token_base: u64,
     /// Free buffers for operations.
     free: Vec<Buffer>,
     /// Memory for the other side's operations.
     region: Option<RemoteRegion>,
-    completions: Vec<Completion>,
+    /// The other side's memory.
+    remote: RemoteAddr,
     /// Outstanding operations of all queue pairs.
     outstanding: u32,
     /// Index of the connection that posts next.
     next: usize,
     /// The number of the phase, which the immediate data of lossy messages contains.
     phase: u8,
+    /// Message size in bytes.
+    size: u32,
     /// Whether each message is sent back.
     echo: bool,
     /// Messages received in this phase.
@@ -140,9 +163,20 @@ pub struct Side {
     last_immediate: Option<u32>,
     /// Messages to send back: connection and immediate data.
     pending_replies: VecDeque<(usize, Option<u32>)>,
+    /// The operations that the side posts as its depth allows.
+    pipeline: Option<Pipeline>,
 }
 
-/// The operations that a side posted in a phase.
+/// Operations that are posted as the depth allows, until the goal is reached.
+#[derive(Clone, Copy)]
+struct Pipeline {
+    countdown: Countdown,
+    operations: u64,
+    /// The time until the last completion.
+    time: Option<Duration>,
+}
+
+/// The pipelined operations of a side in a phase.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PostSummary {
     pub operations: u64,
@@ -154,6 +188,7 @@ fn failed(step: &str) -> impl FnOnce(ringverbs::Error) -> Error {
 }
 
 /// Determines the end of a phase.
+#[derive(Clone, Copy)]
 struct Countdown {
     goal: Goal,
     start: Instant,
@@ -178,7 +213,12 @@ impl Countdown {
 impl Side {
     /// Creates all objects: receives for messages, and memory for one-sided operations, of
     /// the other side.
-    pub fn new(context: &Context, options: SideOptions) -> Result<Self, Error> {
+    fn new(
+        context: &Context,
+        options: SideOptions,
+        cq: &CompletionQueue,
+        token_base: u64,
+    ) -> Result<Self, Error> {
         let setup = options.setup;
         setup.check_memory()?;
         let local = match options.gid_index {
@@ -193,14 +233,7 @@ impl Side {
         }
         let domain = context.alloc_pd().map_err(failed("protection domain"))?;
         let (depth, count) = (setup.depth, setup.queue_pairs);
-        let recv_depth = if setup.consumes_receives() {
-            setup.recv_depth()
-        } else {
-            0
-        };
-        let entries = depth.saturating_add(recv_depth).saturating_mul(count);
-        let poller = Poller::new(context, entries.saturating_add(2), setup.events);
-        let poller = poller.map_err(failed("completion queue"))?;
+        let recv_depth = setup.posted_receives();
         let buffers = |size: usize, count: u32| {
             let count = count as usize;
             let region = domain.alloc(size.saturating_mul(count));
@@ -212,21 +245,23 @@ impl Side {
             local,
             region: Self::alloc_remote(&domain, setup)?,
             connections: Vec::new(),
-            poller,
+            token_base,
             free: free.collect(),
-            completions: (0..BATCH).map(|_| Completion::default()).collect(),
+            remote: RemoteAddr::new(0, 0),
             outstanding: 0,
             next: 0,
             phase: 0,
+            size: 0,
             echo: false,
             received: 0,
             last_immediate: None,
             pending_replies: VecDeque::new(),
+            pipeline: None,
             domain: domain.clone(),
         };
         for _ in 0..count {
             let mut qp = domain
-                .queue_pair(transport, &side.poller.cq)
+                .queue_pair(transport, cq)
                 .send_depth(depth)
                 .recv_depth(recv_depth.max(1))
                 .build()
@@ -272,7 +307,7 @@ impl Side {
     }
 
     /// Returns the addresses of the queue pairs and the memory.
-    pub fn address(&self) -> Address {
+    fn address(&self) -> Address {
         let endpoint = |it: &Connection| it.qp.endpoint(&self.local).to_string();
         let key = self.region.as_ref().map(RemoteRegion::key);
         let key = key.unwrap_or_default();
@@ -286,7 +321,7 @@ impl Side {
     }
 
     /// Connects to the other side's queue pairs.
-    pub fn connect(&mut self, peer: &Address) -> Result<RemoteAddr, Error> {
+    fn connect(&mut self, peer: &Address) -> Result<(), Error> {
         if peer.endpoints.len() != self.connections.len() {
             return Err(ProtocolError::Value("number of endpoints").into());
         }
@@ -304,23 +339,55 @@ impl Side {
             };
             connected.map_err(failed("connecting the queue pairs"))?;
         }
-        Ok(RemoteAddr::new(peer.memory.addr, peer.memory.rkey))
+        self.remote = RemoteAddr::new(peer.memory.addr, peer.memory.rkey);
+        Ok(())
     }
 
-    /// Begins a phase.
-    pub fn begin_phase(&mut self, number: u8, echo: bool) {
-        self.phase = number;
-        self.echo = echo;
+    /// Begins a phase, and posts the first of its operations.
+    fn begin_phase(&mut self, phase: &Phase) -> Result<(), Error> {
+        self.phase = phase.number;
+        self.size = phase.size;
+        self.echo = phase.echo;
         self.received = 0;
         self.last_immediate = None;
         self.pending_replies.clear();
+        self.pipeline = None;
+        match phase.goal {
+            Some(goal) => self.begin_pipeline(goal),
+            None => Ok(()),
+        }
+    }
+
+    fn begin_pipeline(&mut self, goal: Goal) -> Result<(), Error> {
+        self.pipeline = Some(Pipeline {
+            countdown: Countdown::new(goal),
+            operations: 0,
+            time: None,
+        });
+        self.advance()
+    }
+
+    /// Returns the pipelined operations if all have completed; none if there is no pipeline.
+    fn pipelined(&self) -> Option<PostSummary> {
+        let Some(pipeline) = self.pipeline else {
+            return Some(PostSummary::default());
+        };
+        pipeline.time.map(|time| PostSummary {
+            operations: pipeline.operations,
+            time,
+        })
+    }
+
+    /// Returns whether nothing is outstanding or to be posted.
+    fn is_idle(&self) -> bool {
+        self.pending_replies.is_empty() && self.outstanding == 0 && self.pipelined().is_some()
     }
 
     fn post_receive(&mut self, at: usize, buffer: Buffer) -> Result<(), Error> {
         let Some(connection) = self.connections.get_mut(at) else {
             return Ok(());
         };
-        let posted = connection.qp.receive(buffer, at as u64);
+        let posted = connection.qp.receive(buffer, self.token_base | at as u64);
         posted.map_err(|error| failed("posting a receive")(error.into_error()))
     }
 
@@ -330,19 +397,13 @@ impl Side {
         lossy.then(|| u32::from(self.phase) << 24 | (number & 0xff_ffff) as u32)
     }
 
-    /// Posts an operation of `size` bytes, for which there must be a free buffer.
-    fn post(
-        &mut self,
-        at: usize,
-        size: u32,
-        remote: RemoteAddr,
-        immediate: Option<u32>,
-    ) -> Result<(), Error> {
+    /// Posts an operation, for which there must be a free buffer.
+    fn post(&mut self, at: usize, immediate: Option<u32>) -> Result<(), Error> {
         let (Some(mut buffer), Some(connection)) = (self.free.pop(), self.connections.get_mut(at))
         else {
             return Err(PerfError::NoBuffer.into());
         };
-        let resized = buffer.set_len(size as usize);
+        let resized = buffer.set_len(self.size as usize);
         resized.map_err(failed("setting a buffer's length"))?;
         let with_immediate = |request: WorkRequest<Buffer>| match immediate {
             Some(value) => request.immediate(value),
@@ -353,11 +414,13 @@ impl Side {
                 with_immediate(WorkRequest::send(buffer)).to(path, *qpn, QKEY)
             }
             (PerfOperation::Send, None) => with_immediate(WorkRequest::send(buffer)),
-            (PerfOperation::Write, _) => with_immediate(WorkRequest::write(buffer, remote)),
-            (PerfOperation::Read, _) => WorkRequest::read(buffer, remote),
-            (PerfOperation::Atomic, _) => WorkRequest::fetch_add(buffer, remote, 1),
+            (PerfOperation::Write, _) => with_immediate(WorkRequest::write(buffer, self.remote)),
+            (PerfOperation::Read, _) => WorkRequest::read(buffer, self.remote),
+            (PerfOperation::Atomic, _) => WorkRequest::fetch_add(buffer, self.remote, 1),
         };
-        let posted = connection.qp.post(request.token(at as u64));
+        let posted = connection
+            .qp
+            .post(request.token(self.token_base | at as u64));
         connection.outstanding += 1;
         self.outstanding += 1;
         posted.map_err(|error| failed("posting")(error.into_error()))
@@ -377,42 +440,62 @@ impl Side {
         None
     }
 
-    /// Waits for completions and processes them: frees buffers and posts receives
-    /// again. Returns the number of completions, 0 after `timeout`.
-    fn progress(&mut self, timeout: Duration) -> Result<usize, Error> {
-        let polled = self.poller.poll(&mut self.completions, timeout);
-        let count = polled.map_err(failed("polling"))?;
-        for slot in 0..count {
-            let Some(completion) = self.completions.get_mut(slot) else {
+    /// Posts what the phase allows now: replies, then pipelined operations.
+    fn advance(&mut self) -> Result<(), Error> {
+        while let Some((at, immediate)) = self.pending_replies.front().copied() {
+            let connection = self.connections.get(at);
+            let full = connection.is_none_or(|it| it.outstanding >= self.setup.depth);
+            if full || self.free.is_empty() {
+                break;
+            }
+            self.pending_replies.pop_front();
+            self.post(at, immediate)?;
+        }
+        let Some(mut pipeline) = self.pipeline.filter(|it| it.time.is_none()) else {
+            return Ok(());
+        };
+        while pipeline.countdown.is_running(pipeline.operations) {
+            let Some(at) = self.next_connection() else {
                 break;
             };
-            let immediate = match &completion.result {
-                Ok(success) => success.immediate(),
-                Err(failure) => {
-                    return Err(PerfError::Failed {
-                        operation: completion.operation,
-                        status: failure.to_string(),
-                    }
-                    .into());
-                }
-            };
-            let at = completion.token as usize;
-            let operation = completion.operation;
-            let Some(buffer) = completion.take_buffer() else {
-                continue;
-            };
-            if operation == Operation::Receive {
-                self.post_receive(at, buffer)?;
-                self.count_message(at, immediate);
-            } else {
-                if let Some(connection) = self.connections.get_mut(at) {
-                    connection.outstanding -= 1;
-                }
-                self.outstanding -= 1;
-                self.free.push(buffer);
-            }
+            self.post(at, self.immediate(pipeline.operations))?;
+            pipeline.operations += 1;
         }
-        Ok(count)
+        if self.outstanding == 0 {
+            pipeline.time = Some(pipeline.countdown.start.elapsed());
+        }
+        self.pipeline = Some(pipeline);
+        Ok(())
+    }
+
+    /// Processes a completion: frees the buffer, or posts the receive again.
+    fn complete(&mut self, completion: &mut Completion) -> Result<(), Error> {
+        let immediate = match &completion.result {
+            Ok(success) => success.immediate(),
+            Err(failure) => {
+                return Err(PerfError::Failed {
+                    operation: completion.operation,
+                    status: failure.to_string(),
+                }
+                .into());
+            }
+        };
+        let at = (completion.token & !OTHER_SIDE) as usize;
+        let operation = completion.operation;
+        let Some(buffer) = completion.take_buffer() else {
+            return Ok(());
+        };
+        if operation == Operation::Receive {
+            self.post_receive(at, buffer)?;
+            self.count_message(at, immediate);
+        } else {
+            if let Some(connection) = self.connections.get_mut(at) {
+                connection.outstanding -= 1;
+            }
+            self.outstanding -= 1;
+            self.free.push(buffer);
+        }
+        Ok(())
     }
 
     /// Counts a received message, unless it is a late one of an earlier phase.
@@ -428,12 +511,94 @@ impl Side {
             self.pending_replies.push_back((at, immediate));
         }
     }
+}
+
+/// The sides in this process, one or both. They share a completion queue and a thread.
+pub struct Sides {
+    own: Side,
+    other: Option<Side>,
+    poller: Poller,
+    completions: Vec<Completion>,
+}
+
+impl Sides {
+    /// Creates one side.
+    pub fn one(context: &Context, options: SideOptions) -> Result<Self, Error> {
+        Self::new(context, options, false)
+    }
+
+    /// Creates and connects both sides.
+    pub fn both(context: &Context, options: SideOptions) -> Result<Self, Error> {
+        let mut sides = Self::new(context, options, true)?;
+        if let Some(other) = &mut sides.other {
+            sides.own.connect(&other.address())?;
+            other.connect(&sides.own.address())?;
+        }
+        Ok(sides)
+    }
+
+    fn new(context: &Context, options: SideOptions, both: bool) -> Result<Self, Error> {
+        let setup = options.setup;
+        setup.check_memory()?;
+        let entries = setup.cq_entries().saturating_mul(1 + u32::from(both));
+        let poller = Poller::new(context, entries.saturating_add(2), setup.events);
+        let poller = poller.map_err(failed("completion queue"))?;
+        let side = |token_base| Side::new(context, options, &poller.cq, token_base);
+        Ok(Self {
+            own: side(0)?,
+            other: both.then(|| side(OTHER_SIDE)).transpose()?,
+            completions: (0..BATCH).map(|_| Completion::default()).collect(),
+            poller,
+        })
+    }
+
+    /// Returns the addresses of the own side.
+    pub fn address(&self) -> Address {
+        self.own.address()
+    }
+
+    /// Connects the own side.
+    pub fn connect(&mut self, peer: &Address) -> Result<(), Error> {
+        self.own.connect(peer)
+    }
+
+    /// Begins a phase of the own side, and posts the first of its operations.
+    pub fn begin_phase(&mut self, phase: &Phase) -> Result<(), Error> {
+        self.own.begin_phase(phase)
+    }
+
+    /// As [`begin_phase`](Self::begin_phase), of the other side in this process.
+    pub fn begin_other_phase(&mut self, phase: &Phase) -> Result<(), Error> {
+        match &mut self.other {
+            Some(other) => other.begin_phase(phase),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for completions, processes them, and posts what they allow. Returns the number
+    /// of completions, 0 after `timeout`.
+    fn progress(&mut self, timeout: Duration) -> Result<usize, Error> {
+        let polled = self.poller.poll(&mut self.completions, timeout);
+        let count = polled.map_err(failed("polling"))?;
+        for completion in self.completions.iter_mut().take(count) {
+            let side = match &mut self.other {
+                Some(other) if completion.token & OTHER_SIDE != 0 => other,
+                _ => &mut self.own,
+            };
+            side.complete(completion)?;
+        }
+        self.own.advance()?;
+        if let Some(other) = &mut self.other {
+            other.advance()?;
+        }
+        Ok(count)
+    }
 
     /// As [`progress`](Self::progress), but fails if nothing completes within [`TIMEOUT`].
-    fn progress_or_fail(&mut self) -> Result<(), Error> {
+    fn progress_or_fail(&mut self) -> Result<usize, Error> {
         match self.progress(TIMEOUT)? {
             0 => Err(PerfError::Timeout(TIMEOUT.as_secs()).into()),
-            _ => Ok(()),
+            count => Ok(count),
         }
     }
 
@@ -442,8 +607,6 @@ impl Side {
     /// the times, and the number of lost messages.
     pub fn measure_latency(
         &mut self,
-        size: u32,
-        remote: RemoteAddr,
         goal: Goal,
         mut tick: impl FnMut(u64),
     ) -> Result<(Samples, u64), Error> {
@@ -451,34 +614,34 @@ impl Side {
         let (mut number, mut lost, mut consecutive) = (0, 0, 0);
         let countdown = Countdown::new(goal);
         while countdown.is_running(number) {
-            let at = self.next_connection().ok_or(PerfError::NoBuffer)?;
-            let immediate = self.immediate(number);
-            let before = self.received;
+            let at = self.own.next_connection().ok_or(PerfError::NoBuffer)?;
+            let immediate = self.own.immediate(number);
+            let before = self.own.received;
             let start = Instant::now();
-            self.post(at, size, remote, immediate)?;
+            self.own.post(at, immediate)?;
             number += 1;
             tick(number);
-            while self.outstanding > 0 {
+            while self.own.outstanding > 0 {
                 self.progress_or_fail()?;
             }
-            if !self.setup.consumes_receives() {
+            if !self.own.setup.consumes_receives() {
                 samples.add(start.elapsed());
                 continue;
             }
             let replied = match immediate {
                 None => {
-                    while self.received == before {
+                    while self.own.received == before {
                         self.progress_or_fail()?;
                     }
                     true
                 }
                 Some(_) => loop {
-                    if self.last_immediate == immediate {
+                    if self.own.last_immediate == immediate {
                         break true;
                     }
                     let remaining = LOSS_TIMEOUT.saturating_sub(start.elapsed());
                     if remaining.is_zero() || self.progress(remaining)? == 0 {
-                        break self.last_immediate == immediate;
+                        break self.own.last_immediate == immediate;
                     }
                 },
             };
@@ -499,74 +662,77 @@ impl Side {
     /// Keeps the maximum number of operations outstanding until the goal is reached.
     pub fn post_pipelined(
         &mut self,
-        size: u32,
-        remote: RemoteAddr,
         goal: Goal,
         mut tick: impl FnMut(u64),
     ) -> Result<PostSummary, Error> {
-        let countdown = Countdown::new(goal);
-        let mut operations = 0;
+        self.own.begin_pipeline(goal)?;
         loop {
-            while countdown.is_running(operations) {
-                let Some(at) = self.next_connection() else {
-                    break;
-                };
-                let immediate = self.immediate(operations);
-                self.post(at, size, remote, immediate)?;
-                operations += 1;
-                tick(operations);
-            }
-            if self.outstanding == 0 {
-                return Ok(PostSummary {
-                    operations,
-                    time: countdown.start.elapsed(),
-                });
+            if let Some(summary) = self.own.pipelined() {
+                return Ok(summary);
             }
             self.progress_or_fail()?;
+            tick(self.own.pipeline.map_or(0, |it| it.operations));
         }
     }
 
-    /// Receives messages, and sends them back in a phase with echo, until no message is
-    /// pending and `ended` returns true.
+    /// Serves the other side until nothing is outstanding and `ended` returns true. Where no
+    /// messages arrive, it does not wait for `ended`.
     pub fn serve_until(
         &mut self,
-        size: u32,
-        remote: RemoteAddr,
         mut ended: impl FnMut() -> Result<bool, ProtocolError>,
     ) -> Result<(), Error> {
-        if !self.setup.consumes_receives() {
-            return Ok(());
-        }
         loop {
-            while let Some((at, immediate)) = self.pending_replies.front().copied() {
-                let connection = self.connections.get(at);
-                let full = connection.is_none_or(|it| it.outstanding >= self.setup.depth);
-                if full || self.free.is_empty() {
-                    break;
-                }
-                self.pending_replies.pop_front();
-                self.post(at, size, remote, immediate)?;
+            let idle = self.own.is_idle();
+            if idle && !self.own.setup.consumes_receives() {
+                return Ok(());
             }
-            let idle = self.progress(CHECK_INTERVAL)? == 0;
-            if idle && self.pending_replies.is_empty() && self.outstanding == 0 && ended()? {
+            let count = match idle {
+                true => self.progress(CHECK_INTERVAL)?,
+                false => self.progress_or_fail()?,
+            };
+            if count == 0 && ended()? {
                 return Ok(());
             }
         }
     }
 
-    /// Receives the rest of the `sent` messages of a phase, and returns the number of
-    /// messages that arrived.
-    pub fn drain(&mut self, sent: u64) -> Result<u64, Error> {
-        if !self.setup.consumes_receives() {
-            return Ok(sent);
+    /// Receives the rest of the `sent` messages of a phase. Returns what the own side
+    /// received and posted.
+    pub fn drain(&mut self, sent: u64) -> Result<PhaseResult, Error> {
+        self.drain_side(sent, |sides| &sides.own)
+    }
+
+    /// As [`drain`](Self::drain), of the other side in this process.
+    pub fn drain_other(&mut self, sent: u64) -> Result<PhaseResult, Error> {
+        self.drain_side(sent, |sides| sides.other.as_ref().unwrap_or(&sides.own))
+    }
+
+    fn drain_side(
+        &mut self,
+        sent: u64,
+        side: impl Fn(&Self) -> &Side,
+    ) -> Result<PhaseResult, Error> {
+        while !side(self).is_idle() {
+            self.progress_or_fail()?;
         }
-        while self.received < sent {
-            match self.setup.transport.is_lossy() {
-                true if self.progress(DRAIN_TIMEOUT)? == 0 => break,
-                true => {}
+        while self.own.setup.consumes_receives() && side(self).received < sent {
+            let count = match self.own.setup.transport.is_lossy() {
+                true => self.progress(DRAIN_TIMEOUT)?,
                 false => self.progress_or_fail()?,
+            };
+            if count == 0 {
+                break;
             }
         }
-        Ok(self.received)
+        let side = side(self);
+        let posted = side.pipelined().unwrap_or_default();
+        Ok(PhaseResult {
+            received: match side.setup.consumes_receives() {
+                true => side.received,
+                false => sent,
+            },
+            operations: posted.operations,
+            nanoseconds: u64::try_from(posted.time.as_nanos()).unwrap_or(u64::MAX),
+        })
     }
 }

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::{layers, limits};
 use super::programs::{Native, Output, Verbs};
+use super::{layers, limits};
 use crate::standin::Provider;
 
 /// Exact counts of one operation.

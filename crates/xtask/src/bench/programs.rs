@@ -58,7 +58,9 @@ impl<'s> Verbs<'s> {
     /// Compiles the program.
     pub fn build(stand_in: &'s StandIn) -> Result<Self> {
         let floor = stand_in.library("floor_calls.c")?;
-        let floor = floor.to_str().context("the target directory's path is not UTF-8")?;
+        let floor = floor
+            .to_str()
+            .context("the target directory's path is not UTF-8")?;
         let files = ["datapath.c", "rows.c", "stepper.c", floor];
         let path = stand_in.program("datapath", &files)?;
         Ok(Self { stand_in, path })
