@@ -127,7 +127,6 @@ pub fn client(
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
-    port: u16,
 }
 
 impl Server {
@@ -136,7 +135,7 @@ impl Server {
         let listener = TcpListener::bind(("::", port))
             .or_else(|_| TcpListener::bind(("0.0.0.0", port)))
             .map_err(|source| ExchangeError::Listen { port, source })?;
-        Ok(Self { listener, port })
+        Ok(Self { listener })
     }
 
     /// Serves one client: receives its addresses, connects to them with
@@ -147,9 +146,8 @@ impl Server {
         ours: &[Destination],
         connect: impl FnOnce(&[Destination]) -> Result<(), E>,
     ) -> Result<Vec<Destination>, E> {
-        let port = self.port;
         let accepted = self.listener.accept();
-        let (mut stream, _) = accepted.map_err(|source| ExchangeError::Listen { port, source })?;
+        let (mut stream, _) = accepted.map_err(failed("accepting the client's connection"))?;
         set_timeouts(&stream)?;
         let theirs = receive(&mut stream, ours.len())?;
         connect(&theirs)?;
