@@ -81,7 +81,7 @@ pub fn missing(folder: &Path) -> Record {
         attempts: 0,
         seconds: 0.0,
         detail: format!(
-            "{} has no tests: rdma-core's source package could not be fetched",
+            "{} has no tests: they are those of the package python3-pyverbs",
             folder.display()
         ),
         earlier: String::new(),

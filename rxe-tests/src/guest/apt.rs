@@ -81,19 +81,6 @@ impl Apt {
         self.step("unpacking packages", &mut unpack)
     }
 
-    /// Fetches the upstream archive of a source package, and returns its path.
-    ///
-    /// # Errors
-    /// The archive cannot be fetched.
-    pub fn source(&self, package: &str) -> Result<PathBuf> {
-        let source = ["source", "--download-only", "--tar-only", package];
-        self.get("fetching a source package", &source)?;
-        let mut entries = fs::read_dir(&self.folder)?.flatten().map(|it| it.path());
-        entries
-            .find(|path| path.to_string_lossy().contains(".orig.tar."))
-            .with_context(|| format!("apt-get has not fetched the source of {package}"))
-    }
-
     fn get(&self, what: &str, arguments: &[&str]) -> Result<()> {
         let mut command = Command::new("apt-get");
         command.current_dir(&self.folder).args(["-q", "-y"]);

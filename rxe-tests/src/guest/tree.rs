@@ -21,25 +21,22 @@ use super::suite::{PACKAGES, Suite};
 use super::{host, initramfs};
 
 /// Version of this code; raised when the same inputs give another tree.
-const RECIPE: u32 = 1;
+const RECIPE: u32 = 2;
 
 /// Maximum age of the tree of a suite that is updated daily.
 const MAX_MOVING_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Marks a tree whose rdma-core tests could not be fetched.
-const LACKS_TESTS: &str = "lacks-rdma-core-tests";
-
-/// Maximum age of such a tree, after which the tests are fetched again.
-const MAX_AGE_WITHOUT_TESTS: Duration = Duration::from_secs(24 * 3600);
-
 /// The first process of the initramfs.
 const INIT: &str = include_str!("../../guest/init");
 
-/// The last step of building a tree, run in the tree.
+/// The last step of building a tree, run in the tree. The tests of rdma-core are those of
+/// python3-pyverbs.
 const CLEAN_UP: &str = "
+mkdir -p ctl share opt/rdma-core
+cp -r usr/share/doc/rdma-core/tests opt/rdma-core
+gzip -dr opt/rdma-core/tests
 rm -rf var/lib/apt/lists/* etc/resolv.conf usr/share/doc/*
 printf '127.0.0.1 localhost ringverbs\\n::1 localhost\\n' > etc/hosts
-mkdir -p ctl share opt
 ";
 
 /// Replaces the maintainer scripts, which cannot run in a tree of another architecture;
@@ -55,12 +52,6 @@ mv "boot/vmlinuz-$version" "$1/vmlinuz"
 echo "$version" > boot/version
 sed -n '/^Package: rdma-core$/,/^$/s/^Version: //p' var/lib/dpkg/status > "$1/rdma-core-version"
 "#;
-
-/// Unpacks the tests of rdma-core's source archive, $1.
-const UNPACK_TESTS: &str = r#"
-mkdir -p opt/rdma-core
-tar -xf "$1" -C opt/rdma-core --strip-components=1 --wildcards '*/tests/*'
-test -f opt/rdma-core/tests/run_tests.py"#;
 
 /// A guest that is ready to boot. No other process removes its files while this value
 /// exists.
@@ -169,9 +160,7 @@ fn open(suite: Suite, dir: &Path) -> Result<Option<Image>> {
     let age = SystemTime::now()
         .duration_since(mark.metadata()?.modified()?)
         .unwrap_or_default();
-    let lacks_tests = dir.join(LACKS_TESTS).exists();
-    if (suite.is_rolling() && age > MAX_MOVING_AGE) || (lacks_tests && age > MAX_AGE_WITHOUT_TESTS)
-    {
+    if suite.is_rolling() && age > MAX_MOVING_AGE {
         return Ok(None);
     }
     let mark = lock_shared(mark)?;
@@ -303,16 +292,9 @@ impl<'a> Builder<'a> {
     }
 
     fn build(&self) -> Result<()> {
-        let tests = match self.suite.architecture().user {
+        match self.suite.architecture().user {
             None => self.build_by_debootstrap()?,
             Some(_) => self.build_by_unpacking()?,
-        };
-        if let Err(error) = tests {
-            // Archives sometimes lack a source package. Only these tests need it; the
-            // suite reports them as skipped.
-            eprintln!("{error:#}");
-            eprintln!("{}: continuing without rdma-core's tests", self.suite);
-            fs::write(self.dir.join(LACKS_TESTS), "")?;
         }
         initramfs::make(&self.tree, self.suite, INIT, &self.dir.join("initrd"))?;
         self.disk()?;
@@ -320,15 +302,12 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Builds the tree. The inner result is that of fetching rdma-core's tests.
-    fn build_by_debootstrap(&self) -> Result<Result<()>> {
+    fn build_by_debootstrap(&self) -> Result<()> {
         self.bootstrap()?;
         self.configure()?;
         self.packages()?;
         self.kernel()?;
-        let tests = self.pyverbs_tests();
-        self.clean_up()?;
-        Ok(tests)
+        self.clean_up()
     }
 
     /// Runs a command in a mount namespace of its own, so that its mounts in the tree
@@ -434,8 +413,7 @@ impl<'a> Builder<'a> {
             .lines()
             .find(|line| line.starts_with("deb "))
             .with_context(|| format!("no archive in {}", list.display()))?;
-        let source = deb.replacen("deb ", "deb-src ", 1);
-        put("etc/apt/sources.list", &format!("{deb}\n{source}\n"))?;
+        put("etc/apt/sources.list", &format!("{deb}\n"))?;
         for name in ["etc/resolv.conf", "etc/hosts"] {
             let ours = Path::new("/").join(name);
             if let Ok(text) = fs::read_to_string(ours) {
@@ -510,27 +488,6 @@ echo "$version" > /boot/version
         Ok(())
     }
 
-    /// Fetches the tests of rdma-core's Python bindings, from the source package of the
-    /// installed version.
-    fn pyverbs_tests(&self) -> Result<()> {
-        self.run_in_tree(
-            "fetching rdma-core's tests",
-            10,
-            r#"
-version=$(dpkg-query -W -f '${source:Version}' rdma-core)
-mkdir -p /source; cd /source
-for pause in 5 20 0; do
-    if apt-get -q source --download-only --tar-only rdma-core="$version"; then break; fi
-    sleep $pause
-done
-mkdir -p /opt/rdma-core
-tar -xf rdma-core_*.orig.tar.* -C /opt/rdma-core --strip-components=1 --wildcards '*/tests/*'
-test -f /opt/rdma-core/tests/run_tests.py
-cd /; rm -rf /source
-"#,
-        )
-    }
-
     pub(super) fn clean_up(&self) -> Result<()> {
         self.run_in_tree(
             "cleaning up",
@@ -541,46 +498,32 @@ cd /; rm -rf /source
 
     /// As [`Builder::build_by_debootstrap`], for a tree whose programs cannot run here:
     /// unpacks packages, and replaces their scripts.
-    fn build_by_unpacking(&self) -> Result<Result<()>> {
+    fn build_by_unpacking(&self) -> Result<()> {
         fs::create_dir(&self.tree)?;
         let mirror = host::mirror()?;
         let mirror = mirror.with_context(|| {
             let variable = host::MIRROR_VARIABLE;
             format!("apt has no Debian archive configured; set {variable} to the URL of one")
         })?;
-        let line = |kind| {
-            let (keyring, release) = (host::KEYRING, self.suite.release());
-            format!("{kind} [signed-by={keyring}] {mirror} {release} main\n")
-        };
-        let sources = line("deb") + &line("deb-src");
+        let (keyring, release) = (host::KEYRING, self.suite.release());
+        let sources = format!("deb [signed-by={keyring}] {mirror} {release} main\n");
         let folder = self.dir.join("apt");
         let apt = Apt::new(&folder, self.suite.architecture().debian, Some(&sources))?;
         let packages = [&["?essential", self.kernel], PACKAGES].concat();
         apt.unpack(&packages, &self.tree)?;
-        let run_script = |what: &str, script: &str, argument: &Path| {
-            let mut command = Command::new("sh");
-            command.current_dir(&self.tree).args(["-ec", script, "sh"]);
-            let what = format!("{}: {what}", self.suite);
-            step(
-                &what,
-                &self.log,
-                Duration::from_secs(300),
-                command.arg(argument),
-            )
-        };
-        run_script(
-            "configuring packages",
-            &format!("{MAINTAINER_STEPS}{CLEAN_UP}"),
-            self.dir,
+        let mut command = Command::new("sh");
+        command
+            .current_dir(&self.tree)
+            .args(["-ec", &format!("{MAINTAINER_STEPS}{CLEAN_UP}"), "sh"])
+            .arg(self.dir);
+        step(
+            &format!("{}: configuring packages", self.suite),
+            &self.log,
+            Duration::from_secs(300),
+            &mut command,
         )?;
-        let version = fs::read_to_string(self.dir.join("rdma-core-version"))?;
-        let tests = apt
-            .source(&format!("rdma-core={}", version.trim()))
-            .and_then(|archive| {
-                run_script("unpacking rdma-core's own tests", UNPACK_TESTS, &archive)
-            });
         fs::remove_dir_all(&folder)?;
-        Ok(tests)
+        Ok(())
     }
 
     fn disk(&self) -> Result<()> {
