@@ -14,7 +14,6 @@ use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Once;
 
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -40,22 +39,24 @@ fn level(ringverbs: Option<&[u8]>, verbs: Option<&[u8]>) -> Option<Level> {
     }
 }
 
-/// Installs the subscriber, once, if the environment asks for it.
+/// Installs the subscriber if the environment asks for it. Registration calls this, once.
 pub fn init() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let (ringverbs, verbs) = (variable("RINGVERBS_LOG"), variable("VERBS_LOG_LEVEL"));
-        let Some(level) = level(
-            ringverbs.as_deref().map(OsStr::as_bytes),
-            verbs.as_deref().map(OsStr::as_bytes),
-        ) else {
-            return;
-        };
-        let file = variable("RINGVERBS_LOG_FILE").or_else(|| variable("VERBS_LOG_FILE"));
-        let file =
-            file.and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok());
-        let _ = tracing::subscriber::set_global_default(Lines { level, file });
-    });
+    let (ringverbs, verbs) = (variable("RINGVERBS_LOG"), variable("VERBS_LOG_LEVEL"));
+    let Some(level) = level(
+        ringverbs.as_deref().map(OsStr::as_bytes),
+        verbs.as_deref().map(OsStr::as_bytes),
+    ) else {
+        return;
+    };
+    install(level);
+}
+
+/// Apart from [`init`], as few programs ask for it.
+#[cold]
+fn install(level: Level) {
+    let file = variable("RINGVERBS_LOG_FILE").or_else(|| variable("VERBS_LOG_FILE"));
+    let file = file.and_then(|path| OpenOptions::new().append(true).create(true).open(path).ok());
+    let _ = tracing::subscriber::set_global_default(Lines { level, file });
 }
 
 /// Writes each event as one line, in one write.

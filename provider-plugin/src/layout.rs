@@ -15,9 +15,9 @@
 //! with the C headers where those are installed.
 
 use core::mem::size_of;
-use std::sync::OnceLock;
 
 use crate::abi::{ibv_context, ibv_xrcd, verbs_qp, wr_atomic_write_fn, wr_flush_fn};
+use crate::library::libibverbs;
 
 /// An operation of `verbs_context_ops` and the rdma-core release it came with.
 struct OpEntry {
@@ -350,23 +350,12 @@ impl core::fmt::Display for Layout {
 #[cfg(not(all(target_endian = "little", target_pointer_width = "64")))]
 compile_error!("the layouts of libibverbs are known for 64-bit little-endian machines");
 
-static CURRENT: OnceLock<&'static Layout> = OnceLock::new();
-
-/// Sets the layout of the libibverbs that loaded the plugin. Only the first call counts:
-/// a provider serves one libibverbs for the life of the process.
-pub(crate) fn set_current(layout: &'static Layout) {
-    let _ = CURRENT.set(layout);
-}
-
 /// The layout of the libibverbs that loaded the plugin.
 ///
 /// Registration sets it before any entry point runs. Before that it is the newest layout,
 /// whose `verbs_qp` is the largest.
 pub fn current() -> &'static Layout {
-    CURRENT
-        .get()
-        .copied()
-        .unwrap_or(&LAYOUTS[LAYOUTS.len() - 1])
+    libibverbs().map_or(&LAYOUTS[LAYOUTS.len() - 1], |lib| lib.layout)
 }
 
 #[cfg(test)]

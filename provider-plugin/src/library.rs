@@ -2,7 +2,8 @@
 //! operations in its layout.
 
 use core::ffi::{c_int, c_void};
-use std::sync::OnceLock;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::abi::*;
 use crate::layout::Layout;
@@ -23,6 +24,8 @@ pub type OpenDevice = unsafe extern "C" fn(*mut ibv_device, *mut c_void) -> *mut
 
 /// Functions and data of the libibverbs that loaded the plugin.
 pub struct LibIbverbs {
+    /// Where its structures have their members.
+    pub layout: &'static Layout,
     /// Allocates and initialises a `verbs_context`; takes over the file
     /// descriptor, which it closes on failure.
     pub init_and_alloc_context: InitAndAllocContext,
@@ -37,17 +40,10 @@ pub struct LibIbverbs {
     pub init_cq: Option<InitCq>,
     /// Opens a device, for `mlx5dv_open_device`.
     pub open_device: Option<OpenDevice>,
-    /// The operations of rxe devices, in this library's order; made when the
-    /// first one is opened.
-    pub rxe_ops: OnceLock<OpsTable>,
-    /// Those of mlx5 devices.
-    pub mlx5_ops: OnceLock<OpsTable>,
 }
 
 // SAFETY: functions and one flag of a library that stays loaded for the life
 // of the process; the flag is written before any device list is made.
-unsafe impl Send for LibIbverbs {}
-// SAFETY: as above.
 unsafe impl Sync for LibIbverbs {}
 
 impl LibIbverbs {
@@ -63,16 +59,20 @@ impl LibIbverbs {
     }
 }
 
-static LIBIBVERBS: OnceLock<LibIbverbs> = OnceLock::new();
+/// Null before registration.
+static LIBIBVERBS: AtomicPtr<LibIbverbs> = AtomicPtr::new(ptr::null_mut());
 
-/// Stores the libibverbs that loaded the plugin. Returns false if one was stored before.
-pub fn set_libibverbs(lib: LibIbverbs) -> bool {
-    LIBIBVERBS.set(lib).is_ok()
+/// Stores the libibverbs that loaded the plugin, for the life of the process.
+pub fn set_libibverbs(lib: &'static LibIbverbs) {
+    // Release: who reads the pointer reads what it points to.
+    LIBIBVERBS.store(ptr::from_ref(lib).cast_mut(), Ordering::Release);
 }
 
 /// The libibverbs that loaded the plugin; `None` before registration.
 pub fn libibverbs() -> Option<&'static LibIbverbs> {
-    LIBIBVERBS.get()
+    // SAFETY: null, or the `&'static` that `set_libibverbs` stored, of a `Sync` type. Acquire
+    // pairs with the store.
+    unsafe { LIBIBVERBS.load(Ordering::Acquire).as_ref() }
 }
 
 /// Words of an [`OpsTable`]: more than any release has operations, so that a

@@ -3,13 +3,14 @@
 use core::ffi::{c_int, c_void};
 use core::mem::size_of;
 use core::ptr;
+use std::sync::OnceLock;
 
 use crate::abi::{ibv_context, ibv_device, verbs_device};
 use crate::context::{ContextWithState, VerbsContext};
 use crate::entry;
 use crate::errno::Errno;
 use crate::layout::{self, Layout};
-use crate::library::{LibIbverbs, OpsTable, libibverbs};
+use crate::library::{OpsTable, libibverbs};
 use crate::mlx5::Mlx5;
 use crate::mlx5::memory::ContextMemory;
 use crate::mlx5dv::abi::{CONTEXT_DEVX, mlx5dv_context_attr};
@@ -29,14 +30,18 @@ pub const RDMA_DRIVER_MLX5: u32 = 1;
 /// Properties of a kind of device, for `open`.
 struct Kind {
     driver_id: DriverId,
-    ops: fn(&LibIbverbs) -> &OpsTable,
+    /// Its operations in the order of libibverbs, made when the first device is opened.
+    ops: fn() -> &'static OpsTable,
     /// Creates the kernel's context and the provider's state of it.
     make: fn(&mut VerbsContext) -> Result<ContextInfo, Errno>,
 }
 
 const RXE: Kind = Kind {
     driver_id: DriverId(RDMA_DRIVER_RXE),
-    ops: |lib| (lib.rxe_ops).get_or_init(|| ops::table::<Rxe>(layout::current())),
+    ops: || {
+        static OPS: OnceLock<OpsTable> = OnceLock::new();
+        OPS.get_or_init(|| ops::table::<Rxe>(layout::current()))
+    },
     make: |state| {
         let result = state.uverbs.get_context(uverbs::Udata::none());
         result.map_err(|error| {
@@ -48,7 +53,10 @@ const RXE: Kind = Kind {
 
 const MLX5: Kind = Kind {
     driver_id: DriverId(RDMA_DRIVER_MLX5),
-    ops: |lib| (lib.mlx5_ops).get_or_init(|| ops::table::<Mlx5>(layout::current())),
+    ops: || {
+        static OPS: OnceLock<OpsTable> = OnceLock::new();
+        OPS.get_or_init(|| ops::table::<Mlx5>(layout::current()))
+    },
     make: |state| {
         mlx5(state, |context| {
             mlx5::DeviceContext::open_with(context, mlx5::Devx::IfOffered)
@@ -196,7 +204,7 @@ unsafe fn open(kind: &Kind, device: *mut ibv_device, cmd_fd: c_int) -> Result<*m
             return Err(undo(errno));
         }
     };
-    let ops = (kind.ops)(lib);
+    let ops = (kind.ops)();
     // SAFETY: the context is ours until we return it; `device` is the first
     // member of a verbs_device.
     unsafe {

@@ -17,13 +17,13 @@ mod probe;
 mod served;
 
 use core::ffi::{CStr, c_void};
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::panic::catch_unwind;
-use std::sync::{Once, OnceLock};
 
 use uverbs::environment::has_elevated_privileges;
 
 use crate::abi::*;
-use crate::layout::{self, Layout};
+use crate::layout::Layout;
 use crate::library::{
     self, InitAndAllocContext, InitCq, LibIbverbs, OpenDevice, SetOps, UninitContext,
 };
@@ -190,12 +190,15 @@ fn plugin_object(objects: &[Object]) -> Option<&Object> {
 /// Registers with a libibverbs, or reports why not; once per process. `name_suffix` is the
 /// private ABI in the file name by which libibverbs loaded the plugin.
 fn register_once(library: Library<'_>, plugin_object: &Object, name_suffix: Option<u32>) {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        if let Err(refusal) = register(library, plugin_object, name_suffix) {
-            refusal.print();
-        }
-    });
+    static IS_DONE: AtomicBool = AtomicBool::new(false);
+    // Relaxed: the loader runs constructors one at a time, and `set_libibverbs` publishes
+    // what registration writes.
+    if IS_DONE.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    if let Err(refusal) = register(library, plugin_object, name_suffix) {
+        refusal.print();
+    }
 }
 
 fn register(
@@ -227,6 +230,7 @@ fn register(
         (
             core::mem::transmute::<*mut c_void, RegisterDriver>(register_driver),
             LibIbverbs {
+                layout,
                 init_and_alloc_context: core::mem::transmute::<*mut c_void, InitAndAllocContext>(
                     init_and_alloc_context,
                 ),
@@ -237,15 +241,10 @@ fn register(
                 init_cq: init_cq.map(|f| core::mem::transmute::<*mut c_void, InitCq>(f)),
                 open_device: open_device
                     .map(|f| core::mem::transmute::<*mut c_void, OpenDevice>(f)),
-                rxe_ops: OnceLock::new(),
-                mlx5_ops: OnceLock::new(),
             },
         )
     };
-    if !library::set_libibverbs(lib) {
-        return Err(evidence::Refusal::internal()); // constructors run once
-    }
-    layout::set_current(layout);
+    library::set_libibverbs(Box::leak(Box::new(lib)));
     // A provider is never unloaded. The leaked handle keeps libibverbs loaded, too, even if
     // an application closes it.
     library.leak();
