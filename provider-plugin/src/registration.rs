@@ -8,6 +8,10 @@
 //! stderr gives the reason, and the stock provider takes the device.
 //!
 //! [`preloaded`] serves programs whose provider registers before libibverbs loads others.
+//!
+//! The kernel maps 64 kB around each page whose code runs, so the parts of the plugin that
+//! registration uses are resident in every program that lists devices. It compares bytes
+//! instead of text, allocates vectors with their capacity, and formats only what it reports.
 
 mod evidence;
 mod matching;
@@ -28,7 +32,8 @@ use crate::library::{
     self, InitAndAllocContext, InitCq, LibIbverbs, OpenDevice, SetOps, UninitContext,
 };
 use crate::open::{RDMA_DRIVER_MLX5, RDMA_DRIVER_RXE};
-use objects::{Library, Object};
+use evidence::Refusal;
+use objects::{Library, Object, PrivateAbi};
 
 /// `verbs_register_driver_<N>`.
 type RegisterDriver = unsafe extern "C" fn(*const verbs_device_ops);
@@ -163,7 +168,7 @@ extern "C" fn on_load() {
         if !preloaded::is_preloaded(plugin_object) {
             match objects::find_libibverbs(&objects, plugin_object) {
                 Ok(library) => {
-                    let suffix = evidence::name_suffix(&plugin_object.path());
+                    let suffix = evidence::name_suffix(plugin_object.name.to_bytes());
                     register_once(library, plugin_object, suffix);
                 }
                 Err(refusal) => refusal.print(),
@@ -181,10 +186,8 @@ extern "C" fn on_load() {
 fn plugin_object(objects: &[Object]) -> Option<&Object> {
     let here = on_load as *const () as usize;
     let plugin_object = objects.iter().find(|o| o.contains(here))?;
-    plugin_object
-        .path()
-        .contains(".so")
-        .then_some(plugin_object)
+    let name = plugin_object.name.to_bytes();
+    (name.windows(3).any(|part| part == b".so")).then_some(plugin_object)
 }
 
 /// Registers with a libibverbs, or reports why not; once per process. `name_suffix` is the
@@ -201,28 +204,28 @@ fn register_once(library: Library<'_>, plugin_object: &Object, name_suffix: Opti
     }
 }
 
+/// Returns the address of a function that every supported release exports.
+fn need(library: &Library<'_>, pabi: &PrivateAbi, name: &CStr) -> Result<*mut c_void, Refusal> {
+    library
+        .symbol(name, pabi.version)
+        .ok_or_else(|| Refusal::new(library, format!("{} is missing", name.to_string_lossy())))
+}
+
 fn register(
     library: Library<'_>,
     plugin_object: &Object,
     name_suffix: Option<u32>,
-) -> Result<(), evidence::Refusal> {
+) -> Result<(), Refusal> {
     let layout = evidence::decide(&evidence::Evidence::gather(&library, name_suffix))
-        .map_err(|reason| evidence::Refusal::new(&library, reason))?;
-    let version = objects::private_version(layout.pabi).ok_or_else(evidence::Refusal::internal)?;
-    let need = |name: &CStr| {
-        library.symbol(name, &version).ok_or_else(|| {
-            evidence::Refusal::new(&library, format!("{} is missing", name.to_string_lossy()))
-        })
-    };
-    let register_driver = library
-        .register_driver(layout.pabi)
-        .ok_or_else(evidence::Refusal::internal)?; // exists: it determined the private ABI
-    let init_and_alloc_context = need(c"_verbs_init_and_alloc_context")?;
-    let set_ops = need(c"verbs_set_ops")?;
-    let uninit_context = need(c"verbs_uninit_context")?;
-    let allow = library.symbol(c"verbs_allow_disassociate_destroy", &version);
-    let init_cq = library.symbol(c"verbs_init_cq", &version);
-    let open_device = library.symbol(c"verbs_open_device", &version);
+        .map_err(|reason| Refusal::new(&library, reason))?;
+    let pabi = PrivateAbi::supported(layout.pabi).ok_or_else(Refusal::internal)?;
+    let register_driver = need(&library, pabi, pabi.register_driver)?;
+    let init_and_alloc_context = need(&library, pabi, c"_verbs_init_and_alloc_context")?;
+    let set_ops = need(&library, pabi, c"verbs_set_ops")?;
+    let uninit_context = need(&library, pabi, c"verbs_uninit_context")?;
+    let allow = library.symbol(c"verbs_allow_disassociate_destroy", pabi.version);
+    let init_cq = library.symbol(c"verbs_init_cq", pabi.version);
+    let open_device = library.symbol(c"verbs_open_device", pabi.version);
 
     // SAFETY: each symbol was found under libibverbs's private symbol version of a supported
     // layout, in whose headers they have these types.
@@ -249,7 +252,7 @@ fn register(
     // an application closes it.
     library.leak();
     log_registration(layout);
-    let served = served::served_devices(&plugin_object.path());
+    let served = served::served_devices(plugin_object.name.to_bytes());
     // SAFETY: the operations live as long as the process; libibverbs keeps a
     // pointer to them.
     unsafe {

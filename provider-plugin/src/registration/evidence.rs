@@ -8,10 +8,11 @@
 
 use core::ffi::CStr;
 use core::ops::RangeInclusive;
+use std::os::unix::ffi::OsStrExt;
 
 use uverbs::environment;
 
-use super::objects::{Library, private_version};
+use super::objects::{Library, PrivateAbi};
 use super::probe;
 use crate::layout::{LAYOUTS, Layout};
 
@@ -78,21 +79,30 @@ pub enum FileVersion {
 }
 
 /// Reads the version at the end of a file name.
-pub fn file_version(path: &str) -> FileVersion {
-    let name = path.rsplit('/').next().unwrap_or(path);
-    let Some(rest) = name.strip_prefix("libibverbs.so.1.") else {
+pub fn file_version(path: &[u8]) -> FileVersion {
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+    let Some(rest) = name.strip_prefix(b"libibverbs.so.1.") else {
         return FileVersion::Absent;
     };
-    let mut parts = rest.split('.');
-    let minor = parts.next().map(str::parse::<u32>);
-    match (minor, parts.next()) {
-        (Some(Ok(_)), None) => FileVersion::Absent,
-        (Some(Ok(minor)), Some(release)) => match release.parse() {
-            Ok(release) => FileVersion::Known(minor, release),
-            Err(_) => FileVersion::Malformed(rest.to_owned()),
-        },
-        _ => FileVersion::Malformed(rest.to_owned()),
+    let mut parts = rest.split(|byte| *byte == b'.');
+    let minor = parts.next().and_then(number);
+    let release = parts.next().map(number);
+    match (minor, release) {
+        (Some(_), None) => FileVersion::Absent,
+        (Some(minor), Some(Some(release))) => FileVersion::Known(minor, release),
+        _ => FileVersion::Malformed(String::from_utf8_lossy(rest).into_owned()),
     }
+}
+
+/// The number that decimal digits make.
+fn number(digits: &[u8]) -> Option<u32> {
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0_u32, |number, byte| {
+        let digit = char::from(*byte).to_digit(10)?;
+        number.checked_mul(10)?.checked_add(digit)
+    })
 }
 
 /// The evidence of a libibverbs.
@@ -126,14 +136,15 @@ impl Evidence {
     /// Collects the evidence of a libibverbs. `name_suffix` is the private ABI in the file
     /// name by which libibverbs loaded the plugin.
     pub fn gather(library: &Library<'_>, name_suffix: Option<u32>) -> Evidence {
-        let private = library.pabis.first().and_then(|it| private_version(*it));
+        let pabi = library.pabis.first();
+        let pabi = pabi.and_then(|number| PrivateAbi::supported(*number));
         let symbol = |marker: &Marker| {
-            let version = marker.version.or(private.as_deref())?;
+            let version = marker.version.or(pabi.map(|pabi| pabi.version))?;
             library.symbol(marker.name, version)
         };
         let file = library
             .file()
-            .map_or(FileVersion::Absent, |f| file_version(&f));
+            .map_or(FileVersion::Absent, |file| file_version(file.as_bytes()));
         Evidence {
             pabis: library.pabis.clone(),
             markers: MARKERS.iter().map(|m| symbol(m).is_some()).collect(),
@@ -152,12 +163,10 @@ impl Evidence {
 }
 
 /// The `N` of `...-rdmavN.so`.
-pub fn name_suffix(name: &str) -> Option<u32> {
-    name.strip_suffix(".so")?
-        .rsplit_once("-rdmav")?
-        .1
-        .parse()
-        .ok()
+pub fn name_suffix(name: &[u8]) -> Option<u32> {
+    let name = name.strip_suffix(b".so")?;
+    let suffix = name.rsplit(|byte| *byte == b'-').next()?;
+    number(suffix.strip_prefix(b"rdmav")?)
 }
 
 /// Returns the only layout that all evidence allows, or the reason why there is none.
@@ -212,7 +221,8 @@ pub fn decide(evidence: &Evidence) -> Result<&'static Layout, String> {
                      its symbols rdma-core {from} to {to}"
                 ));
             }
-            Layout::of_release(*release)
+            of_pabi()
+                .find(|layout| (layout.first..=layout.last).contains(release))
                 .ok_or_else(|| format!("rdma-core {release} is not one that ringverbs knows"))
         }
         FileVersion::Malformed(version) if evidence.fallback.user_release.is_none() => {
@@ -320,9 +330,11 @@ pub struct Refusal(String);
 impl Refusal {
     /// A refusal of a libibverbs.
     pub fn new(library: &Library<'_>, reason: impl AsRef<str>) -> Refusal {
-        let file = library
-            .file()
-            .unwrap_or_else(|| library.object.name.to_string_lossy().into_owned());
+        let file = library.file();
+        let file = file.map_or_else(
+            || library.object.name.to_string_lossy().into_owned(),
+            |file| file.to_string_lossy().into_owned(),
+        );
         let pabis: Vec<String> = library
             .pabis
             .iter()

@@ -2,37 +2,101 @@
 
 use core::ffi::{CStr, c_int, c_void};
 use core::ops::Range;
-use std::borrow::Cow;
-use std::ffi::CString;
+use std::ffi::{CString, OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use super::evidence::Refusal;
-use crate::layout::LAYOUTS;
 
-/// Private ABI numbers that are searched in a library without those of [`LAYOUTS`], for the
-/// message that refuses it. A private ABI has the number of the rdma-core release that
-/// introduced it.
-const PABIS: Range<u32> = 13..200;
+/// The symbols of a private ABI.
+#[derive(Debug)]
+pub struct PrivateAbi {
+    /// Its number: of the rdma-core release that introduced it.
+    pub number: u32,
+    /// The version of libibverbs's private symbols.
+    pub version: &'static CStr,
+    /// The function by which providers register.
+    pub register_driver: &'static CStr,
+}
+
+/// Those of [`LAYOUTS`](crate::layout::LAYOUTS).
+const PRIVATE_ABIS: [PrivateAbi; 5] = [
+    PrivateAbi {
+        number: 34,
+        version: c"IBVERBS_PRIVATE_34",
+        register_driver: c"verbs_register_driver_34",
+    },
+    PrivateAbi {
+        number: 57,
+        version: c"IBVERBS_PRIVATE_57",
+        register_driver: c"verbs_register_driver_57",
+    },
+    PrivateAbi {
+        number: 59,
+        version: c"IBVERBS_PRIVATE_59",
+        register_driver: c"verbs_register_driver_59",
+    },
+    PrivateAbi {
+        number: 64,
+        version: c"IBVERBS_PRIVATE_64",
+        register_driver: c"verbs_register_driver_64",
+    },
+    PrivateAbi {
+        number: 65,
+        version: c"IBVERBS_PRIVATE_65",
+        register_driver: c"verbs_register_driver_65",
+    },
+];
+
+impl PrivateAbi {
+    /// The supported private ABI of that number.
+    pub fn supported(number: u32) -> Option<&'static PrivateAbi> {
+        PRIVATE_ABIS.iter().find(|abi| abi.number == number)
+    }
+}
+
+/// Numbers that are searched in a library without a supported private ABI, for the message
+/// that refuses it.
+const UNSUPPORTED: Range<u32> = 13..200;
 
 /// A loaded object.
 #[derive(Debug)]
 pub struct Object {
     /// The loader's name of the object; empty for the program itself.
     pub name: CString,
-    segments: Vec<Range<usize>>,
-    /// Notes that are within readable segments.
-    notes: Vec<Range<usize>>,
+    base: usize,
+    headers: Box<[libc::Elf64_Phdr]>,
 }
 
 impl Object {
-    /// The name as text.
-    pub fn path(&self) -> Cow<'_, str> {
-        // Names in UTF-8 are borrowed; the copy with replacement characters is rare.
-        (self.name.to_str()).map_or_else(|_| self.name.to_string_lossy(), Cow::Borrowed)
-    }
-
     /// Returns whether the address is in one of the object's segments.
     pub fn contains(&self, address: usize) -> bool {
-        self.segments.iter().any(|s| s.contains(&address))
+        self.segments()
+            .any(|(_, segment)| segment.contains(&address))
+    }
+
+    /// Addresses of the segments that are mapped, with their flags.
+    fn segments(&self) -> impl Iterator<Item = (u32, Range<usize>)> {
+        self.parts(libc::PT_LOAD)
+    }
+
+    /// Addresses of the notes that are within readable segments.
+    fn notes(&self) -> impl Iterator<Item = Range<usize>> {
+        let is_readable = |note: &Range<usize>| {
+            self.segments().any(|(flags, segment)| {
+                flags & libc::PF_R != 0 && segment.start <= note.start && note.end <= segment.end
+            })
+        };
+        (self.parts(libc::PT_NOTE).map(|(_, note)| note)).filter(is_readable)
+    }
+
+    /// Flags and addresses of the parts of a type.
+    fn parts(&self, kind: u32) -> impl Iterator<Item = (u32, Range<usize>)> {
+        let headers = self.headers.iter().filter(move |it| it.p_type == kind);
+        headers.map(|header| {
+            let start = self.base.wrapping_add(header.p_vaddr as usize);
+            let end = start.saturating_add(header.p_memsz as usize);
+            (header.p_flags, start..end)
+        })
     }
 }
 
@@ -52,35 +116,21 @@ pub fn loaded() -> Vec<Object> {
             // SAFETY: the loader's names are NUL-terminated.
             unsafe { CStr::from_ptr(info.dlpi_name) }.to_owned()
         };
-        let (mut segments, mut readable, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        for i in 0..usize::from(info.dlpi_phnum) {
+        let headers = if info.dlpi_phdr.is_null() {
+            &[]
+        } else {
             // SAFETY: the loader says there are `dlpi_phnum` headers.
-            let header = unsafe { &*info.dlpi_phdr.add(i) };
-            let start = (info.dlpi_addr as usize).wrapping_add(header.p_vaddr as usize);
-            let range = start..start.saturating_add(header.p_memsz as usize);
-            match header.p_type {
-                libc::PT_LOAD => {
-                    if header.p_flags & libc::PF_R != 0 {
-                        readable.push(range.clone());
-                    }
-                    segments.push(range);
-                }
-                libc::PT_NOTE => notes.push(range),
-                _ => {}
-            }
-        }
-        let within = |note: &Range<usize>| {
-            (readable.iter()).any(|it: &Range<usize>| it.start <= note.start && note.end <= it.end)
+            unsafe { core::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) }
         };
-        notes.retain(within);
         out.push(Object {
             name,
-            segments,
-            notes,
+            base: info.dlpi_addr as usize,
+            headers: headers.into(),
         });
         0
     }
-    let mut out: Vec<Object> = Vec::new();
+    // Most programs have fewer.
+    let mut out: Vec<Object> = Vec::with_capacity(64);
     // SAFETY: `add` has the signature asked for, and gets the vector it
     // expects; dl_iterate_phdr calls it before it returns only.
     unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut out).cast()) };
@@ -154,15 +204,9 @@ impl Handle {
     }
 
     /// `verbs_register_driver_<N>` of the libibverbs of that private ABI.
-    pub fn register_driver(&self, pabi: u32) -> Option<*mut c_void> {
-        let name = CString::new(format!("verbs_register_driver_{pabi}")).ok()?;
-        self.find_version(&name, &private_version(pabi)?)
+    pub fn register_driver(&self, pabi: &PrivateAbi) -> Option<*mut c_void> {
+        self.find_version(pabi.register_driver, pabi.version)
     }
-}
-
-/// The version of libibverbs's private symbols.
-pub fn private_version(pabi: u32) -> Option<CString> {
-    CString::new(format!("IBVERBS_PRIVATE_{pabi}")).ok()
 }
 
 /// A libibverbs of this process.
@@ -182,29 +226,35 @@ impl<'a> Library<'a> {
         if !object.contains(init as usize) {
             return None;
         }
-        let its_own = |pabi: &u32| {
-            let found = handle.register_driver(*pabi);
-            found.is_some_and(|address| object.contains(address as usize))
+        let mut library = Library {
+            object,
+            handle,
+            pabis: Vec::new(),
         };
         // Supported private ABIs first: searching a missing name costs a search of all
         // dependencies and an error message.
-        let mut pabis: Vec<u32> = LAYOUTS.iter().map(|layout| layout.pabi).collect();
-        pabis.dedup();
-        pabis.retain(its_own);
-        if pabis.is_empty() {
-            pabis.extend(PABIS.filter(its_own));
+        let exported = PRIVATE_ABIS
+            .iter()
+            .filter(|abi| library.symbol(abi.register_driver, abi.version).is_some());
+        library.pabis = exported.map(|abi| abi.number).collect();
+        if library.pabis.is_empty() {
+            library.pabis = library.unsupported_pabis();
         }
-        (!pabis.is_empty()).then_some(Library {
-            object,
-            handle,
-            pabis,
-        })
+        (!library.pabis.is_empty()).then_some(library)
     }
 
-    /// `verbs_register_driver_<N>` of the private ABI, if the library itself defines it.
-    pub fn register_driver(&self, pabi: u32) -> Option<*mut c_void> {
-        let address = self.handle.register_driver(pabi)?;
-        self.object.contains(address as usize).then_some(address)
+    /// The exported private ABIs of [`UNSUPPORTED`].
+    #[cold]
+    fn unsupported_pabis(&self) -> Vec<u32> {
+        let is_exported = |number: &u32| {
+            let name = CString::new(format!("verbs_register_driver_{number}"));
+            let version = CString::new(format!("IBVERBS_PRIVATE_{number}"));
+            let (Ok(name), Ok(version)) = (name, version) else {
+                return false;
+            };
+            self.symbol(&name, &version).is_some()
+        };
+        UNSUPPORTED.filter(is_exported).collect()
     }
 
     /// Address of a symbol that this library itself defines, at the version.
@@ -216,7 +266,7 @@ impl<'a> Library<'a> {
 
     /// The notes in the library's file.
     pub fn notes(&self) -> impl Iterator<Item = &[u8]> {
-        self.object.notes.iter().map(|note| {
+        self.object.notes().map(|note| {
             // SAFETY: within a readable segment of the library, which stays loaded
             // as long as the handle.
             unsafe { core::slice::from_raw_parts(note.start as *const u8, note.len()) }
@@ -225,13 +275,13 @@ impl<'a> Library<'a> {
 
     /// The path of the mapped file, whatever link it was opened through, and even if it was
     /// replaced since.
-    pub fn file(&self) -> Option<String> {
-        let segment = self.object.segments.first()?;
-        mapped_whole(segment)
+    pub fn file(&self) -> Option<OsString> {
+        let (_, segment) = self.object.segments().next()?;
+        mapped_whole(&segment)
             .or_else(|| mapped_at(segment.start))
             .or_else(|| {
-                let path = std::fs::canonicalize(self.object.name.to_str().ok()?).ok()?;
-                path.to_str().map(str::to_owned)
+                let name = OsStr::from_bytes(self.object.name.to_bytes());
+                std::fs::canonicalize(name).ok().map(Into::into)
             })
     }
 
@@ -242,38 +292,56 @@ impl<'a> Library<'a> {
 }
 
 /// The file that is mapped at a segment, if the segment is a single mapping.
-fn mapped_whole(segment: &Range<usize>) -> Option<String> {
+fn mapped_whole(segment: &Range<usize>) -> Option<OsString> {
     let page = ring::Mapping::page_size();
     let start = segment.start / page * page;
     let end = segment.end.checked_next_multiple_of(page)?;
-    let file = std::fs::read_link(format!("/proc/self/map_files/{start:x}-{end:x}")).ok()?;
-    let file = file.to_str()?;
-    Some(without_deleted(file).to_owned())
+    let mut link = Vec::with_capacity(64);
+    link.extend_from_slice(b"/proc/self/map_files/");
+    push_hexadecimal(&mut link, start);
+    link.push(b'-');
+    push_hexadecimal(&mut link, end);
+    let file = std::fs::read_link(OsStr::from_bytes(&link)).ok()?;
+    Some(without_deleted(file.into()))
+}
+
+/// Appends a number as `{:x}` formats it.
+fn push_hexadecimal(text: &mut Vec<u8>, number: usize) {
+    let digits = (usize::BITS - number.leading_zeros()).div_ceil(4).max(1);
+    for digit in (0..digits).rev() {
+        text.push(b"0123456789abcdef"[(number >> (4 * digit)) & 0xf]);
+    }
 }
 
 /// The file that is mapped at an address, from the list of all mappings, which is long in a
 /// large program.
-fn mapped_at(address: usize) -> Option<String> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let file = maps.lines().find_map(|line| mapped_file(line, address));
-    file.map(str::to_owned)
+fn mapped_at(address: usize) -> Option<OsString> {
+    let maps = std::fs::read("/proc/self/maps").ok()?;
+    let mut lines = maps.split(|byte| *byte == b'\n');
+    let file = lines.find_map(|line| mapped_file(line, address))?;
+    Some(without_deleted(OsStr::from_bytes(file).to_owned()))
 }
 
 /// Removes the kernel's mark of a deleted file.
-fn without_deleted(file: &str) -> &str {
-    file.strip_suffix(" (deleted)").unwrap_or(file)
+fn without_deleted(file: OsString) -> OsString {
+    let mut file = file.into_vec();
+    if file.ends_with(b" (deleted)") {
+        file.truncate(file.len() - b" (deleted)".len());
+    }
+    OsString::from_vec(file)
 }
 
 /// The file of a line of /proc/self/maps, if the line covers the address.
-fn mapped_file(line: &str, address: usize) -> Option<&str> {
-    let (range, rest) = line.split_once(' ')?;
-    let (start, end) = range.split_once('-')?;
+fn mapped_file(line: &[u8], address: usize) -> Option<&[u8]> {
+    let range = line.split(|byte| *byte == b' ').next()?;
+    let (start, end) = core::str::from_utf8(range).ok()?.split_once('-')?;
     let start = usize::from_str_radix(start, 16).ok()?;
     let end = usize::from_str_radix(end, 16).ok()?;
     if !(start..end).contains(&address) {
         return None;
     }
-    Some(without_deleted(&rest[rest.find('/')?..]))
+    let path = line.iter().position(|byte| *byte == b'/')?;
+    Some(&line[path..])
 }
 
 /// The libibverbs that loads the plugin: the only one, or the innermost one on the call
@@ -301,16 +369,28 @@ pub fn find_libibverbs<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::LAYOUTS;
 
     #[test]
-    fn a_path_may_have_any_bytes() {
-        let object = |name: &[u8]| Object {
-            name: CString::new(name).unwrap(),
-            segments: Vec::new(),
-            notes: Vec::new(),
-        };
-        assert_eq!(object(b"/a/libx.so").path(), "/a/libx.so");
-        assert!(object(b"/\xff/libx.so").path().ends_with("/libx.so"));
+    fn every_layout_has_its_symbols() {
+        let mut of_layouts: Vec<u32> = LAYOUTS.iter().map(|layout| layout.pabi).collect();
+        of_layouts.dedup();
+        let supported: Vec<u32> = PRIVATE_ABIS.iter().map(|abi| abi.number).collect();
+        assert_eq!(supported, of_layouts);
+        for abi in &PRIVATE_ABIS {
+            let text = |text: &str| CString::new(format!("{text}_{}", abi.number)).unwrap();
+            assert_eq!(abi.version, &*text("IBVERBS_PRIVATE"));
+            assert_eq!(abi.register_driver, &*text("verbs_register_driver"));
+        }
+    }
+
+    #[test]
+    fn hexadecimal_is_as_of_the_formatter() {
+        for number in [0, 9, 0xa, 0x10, 0x7f00_1234_5000, usize::MAX] {
+            let mut text = Vec::new();
+            push_hexadecimal(&mut text, number);
+            assert_eq!(text, format!("{number:x}").as_bytes());
+        }
     }
 
     #[test]
@@ -332,12 +412,12 @@ mod tests {
         let objects = loaded();
         let mut found = 0;
         for object in &objects {
-            let segment = &object.segments[0];
+            let (_, segment) = object.segments().next().unwrap();
             // The vDSO is no file.
             let Some(file) = mapped_at(segment.start) else {
                 continue;
             };
-            assert_eq!(mapped_whole(segment).as_deref(), Some(&*file));
+            assert_eq!(mapped_whole(&segment), Some(file));
             found += 1;
         }
         assert!(found > 1);
@@ -346,16 +426,18 @@ mod tests {
 
     #[test]
     fn lines_of_proc_maps_are_parsed() {
-        let line = "7f00-7f10 r-xp 00000000 08:01 12 /usr/lib/libibverbs.so.1.14.44.0";
+        let line = b"7f00-7f10 r-xp 00000000 08:01 12 /usr/lib/libibverbs.so.1.14.44.0";
         assert_eq!(
             mapped_file(line, 0x7f05),
-            Some("/usr/lib/libibverbs.so.1.14.44.0")
+            Some(&b"/usr/lib/libibverbs.so.1.14.44.0"[..])
         );
         assert_eq!(mapped_file(line, 0x7f10), None);
-        let gone = "7f00-7f10 r-xp 0 08:01 12 /a b/libx.so.1 (deleted)";
-        assert_eq!(mapped_file(gone, 0x7f00), Some("/a b/libx.so.1"));
+        let spaces = b"7f00-7f10 r-xp 0 08:01 12 /a b/libx.so.1";
+        assert_eq!(mapped_file(spaces, 0x7f00), Some(&b"/a b/libx.so.1"[..]));
         for bad in ["", "zz-1 /x", "7f00 /x", "7f00-7f10 rw-p 0 00:00 0"] {
-            assert_eq!(mapped_file(bad, 0x7f00), None, "{bad}");
+            assert_eq!(mapped_file(bad.as_bytes(), 0x7f00), None, "{bad}");
         }
+        assert_eq!(without_deleted("/a (deleted)".into()), "/a");
+        assert_eq!(without_deleted("/a".into()), "/a");
     }
 }

@@ -15,7 +15,7 @@ use std::panic::catch_unwind;
 
 use uverbs::environment::has_elevated_privileges;
 
-use super::objects::{self, Handle, Library, Object};
+use super::objects::{self, Handle, Library, Object, PrivateAbi};
 use super::{RegisterDriver, plugin_object, register_once};
 use crate::abi::verbs_device_ops;
 
@@ -93,5 +93,5 @@ unsafe fn forward(pabi: u32, ops: *const verbs_device_ops) {
 /// not on the call stack if its constructor ends with a tail call.
 fn libibverbs_register_driver(objects: &[Object], pabi: u32, ops: usize) -> Option<*mut c_void> {
     let provider = objects.iter().find(|o| o.contains(ops))?;
-    Handle::open(&provider.name)?.register_driver(pabi)
+    Handle::open(&provider.name)?.register_driver(PrivateAbi::supported(pabi)?)
 }

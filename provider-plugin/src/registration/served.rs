@@ -1,7 +1,8 @@
 //! Selection of the kinds of devices that the plugin registers for.
 
+use core::ffi::CStr;
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use uverbs::environment::variable;
 
@@ -16,33 +17,53 @@ impl ServedDevices {
     /// Returns the default for a library at `path`: all kinds; ConnectX only for a copy that
     /// replaces libmlx5. If such a copy is installed, the plugin leaves ConnectX to it: its
     /// mlx5dv functions accept no other copy's devices.
-    fn by_path(path: &str) -> Self {
-        let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
-        if name.starts_with("libmlx5") {
+    fn by_path(path: &[u8]) -> Self {
+        let slash = path.iter().rposition(|byte| *byte == b'/');
+        let (folder, name) = match slash {
+            Some(slash) => (&path[..slash], &path[slash + 1..]),
+            None => (&[][..], path),
+        };
+        if name.starts_with(b"libmlx5") {
             return Self {
                 rxe: false,
                 mlx5: true,
             };
         }
-        // Detects the files that `cargo xtask install` installs.
-        let is_provider = folder == "libibverbs" || folder.ends_with("/libibverbs");
-        let libraries = || Path::new(folder).parent();
-        let is_replaced = is_provider
-            && libraries().is_some_and(|libraries| {
-                let link = libraries.join("libmlx5.so.1").read_link();
-                link.is_ok_and(|target| target.as_os_str().as_bytes().ends_with(b".ringverbs"))
-                    || libraries.join("ringverbs/libmlx5.so.1").exists()
-            });
         Self {
             rxe: true,
-            mlx5: !is_replaced,
+            mlx5: !is_libmlx5_replaced(folder),
         }
     }
 }
 
+/// Returns whether the folder is libibverbs's folder of providers, with a copy of the plugin
+/// that replaces libmlx5: the files that `cargo xtask install` installs.
+fn is_libmlx5_replaced(folder: &[u8]) -> bool {
+    let libraries = match folder.strip_suffix(b"libibverbs") {
+        Some(libraries) if libraries.is_empty() || libraries.ends_with(b"/") => libraries,
+        _ => return false,
+    };
+    let path = |name: &[u8]| {
+        let mut path = Vec::with_capacity(libraries.len() + name.len());
+        path.extend_from_slice(libraries);
+        path.extend_from_slice(name);
+        path
+    };
+    let link = path(b"libmlx5.so.1");
+    let is_ours = std::fs::read_link(OsStr::from_bytes(&link))
+        .is_ok_and(|target| target.as_os_str().as_bytes().ends_with(b".ringverbs"));
+    let beside = path(b"ringverbs/libmlx5.so.1\0");
+    is_ours || CStr::from_bytes_with_nul(&beside).is_ok_and(exists)
+}
+
+fn exists(path: &CStr) -> bool {
+    // SAFETY: a NUL-terminated path.
+    unsafe { libc::access(path.as_ptr(), libc::F_OK) == 0 }
+}
+
 /// Returns the kinds of devices in `RINGVERBS_DEVICES`, a comma-separated list. If it is
 /// unset, or the program has elevated privileges, the path of the library decides.
-pub fn served_devices(path: &str) -> ServedDevices {
+pub fn served_devices(path: &[u8]) -> ServedDevices {
     variable("RINGVERBS_DEVICES").map_or_else(
         || ServedDevices::by_path(path),
         |list| parse(list.as_bytes()),
@@ -93,7 +114,7 @@ mod tests {
             mlx5: false,
             ..both
         };
-        let is = ServedDevices::by_path;
+        let is = |path: &str| ServedDevices::by_path(path.as_bytes());
         assert_eq!(is("/nowhere/libringverbs-rdmav34.so"), both);
         assert_eq!(is("libringverbs-rdmav34.so"), both);
         assert_eq!(is("/nowhere/libmlx5/libringverbs-rdmav34.so"), both);
@@ -107,16 +128,16 @@ mod tests {
         let plugin = format!("{}/libibverbs/libringverbs-rdmav34.so", folder.display());
         let link = folder.join("libmlx5.so.1");
         std::os::unix::fs::symlink("libmlx5.so.1.24.44.0", &link).unwrap();
-        assert_eq!(ServedDevices::by_path(&plugin), both);
+        assert_eq!(is(&plugin), both);
         std::fs::remove_file(&link).unwrap();
         std::os::unix::fs::symlink("libmlx5.so.1.9999.ringverbs", &link).unwrap();
-        assert_eq!(ServedDevices::by_path(&plugin), rxe);
+        assert_eq!(is(&plugin), rxe);
         std::fs::remove_file(&link).unwrap();
         std::fs::write(folder.join("ringverbs/libmlx5.so.1"), "").unwrap();
-        assert_eq!(ServedDevices::by_path(&plugin), rxe);
+        assert_eq!(is(&plugin), rxe);
         // The directory of a build has the same layout.
         let built = format!("{}/ringverbs/libringverbs-rdmav34.so", folder.display());
-        assert_eq!(ServedDevices::by_path(&built), both);
+        assert_eq!(is(&built), both);
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

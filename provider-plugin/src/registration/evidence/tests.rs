@@ -201,26 +201,26 @@ fn unknown_releases_are_refused() {
 #[test]
 fn file_names() {
     assert_eq!(
-        file_version("/usr/lib/libibverbs.so.1.14.44.0"),
+        file_version(b"/usr/lib/libibverbs.so.1.14.44.0"),
         FileVersion::Known(14, 44)
     );
     assert_eq!(
-        file_version("libibverbs.so.1.18.65.0"),
+        file_version(b"libibverbs.so.1.18.65.0"),
         FileVersion::Known(18, 65)
     );
-    assert_eq!(file_version("/x/libibverbs.so.1"), FileVersion::Absent);
-    assert_eq!(file_version("/x/libibverbs.so.1.14"), FileVersion::Absent);
-    assert_eq!(file_version("/x/libverbs-private.so"), FileVersion::Absent);
+    assert_eq!(file_version(b"/x/libibverbs.so.1"), FileVersion::Absent);
+    assert_eq!(file_version(b"/x/libibverbs.so.1.14"), FileVersion::Absent);
+    assert_eq!(file_version(b"/x/libverbs-private.so"), FileVersion::Absent);
     assert!(matches!(
-        file_version("libibverbs.so.1.14.x"),
+        file_version(b"libibverbs.so.1.14.x"),
         FileVersion::Malformed(_)
     ));
     assert!(matches!(
-        file_version("libibverbs.so.1.x.44"),
+        file_version(b"libibverbs.so.1.x.44"),
         FileVersion::Malformed(_)
     ));
     assert!(matches!(
-        file_version("libibverbs.so.1.14.99999999999"),
+        file_version(b"libibverbs.so.1.14.99999999999"),
         FileVersion::Malformed(_)
     ));
 }
@@ -228,9 +228,9 @@ fn file_names() {
 #[test]
 fn own_names() {
     assert_eq!(
-        name_suffix("/usr/lib/libibverbs/libringverbs-rdmav34.so"),
+        name_suffix(b"/usr/lib/libibverbs/libringverbs-rdmav34.so"),
         Some(34)
     );
-    assert_eq!(name_suffix("libringverbs-rdmav.so"), None);
-    assert_eq!(name_suffix("libringverbs_provider.so"), None);
+    assert_eq!(name_suffix(b"libringverbs-rdmav.so"), None);
+    assert_eq!(name_suffix(b"libringverbs_provider.so"), None);
 }
