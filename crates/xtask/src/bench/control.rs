@@ -13,11 +13,11 @@ use crate::driver;
 use crate::mlx5::{self, Program};
 use crate::standin::{Provider, output_of};
 
-/// Returns the maximum of our time over the stock provider's. Loading should take 0.5 MB;
-/// its limit is the current size.
+/// Returns the maximum of our time over the stock provider's. Loading should take 0.5 MB at
+/// most; the ratio varies, as both sizes depend on the addresses that the loader chooses.
 fn max_ratio(row: &str) -> f64 {
     match row {
-        "load-resident" => 5.5,
+        "load-resident" => 3.5,
         "contend-p90" | "contend-p99" => 1.5,
         _ => 2.0,
     }
