@@ -14,7 +14,7 @@ use crate::record::{self, Outcome, Provider, Record, StockExpectation};
 pub const GROUP: &str = "rates";
 
 /// Runs of each provider.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 
 /// Attempts of a comparison before it fails.
 const ATTEMPTS: u32 = 3;
