@@ -62,8 +62,6 @@ pub enum PingPongError {
         /// Whether the transport retransmits lost packets.
         retransmits: bool,
     },
-    /// A side in this process has panicked.
-    Panicked,
 }
 
 impl fmt::Display for PingPongError {
@@ -124,7 +122,6 @@ impl fmt::Display for PingPongError {
                     false => "this --type does not retransmit lost packets",
                 })
             }
-            Self::Panicked => f.write_str("one of the two sides has panicked"),
         }
     }
 }

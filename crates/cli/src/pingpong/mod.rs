@@ -12,7 +12,6 @@ mod wire;
 use std::io::Write;
 use std::net::Ipv6Addr;
 use std::process::ExitCode;
-use std::thread;
 
 use ringverbs::Context;
 use serde::Serialize;
@@ -106,8 +105,7 @@ struct Report<'a> {
     seconds: f64,
     megabits_per_second: f64,
     microseconds_per_iteration: f64,
-    /// Number of waits for a completion event: the client's, if both sides are in this
-    /// process.
+    /// Number of waits for a completion event.
     #[serde(skip_serializing_if = "Option::is_none")]
     completion_events: Option<u64>,
 }
@@ -166,19 +164,21 @@ impl Args {
 }
 
 fn client(args: &Args, context: &Context, options: Options, host: &str) -> Result<Outcome, Error> {
-    let mut side = Side::new(context, options)?;
+    let poller = side::poller(context, options, 1)?;
+    let mut side = Side::new(context, &poller, options, Role::Client)?;
     let ours = side.destinations();
     print_addresses(args, "local", side.in_use(&ours))?;
     let theirs = exchange::client(host, args.port, &ours)?;
     print_addresses(args, "remote", side.in_use(&theirs))?;
     side.connect(&theirs)?;
-    side.run(Role::Client)
+    side::run(poller, &mut [side])
 }
 
 fn server(args: &Args, context: &Context, options: Options) -> Result<Outcome, Error> {
     // Everything that can fail on this side is done before the client connects, because a C
     // client waits for the server's addresses without a timeout.
-    let mut side = Side::new(context, options)?;
+    let poller = side::poller(context, options, 1)?;
+    let mut side = Side::new(context, &poller, options, Role::Server)?;
     let ours = side.destinations();
     print_addresses(args, "local", side.in_use(&ours))?;
     let server = Server::listen(args.port)?;
@@ -186,26 +186,20 @@ fn server(args: &Args, context: &Context, options: Options) -> Result<Outcome, E
         print_addresses(args, "remote", side.in_use(theirs))?;
         side.connect(theirs)
     })?;
-    side.run(Role::Server)
+    side::run(poller, &mut [side])
 }
 
-/// Runs both sides in this process, each in its own thread.
+/// Runs both sides in this process, from one thread.
 fn run_both_sides(args: &Args, context: &Context, options: Options) -> Result<Outcome, Error> {
-    let mut server = Side::new(context, options)?;
-    let mut client = Side::new(context, options)?;
+    let poller = side::poller(context, options, 2)?;
+    let mut server = Side::new(context, &poller, options, Role::Server)?;
+    let mut client = Side::new(context, &poller, options, Role::Client)?;
     let (server_addresses, client_addresses) = (server.destinations(), client.destinations());
     print_addresses(args, "server", server.in_use(&server_addresses))?;
     print_addresses(args, "client", client.in_use(&client_addresses))?;
     server.connect(&client_addresses)?;
     client.connect(&server_addresses)?;
-    thread::scope(|scope| {
-        let serving = scope.spawn(|| server.run(Role::Server));
-        let outcome = client.run(Role::Client);
-        let served = serving
-            .join()
-            .unwrap_or_else(|_| Err(PingPongError::Panicked.into()));
-        served.and(outcome)
-    })
+    side::run(poller, &mut [server, client])
 }
 
 /// Prints the addresses of a side, in the format of the C tools.

@@ -1,4 +1,4 @@
-//! One side of a ping-pong: its queue pairs, buffers and message exchange.
+//! The sides of a ping-pong: queue pairs, buffers and message exchange.
 //!
 //! As in the C tools, a queue pair sends when its last send has completed and a reply has
 //! arrived, until `iters` sends have completed; the side stops after `iters` sends and
@@ -42,11 +42,15 @@ pub enum Role {
 /// A side with its queue pairs and buffers.
 pub struct Side {
     options: Options,
+    role: Role,
     local: LocalAddress,
     domain: ProtectionDomain,
     connections: Vec<Connection>,
     srq: Option<SharedReceiveQueue>,
-    poller: Poller,
+    /// The client's message.
+    pattern: Vec<u8>,
+    sent: u32,
+    received: u32,
 }
 
 /// A queue pair with its message.
@@ -71,27 +75,59 @@ pub struct Outcome {
     pub events: u64,
 }
 
-/// Progress of the exchange.
-struct Progress {
-    iterations: u32,
-    sent: u32,
-    received: u32,
-}
-
-impl Progress {
-    fn is_done(&self) -> bool {
-        self.sent >= self.iterations && self.received >= self.iterations
-    }
-}
-
 fn failed(step: &str) -> impl FnOnce(ringverbs::Error) -> Error {
     Error::verb(format!("ping-pong: {step}"))
+}
+
+/// Creates a completion queue for one side, or for both.
+pub fn poller(context: &Context, options: Options, sides: u32) -> Result<Poller, Error> {
+    let entries = options.rx_depth.saturating_add(options.queue_pairs);
+    let poller = Poller::new(context, entries.saturating_mul(sides), options.events);
+    poller.map_err(failed("completion queue"))
+}
+
+/// Exchanges messages until each side has sent and received enough. The sides, one or both,
+/// complete in the poller's queue.
+pub fn run(mut poller: Poller, sides: &mut [Side]) -> Result<Outcome, Error> {
+    for side in &mut *sides {
+        side.prepare_messages()?;
+    }
+    let start = Instant::now();
+    for side in &mut *sides {
+        side.start()?;
+    }
+    let mut completions: [Completion; BATCH] = std::array::from_fn(|_| Completion::default());
+    while let Some(waiting) = sides.iter().find(|side| !side.is_done()) {
+        let polled = poller.poll(&mut completions, TIMEOUT);
+        let count = polled.map_err(failed("polling"))?;
+        if count == 0 {
+            return Err(waiting.timeout().into());
+        }
+        for completion in completions.iter_mut().take(count) {
+            let qp_num = completion.qp_num;
+            let owner = sides.iter_mut().find_map(|side| {
+                let at = side.connection(qp_num)?;
+                Some((side, at))
+            });
+            let (side, at) = owner.ok_or(PingPongError::UnknownQueuePair(qp_num))?;
+            side.process_completion(at, completion)?;
+        }
+    }
+    Ok(Outcome {
+        elapsed: start.elapsed(),
+        events: poller.events,
+    })
 }
 
 impl Side {
     /// Creates all objects and posts the receives, because the other side may send as soon
     /// as it has the addresses.
-    pub fn new(context: &Context, options: Options) -> Result<Self, Error> {
+    pub fn new(
+        context: &Context,
+        poller: &Poller,
+        options: Options,
+        role: Role,
+    ) -> Result<Self, Error> {
         let local = match options.gid_index {
             Some(index) => context.local_address_with(options.ib_port, index),
             None => context.local_address(options.ib_port),
@@ -104,9 +140,6 @@ impl Side {
         }
         let domain = context.alloc_pd().map_err(failed("protection domain"))?;
         let count = options.queue_pairs;
-        let entries = options.rx_depth.saturating_add(count);
-        let poller = Poller::new(context, entries, options.events);
-        let poller = poller.map_err(failed("completion queue"))?;
         let srq = (options.transport == Type::Srq).then(|| {
             domain
                 .shared_receive_queue()
@@ -121,16 +154,23 @@ impl Side {
         let buffers = (options.rx_depth as usize).saturating_add(count as usize);
         let region = domain.alloc(buffer_size.saturating_mul(buffers));
         let mut buffers = region.map_err(failed("memory"))?.into_buffers(buffer_size);
+        let mut pattern = vec![0x7b; size];
+        if options.check {
+            fill_pattern(&mut pattern);
+        }
         let mut side = Self {
             options,
+            role,
             local,
             domain,
             connections: Vec::new(),
             srq,
-            poller,
+            pattern,
+            sent: 0,
+            received: 0,
         };
         for outgoing in buffers.by_ref().take(count as usize) {
-            let connection = side.create_connection(outgoing)?;
+            let connection = side.create_connection(poller, outgoing)?;
             side.connections.push(connection);
         }
         for buffer in buffers.take(options.rx_depth as usize) {
@@ -140,9 +180,9 @@ impl Side {
     }
 
     /// Creates a queue pair in state INIT, or RTS for datagrams: receives can be posted.
-    fn create_connection(&self, outgoing: Buffer) -> Result<Connection, Error> {
+    fn create_connection(&self, poller: &Poller, outgoing: Buffer) -> Result<Connection, Error> {
         let transport = self.options.transport.qp_transport();
-        let builder = self.domain.queue_pair(transport, &self.poller.cq);
+        let builder = self.domain.queue_pair(transport, &poller.cq);
         let builder = builder.send_depth(1);
         let builder = match &self.srq {
             Some(srq) => builder.srq(srq),
@@ -235,81 +275,66 @@ impl Side {
         Ok(())
     }
 
-    /// Exchanges messages until enough were sent and received.
-    pub fn run(mut self, role: Role) -> Result<Outcome, Error> {
-        let mut pattern = vec![0x7b; self.options.size as usize];
-        if self.options.check {
-            fill_pattern(&mut pattern);
-        }
+    /// Writes the message into the outgoing buffers.
+    fn prepare_messages(&mut self) -> Result<(), Error> {
         for connection in &mut self.connections {
             if let Some(outgoing) = &mut connection.outgoing {
-                outgoing.copy_from(&pattern).map_err(failed("memory"))?;
+                outgoing
+                    .copy_from(&self.pattern)
+                    .map_err(failed("memory"))?;
             }
         }
-        let mut progress = Progress {
-            iterations: self.options.iters,
-            sent: 0,
-            received: 0,
-        };
-        let start = Instant::now();
-        if role == Role::Client {
+        Ok(())
+    }
+
+    /// Sends the client's first messages.
+    fn start(&mut self) -> Result<(), Error> {
+        if self.role == Role::Client {
             for connection in &mut self.connections {
                 connection.send()?;
             }
         }
-        let mut completions: [Completion; BATCH] = std::array::from_fn(|_| Completion::default());
-        while !progress.is_done() {
-            let polled = self.poller.poll(&mut completions, TIMEOUT);
-            let count = polled.map_err(failed("polling"))?;
-            if count == 0 {
-                return Err(PingPongError::Timeout {
-                    seconds: TIMEOUT.as_secs(),
-                    sent: progress.sent,
-                    received: progress.received,
-                    retransmits: self.options.transport.qp_transport() == Transport::Reliable,
-                }
-                .into());
-            }
-            for completion in completions.iter_mut().take(count) {
-                self.process_completion(&mut progress, role, completion, &pattern)?;
-            }
-        }
-        Ok(Outcome {
-            elapsed: start.elapsed(),
-            events: self.poller.events,
-        })
+        Ok(())
     }
 
-    fn process_completion(
-        &mut self,
-        progress: &mut Progress,
-        role: Role,
-        completion: &mut Completion,
-        pattern: &[u8],
-    ) -> Result<(), Error> {
+    fn is_done(&self) -> bool {
+        self.sent >= self.options.iters && self.received >= self.options.iters
+    }
+
+    fn timeout(&self) -> PingPongError {
+        PingPongError::Timeout {
+            seconds: TIMEOUT.as_secs(),
+            sent: self.sent,
+            received: self.received,
+            retransmits: self.options.transport.qp_transport() == Transport::Reliable,
+        }
+    }
+
+    /// Returns the index of a queue pair of this side.
+    fn connection(&self, qp_num: u32) -> Option<usize> {
+        let has_number = |connection: &Connection| connection.qp.qp_num() == qp_num;
+        self.connections.iter().position(has_number)
+    }
+
+    fn process_completion(&mut self, at: usize, completion: &mut Completion) -> Result<(), Error> {
         if let Err(failure) = completion.result {
             return Err(PingPongError::Failed {
                 operation: completion.operation,
                 status: failure.to_string(),
-                sent: progress.sent,
-                received: progress.received,
+                sent: self.sent,
+                received: self.received,
             }
             .into());
         }
-        let qp_num = completion.qp_num;
-        let has_number = |connection: &Connection| connection.qp.qp_num() == qp_num;
-        let (Some(buffer), Some(at)) = (
-            completion.take_buffer(),
-            self.connections.iter().position(has_number),
-        ) else {
-            return Err(PingPongError::UnknownQueuePair(qp_num).into());
+        let Some(buffer) = completion.take_buffer() else {
+            return Err(PingPongError::UnknownQueuePair(completion.qp_num).into());
         };
         let receive = completion.operation == Operation::Receive;
         if receive {
-            progress.received += 1;
-            self.check(progress, role, self.message(&buffer), pattern)?;
+            self.received += 1;
+            self.check(self.message(&buffer))?;
         } else {
-            progress.sent += 1;
+            self.sent += 1;
         }
         let Some(connection) = self.connections.get_mut(at) else {
             return Ok(());
@@ -323,10 +348,10 @@ impl Side {
         // A message may arrive before the last send has completed.
         if connection.outgoing.is_some() {
             if let Some(received) = connection.received.take() {
-                self.reply(role, at, received)?;
+                self.reply(at, received)?;
             }
         }
-        let more = progress.sent < progress.iterations;
+        let more = self.sent < self.options.iters;
         match self.connections.get_mut(at) {
             Some(connection) if more && !connection.waiting && connection.outgoing.is_some() => {
                 connection.send()
@@ -344,18 +369,13 @@ impl Side {
     }
 
     /// Checks the data of a message, with `--chk`.
-    fn check(
-        &self,
-        progress: &Progress,
-        role: Role,
-        message: &[u8],
-        pattern: &[u8],
-    ) -> Result<(), Error> {
+    fn check(&self, message: &[u8]) -> Result<(), Error> {
+        let pattern = &self.pattern;
         // The client's own messages come back to it. A server knows of a C client's
         // messages only that each page starts with a zero.
-        let matches = match role {
+        let matches = match self.role {
             _ if !self.options.check => true,
-            Role::Client => message == pattern,
+            Role::Client => message == pattern.as_slice(),
             Role::Server => {
                 message.len() == pattern.len()
                     && message.iter().step_by(PAGE).all(|byte| *byte == 0)
@@ -364,7 +384,7 @@ impl Side {
         match matches {
             true => Ok(()),
             false => Err(PingPongError::DataMismatch {
-                message: progress.received,
+                message: self.received,
             }
             .into()),
         }
@@ -372,8 +392,8 @@ impl Side {
 
     /// Prepares the reply to a received message: the server copies the message into the
     /// outgoing buffer, which is free. The received buffer is posted again.
-    fn reply(&mut self, role: Role, at: usize, received: Buffer) -> Result<(), Error> {
-        if role == Role::Server {
+    fn reply(&mut self, at: usize, received: Buffer) -> Result<(), Error> {
+        if self.role == Role::Server {
             let message = self.message(&received);
             if let Some(outgoing) = self
                 .connections
@@ -426,16 +446,5 @@ mod tests {
         fill_pattern(&mut pattern);
         assert!(pattern.iter().step_by(PAGE).all(|byte| *byte == 0));
         assert_ne!(pattern[1..PAGE], pattern[PAGE + 1..2 * PAGE]);
-    }
-
-    #[test]
-    fn progress_is_done_after_both_directions() {
-        let progress = |sent, received| Progress {
-            iterations: 3,
-            sent,
-            received,
-        };
-        assert!(!progress(3, 2).is_done() && !progress(2, 3).is_done());
-        assert!(progress(3, 3).is_done() && progress(5, 4).is_done());
     }
 }
