@@ -34,7 +34,7 @@ use protocol::{
     PerfOperation, Phase, PhaseEnd, PhaseReady, PhaseResult, ProtocolError, Response, Setup, Type,
     VERSION,
 };
-use side::{SideOptions, Sides};
+use side::{SideIndex, SideOptions, Sides};
 use stats::{Bandwidth, Latency, Row};
 
 /// Arguments of `perf`.
@@ -262,25 +262,18 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         )?;
         out.flush()?;
     }
-    let (report, error) = match &args.host {
+    let client = match &args.host {
         Some(host) => {
             let stream = TcpStream::connect((host.as_str(), args.port));
             let stream = stream.map_err(|source| PerfError::Connect {
                 to: format!("{host} port {}", args.port),
                 source,
             })?;
-            measure(
-                args,
-                context,
-                Client::connect(args, setup, context, stream)?,
-            )?
+            Client::connect(args, setup, context, stream)?
         }
-        None => measure(
-            args,
-            context,
-            Client::with_local_server(args, setup, context)?,
-        )?,
+        None => Client::with_local_server(args, setup, context)?,
     };
+    let (report, error) = measure(args, context, client)?;
     if let Some(plot) = plot {
         if !report.rows.is_empty() {
             let options = conditions::options(&setup, args.goal());
@@ -328,14 +321,15 @@ fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), E
             return Err(ProtocolError::Value("size").into());
         }
         client.send(&Response::Accepted(PhaseReady { ready: true }))?;
-        sides.begin_phase(&phase)?;
+        sides.begin_phase(SideIndex::Own, &phase)?;
         sides.serve_until(|| client.is_readable())?;
         let end: PhaseEnd = match client.receive() {
             Ok(end) => end,
             Err(ProtocolError::Closed) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
-        client.send(&Response::Accepted(sides.drain(end.operations)?))?;
+        let result = sides.drain(SideIndex::Own, end.operations)?;
+        client.send(&Response::Accepted(result))?;
     }
 }
 
@@ -399,21 +393,20 @@ impl Client {
 
     fn begin_phase(&mut self, size: u32, echo: bool, goal: Option<Goal>) -> Result<(), Error> {
         self.number = self.number.wrapping_add(1);
-        let number = self.number;
-        self.sides.begin_phase(&Phase {
-            number,
-            size,
-            echo: false,
-            goal: None,
-        })?;
         let phase = Phase {
-            number,
+            number: self.number,
             size,
             echo,
             goal,
         };
+        let own = Phase {
+            echo: false,
+            goal: None,
+            ..phase
+        };
+        self.sides.begin_phase(SideIndex::Own, &own)?;
         match &mut self.server {
-            Server::Local => self.sides.begin_other_phase(&phase),
+            Server::Local => self.sides.begin_phase(SideIndex::Other, &phase),
             Server::Remote(server) => match server.request(&phase)? {
                 PhaseReady { ready: true } => Ok(()),
                 PhaseReady { ready: false } => Err(ProtocolError::Value("start").into()),
@@ -425,15 +418,15 @@ impl Client {
     /// that arrived.
     fn end_phase(&mut self, operations: u64) -> Result<(PhaseResult, u64), Error> {
         let result = match &mut self.server {
-            Server::Local => self.sides.drain_other(operations)?,
+            Server::Local => self.sides.drain(SideIndex::Other, operations)?,
             Server::Remote(server) => {
                 server.send(&PhaseEnd { operations })?;
                 self.sides.serve_until(|| server.is_readable())?;
                 server.response()?
             }
         };
-        let received = self.sides.drain(result.operations)?.received;
-        Ok((result, received))
+        let own = self.sides.drain(SideIndex::Own, result.operations)?;
+        Ok((result, own.received))
     }
 
     /// Measures latency, then bandwidth, of one size.

@@ -54,25 +54,19 @@ impl Setup {
         self.size.max(8) as usize
     }
 
-    /// Receives of a queue pair: more on transports without flow control.
+    /// Receives of a queue pair: none if messages consume none, more on transports without
+    /// flow control.
     fn recv_depth(&self) -> u32 {
         match self.transport.is_lossy() {
+            _ if !self.consumes_receives() => 0,
             true => self.depth.saturating_mul(4),
             false => self.depth,
         }
     }
 
-    /// Receives of a queue pair, if messages consume them.
-    fn posted_receives(&self) -> u32 {
-        match self.consumes_receives() {
-            true => self.recv_depth(),
-            false => 0,
-        }
-    }
-
     /// Completions of a side.
     fn cq_entries(&self) -> u32 {
-        let queue_pair = self.depth.saturating_add(self.posted_receives());
+        let queue_pair = self.depth.saturating_add(self.recv_depth());
         queue_pair.saturating_mul(self.queue_pairs)
     }
 
@@ -89,11 +83,6 @@ impl Setup {
     /// Size of all buffers of a side in bytes.
     pub fn memory(&self) -> u64 {
         let receives = u64::from(self.recv_depth()) * self.recv_buffer_size() as u64;
-        let receives = if self.consumes_receives() {
-            receives
-        } else {
-            0
-        };
         let queue_pair = u64::from(self.depth) * self.buffer_size() as u64 + receives;
         queue_pair.saturating_mul(self.queue_pairs.into())
     }
@@ -220,7 +209,6 @@ impl Side {
         token_base: u64,
     ) -> Result<Self, Error> {
         let setup = options.setup;
-        setup.check_memory()?;
         let local = match options.gid_index {
             Some(index) => context.local_address_with(options.port, index),
             None => context.local_address(options.port),
@@ -233,7 +221,7 @@ impl Side {
         }
         let domain = context.alloc_pd().map_err(failed("protection domain"))?;
         let (depth, count) = (setup.depth, setup.queue_pairs);
-        let recv_depth = setup.posted_receives();
+        let recv_depth = setup.recv_depth();
         let buffers = |size: usize, count: u32| {
             let count = count as usize;
             let region = domain.alloc(size.saturating_mul(count));
@@ -513,6 +501,15 @@ impl Side {
     }
 }
 
+/// A side of [`Sides`].
+#[derive(Clone, Copy)]
+pub enum SideIndex {
+    /// The client, or the server of another process's client.
+    Own,
+    /// The server of the client in this process.
+    Other,
+}
+
 /// The sides in this process, one or both. They share a completion queue and a thread.
 pub struct Sides {
     own: Side,
@@ -562,17 +559,17 @@ impl Sides {
         self.own.connect(peer)
     }
 
-    /// Begins a phase of the own side, and posts the first of its operations.
-    pub fn begin_phase(&mut self, phase: &Phase) -> Result<(), Error> {
-        self.own.begin_phase(phase)
+    /// Returns a side; of one side, always that.
+    fn side(&mut self, index: SideIndex) -> &mut Side {
+        match (index, &mut self.other) {
+            (SideIndex::Other, Some(other)) => other,
+            _ => &mut self.own,
+        }
     }
 
-    /// As [`begin_phase`](Self::begin_phase), of the other side in this process.
-    pub fn begin_other_phase(&mut self, phase: &Phase) -> Result<(), Error> {
-        match &mut self.other {
-            Some(other) => other.begin_phase(phase),
-            None => Ok(()),
-        }
+    /// Begins a phase of a side, and posts the first of its operations.
+    pub fn begin_phase(&mut self, index: SideIndex, phase: &Phase) -> Result<(), Error> {
+        self.side(index).begin_phase(phase)
     }
 
     /// Waits for completions, processes them, and posts what they allow. Returns the number
@@ -696,27 +693,15 @@ impl Sides {
         }
     }
 
-    /// Receives the rest of the `sent` messages of a phase. Returns what the own side
-    /// received and posted.
-    pub fn drain(&mut self, sent: u64) -> Result<PhaseResult, Error> {
-        self.drain_side(sent, |sides| &sides.own)
-    }
-
-    /// As [`drain`](Self::drain), of the other side in this process.
-    pub fn drain_other(&mut self, sent: u64) -> Result<PhaseResult, Error> {
-        self.drain_side(sent, |sides| sides.other.as_ref().unwrap_or(&sides.own))
-    }
-
-    fn drain_side(
-        &mut self,
-        sent: u64,
-        side: impl Fn(&Self) -> &Side,
-    ) -> Result<PhaseResult, Error> {
-        while !side(self).is_idle() {
+    /// Waits until a side's operations have completed, and it has received the `sent`
+    /// messages of the phase or lost some. Returns what it received and posted.
+    pub fn drain(&mut self, index: SideIndex, sent: u64) -> Result<PhaseResult, Error> {
+        while !self.side(index).is_idle() {
             self.progress_or_fail()?;
         }
-        while self.own.setup.consumes_receives() && side(self).received < sent {
-            let count = match self.own.setup.transport.is_lossy() {
+        let setup = self.own.setup;
+        while setup.consumes_receives() && self.side(index).received < sent {
+            let count = match setup.transport.is_lossy() {
                 true => self.progress(DRAIN_TIMEOUT)?,
                 false => self.progress_or_fail()?,
             };
@@ -724,10 +709,10 @@ impl Sides {
                 break;
             }
         }
-        let side = side(self);
+        let side = self.side(index);
         let posted = side.pipelined().unwrap_or_default();
         Ok(PhaseResult {
-            received: match side.setup.consumes_receives() {
+            received: match setup.consumes_receives() {
                 true => side.received,
                 false => sent,
             },

@@ -89,9 +89,6 @@ pub fn poller(context: &Context, options: Options, sides: u32) -> Result<Poller,
 /// Exchanges messages until each side has sent and received enough. The sides, one or both,
 /// complete in the poller's queue.
 pub fn run(mut poller: Poller, sides: &mut [Side]) -> Result<Outcome, Error> {
-    for side in &mut *sides {
-        side.prepare_messages()?;
-    }
     let start = Instant::now();
     for side in &mut *sides {
         side.start()?;
@@ -169,7 +166,9 @@ impl Side {
             sent: 0,
             received: 0,
         };
-        for outgoing in buffers.by_ref().take(count as usize) {
+        for mut outgoing in buffers.by_ref().take(count as usize) {
+            let copied = outgoing.copy_from(&side.pattern);
+            copied.map_err(failed("memory"))?;
             let connection = side.create_connection(poller, outgoing)?;
             side.connections.push(connection);
         }
@@ -271,18 +270,6 @@ impl Side {
                 }
             };
             ready.map_err(failed("connecting to the other side's queue pair"))?;
-        }
-        Ok(())
-    }
-
-    /// Writes the message into the outgoing buffers.
-    fn prepare_messages(&mut self) -> Result<(), Error> {
-        for connection in &mut self.connections {
-            if let Some(outgoing) = &mut connection.outgoing {
-                outgoing
-                    .copy_from(&self.pattern)
-                    .map_err(failed("memory"))?;
-            }
         }
         Ok(())
     }
