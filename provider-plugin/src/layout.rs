@@ -223,6 +223,8 @@ pub const LAYOUTS: &[Layout] = &[
 
 impl Layout {
     /// The layout of an rdma-core release.
+    // Inline, so that it is among the code of registration.
+    #[inline]
     pub fn of_release(release: u32) -> Option<&'static Layout> {
         LAYOUTS
             .iter()

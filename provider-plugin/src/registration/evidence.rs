@@ -221,8 +221,7 @@ pub fn decide(evidence: &Evidence) -> Result<&'static Layout, String> {
                      its symbols rdma-core {from} to {to}"
                 ));
             }
-            of_pabi()
-                .find(|layout| (layout.first..=layout.last).contains(release))
+            Layout::of_release(*release)
                 .ok_or_else(|| format!("rdma-core {release} is not one that ringverbs knows"))
         }
         FileVersion::Malformed(version) if evidence.fallback.user_release.is_none() => {

@@ -56,6 +56,7 @@ fn is_libmlx5_replaced(folder: &[u8]) -> bool {
     is_ours || CStr::from_bytes_with_nul(&beside).is_ok_and(exists)
 }
 
+/// As `Path::exists`, which would make 0.2 MB more of the library resident.
 fn exists(path: &CStr) -> bool {
     // SAFETY: a NUL-terminated path.
     unsafe { libc::access(path.as_ptr(), libc::F_OK) == 0 }
