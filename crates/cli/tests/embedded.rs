@@ -1,7 +1,8 @@
 //! The command on embedded devices, which need nothing of the host: both sides in one
 //! process, and in two processes.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -293,6 +294,42 @@ fn client_of_a_killed_server_fails_with_retries_exceeded() {
     assert_eq!(client.status.code(), Some(1));
     let error = text(&client.stderr);
     assert!(error.contains("transport retries exceeded"), "{error}");
+}
+
+/// On unreliable transports the operations of a side complete even if nobody receives them.
+#[test]
+fn perf_server_ends_when_its_client_is_gone() {
+    let hello = |transport: &str| {
+        format!(
+            r#"{{"version":2,"setup":{{"operation":"write","transport":"{transport}","size":8,"depth":4,"queue_pairs":1,"events":false,"bidirectional":true}},"address":{{"endpoints":["ffffff:000001:0000:3:{}"],"memory":{{"addr":0,"rkey":0}}}}}}"#,
+            "f".repeat(32)
+        )
+    };
+    for (transport, goal) in [("uc", r#"{"milliseconds":100000000}"#), ("rc", "null")] {
+        let port = free_port().to_string();
+        let args = ["perf", "--server", "--device", "embedded", "--port", &port];
+        let server = start(&args);
+        let end = Instant::now() + TIMEOUT;
+        let client = loop {
+            match TcpStream::connect(("127.0.0.1", port.parse().unwrap())) {
+                Ok(client) => break client,
+                Err(error) => assert!(Instant::now() < end, "{error}"),
+            }
+            sleep(Duration::from_millis(5));
+        };
+        let mut responses = BufReader::new(client.try_clone().unwrap()).lines();
+        let phase = format!(r#"{{"number":1,"size":8,"echo":false,"goal":{goal}}}"#);
+        for (message, response) in [(hello(transport), "endpoints"), (phase, "ready")] {
+            writeln!(&client, "{message}").unwrap();
+            let got = responses.next().unwrap().unwrap();
+            assert!(got.contains(response), "{got}");
+        }
+        drop((client, responses));
+        let server = finish(server);
+        assert_eq!(server.status.code(), Some(1), "{transport}");
+        let error = text(&server.stderr);
+        assert!(error.contains("closed the connection"), "{error}");
+    }
 }
 
 /// Each row is printed when it is complete, even if a later size fails.

@@ -322,12 +322,8 @@ fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), E
         }
         client.send(&Response::Accepted(PhaseReady { ready: true }))?;
         sides.begin_phase(SideIndex::Own, &phase)?;
-        sides.serve_until(|| client.is_readable())?;
-        let end: PhaseEnd = match client.receive() {
-            Ok(end) => end,
-            Err(ProtocolError::Closed) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
+        sides.serve(&client)?;
+        let end: PhaseEnd = client.receive()?;
         let result = sides.drain(SideIndex::Own, end.operations)?;
         client.send(&Response::Accepted(result))?;
     }
@@ -421,7 +417,7 @@ impl Client {
             Server::Local => self.sides.drain(SideIndex::Other, operations)?,
             Server::Remote(server) => {
                 server.send(&PhaseEnd { operations })?;
-                self.sides.serve_until(|| server.is_readable())?;
+                self.sides.serve(server)?;
                 server.response()?
             }
         };
@@ -443,7 +439,12 @@ impl Client {
 
         let server_goal = self.setup.bidirectional.then_some(goal);
         self.begin_phase(size, false, server_goal)?;
-        let posted = (self.sides).post_pipelined(goal, |count| tick(Progress::Bandwidth(count)))?;
+        let server = match &self.server {
+            Server::Remote(server) => Some(server),
+            Server::Local => None,
+        };
+        let count = |count| tick(Progress::Bandwidth(count));
+        let posted = self.sides.post_pipelined(goal, server, count)?;
         let (server, received) = self.end_phase(posted.operations)?;
         let messages = server.received + received;
         let sent = posted.operations + server.operations;

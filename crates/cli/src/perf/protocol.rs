@@ -315,13 +315,20 @@ impl PeerConnection<TcpStream> {
 
     /// Returns whether data, or the end of the connection, can be read without blocking.
     pub fn is_readable(&self) -> Result<bool, ProtocolError> {
-        if !self.stream.buffer().is_empty() {
-            return Ok(true);
+        Ok(!self.stream.buffer().is_empty() || self.poll(PollFlags::POLLIN)?)
+    }
+
+    /// Fails with [`ProtocolError::Closed`] if the other side has closed the connection,
+    /// whether or not it has sent data before.
+    pub fn check_open(&self) -> Result<(), ProtocolError> {
+        match self.poll(PollFlags::from_bits_retain(libc::POLLRDHUP))? {
+            true => Err(ProtocolError::Closed),
+            false => Ok(()),
         }
-        let mut descriptors = [PollFd::new(
-            self.stream.get_ref().as_fd(),
-            PollFlags::POLLIN,
-        )];
+    }
+
+    fn poll(&self, flags: PollFlags) -> Result<bool, ProtocolError> {
+        let mut descriptors = [PollFd::new(self.stream.get_ref().as_fd(), flags)];
         match poll(&mut descriptors, PollTimeout::ZERO) {
             Ok(ready) => Ok(ready > 0),
             Err(Errno::EINTR) => Ok(false),

@@ -1,6 +1,7 @@
 //! The sides of a measurement: queue pairs, memory, completions.
 
 use std::collections::VecDeque;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use ringverbs::{
@@ -11,7 +12,7 @@ use ringverbs::{
 
 use super::error::PerfError;
 use super::protocol::{
-    Address, Goal, Memory, PerfOperation, Phase, PhaseResult, ProtocolError, Setup,
+    Address, Goal, Memory, PeerConnection, PerfOperation, Phase, PhaseResult, ProtocolError, Setup,
 };
 use super::stats::Samples;
 use crate::error::Error;
@@ -27,6 +28,8 @@ const MAX_CONSECUTIVE_LOSSES: u32 = 25;
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(50);
 /// Time without completions after which the TCP connection is checked for messages.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
+/// Interval of checks whether the other side is connected while operations complete.
+const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum number of completions per poll.
 const BATCH: usize = 32;
 /// Maximum size of all buffers of a side, in bytes.
@@ -196,6 +199,33 @@ impl Countdown {
             Goal::Operations(all) => operations < all,
             Goal::Milliseconds(all) => self.start.elapsed() < Duration::from_millis(all),
         }
+    }
+}
+
+/// Checks from time to time whether the other side is connected. Only a reliable transport
+/// reports that it is gone: on others all operations complete, whoever receives them.
+struct PeerCheck<'p> {
+    peer: Option<&'p PeerConnection<TcpStream>>,
+    last: Instant,
+}
+
+impl<'p> PeerCheck<'p> {
+    fn new(setup: Setup, peer: Option<&'p PeerConnection<TcpStream>>) -> Self {
+        Self {
+            peer: peer.filter(|_| setup.transport.is_lossy()),
+            last: Instant::now(),
+        }
+    }
+
+    fn check_if_due(&mut self) -> Result<(), ProtocolError> {
+        let Some(peer) = self.peer else {
+            return Ok(());
+        };
+        if self.last.elapsed() < PEER_CHECK_INTERVAL {
+            return Ok(());
+        }
+        self.last = Instant::now();
+        peer.check_open()
     }
 }
 
@@ -656,28 +686,31 @@ impl Sides {
         Ok((samples, lost))
     }
 
-    /// Keeps the maximum number of operations outstanding until the goal is reached.
+    /// Keeps the maximum number of operations outstanding until the goal is reached. Fails if
+    /// another process's side, `peer`, is gone.
     pub fn post_pipelined(
         &mut self,
         goal: Goal,
+        peer: Option<&PeerConnection<TcpStream>>,
         mut tick: impl FnMut(u64),
     ) -> Result<PostSummary, Error> {
+        let mut check = PeerCheck::new(self.own.setup, peer);
         self.own.begin_pipeline(goal)?;
         loop {
             if let Some(summary) = self.own.pipelined() {
                 return Ok(summary);
             }
             self.progress_or_fail()?;
+            check.check_if_due()?;
             tick(self.own.pipeline.map_or(0, |it| it.operations));
         }
     }
 
-    /// Serves the other side until nothing is outstanding and `ended` returns true. Where no
-    /// messages arrive, it does not wait for `ended`.
-    pub fn serve_until(
-        &mut self,
-        mut ended: impl FnMut() -> Result<bool, ProtocolError>,
-    ) -> Result<(), Error> {
+    /// Serves the other side until nothing is outstanding and `peer` has sent a message. Where
+    /// no RDMA messages arrive, it does not wait for that. Fails if the other side is gone
+    /// before its own operations have completed.
+    pub fn serve(&mut self, peer: &PeerConnection<TcpStream>) -> Result<(), Error> {
+        let mut check = PeerCheck::new(self.own.setup, Some(peer));
         loop {
             let idle = self.own.is_idle();
             if idle && !self.own.setup.consumes_receives() {
@@ -687,8 +720,11 @@ impl Sides {
                 true => self.progress(CHECK_INTERVAL)?,
                 false => self.progress_or_fail()?,
             };
-            if count == 0 && ended()? {
+            if count == 0 && peer.is_readable()? {
                 return Ok(());
+            }
+            if !idle {
+                check.check_if_due()?;
             }
         }
     }
