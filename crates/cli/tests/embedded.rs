@@ -2,7 +2,7 @@
 //! process, and in two processes.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -330,6 +330,29 @@ fn perf_server_ends_when_its_client_is_gone() {
         let error = text(&server.stderr);
         assert!(error.contains("closed the connection"), "{error}");
     }
+}
+
+/// The server here connects the client's queue pair to itself.
+#[test]
+fn perf_client_survives_the_largest_numbers() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let args = ["-n", "5", "--device", "embedded", "--port", &port];
+    let client = start(&[&["perf", "127.0.0.1"], &args[..]].concat());
+    let (stream, _) = listener.accept().unwrap();
+    for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+        let message: serde_json::Value = serde_json::from_str(&line.unwrap()).unwrap();
+        let response = match &message["address"] {
+            address if address.is_object() => address.clone(),
+            _ if message["number"].is_number() => serde_json::json!({ "ready": true }),
+            _ => serde_json::json!({
+                "received": u64::MAX, "operations": u64::MAX, "nanoseconds": u64::MAX,
+            }),
+        };
+        writeln!(&stream, "{}", serde_json::json!({ "yes": response })).unwrap();
+    }
+    let client = finish(client);
+    assert!(client.status.success(), "{client:?}");
 }
 
 /// Each row is printed when it is complete, even if a later size fails.

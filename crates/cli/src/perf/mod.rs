@@ -446,15 +446,17 @@ impl Client {
         let count = |count| tick(Progress::Bandwidth(count));
         let posted = self.sides.post_pipelined(goal, server, count)?;
         let (server, received) = self.end_phase(posted.operations)?;
-        let messages = server.received + received;
-        let sent = posted.operations + server.operations;
+        // The server's numbers are not trusted.
+        let messages = server.received.saturating_add(received);
+        let sent = posted.operations.saturating_add(server.operations);
         let time = posted.time.max(Duration::from_nanos(server.nanoseconds));
         Ok(Row {
             size,
             iterations,
             latency,
             bandwidth: Bandwidth::of(messages, size.into(), time.as_secs_f64()),
-            lost: (self.setup.transport.is_lossy()).then(|| lost + sent.saturating_sub(messages)),
+            lost: (self.setup.transport.is_lossy())
+                .then(|| lost.saturating_add(sent.saturating_sub(messages))),
         })
     }
 }
