@@ -257,6 +257,11 @@ pub enum ProtocolError {
 impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Io(error)
+                if [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut].contains(&error.kind()) =>
+            {
+                f.write_str("the other side did not respond in time; is it `ringverbs perf`?")
+            }
             Self::Io(error) => write!(f, "connection to the other side: {error}"),
             Self::Closed => f.write_str("the other side has closed the connection"),
             Self::TooLong => write!(
@@ -454,6 +459,16 @@ mod tests {
             parse::<PhaseReady>(b"{\"ready\":7}\n"),
             Err(ProtocolError::Malformed(_))
         ));
+    }
+
+    #[test]
+    fn silence_is_reported_as_such() {
+        let (ours, _silent) = std::os::unix::net::UnixStream::pair().unwrap();
+        ours.set_read_timeout(Some(Duration::from_millis(1)))
+            .unwrap();
+        let error = PeerConnection::new(ours).receive::<Hello>().unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("did not respond in time"), "{text}");
     }
 
     #[test]
