@@ -63,6 +63,10 @@ impl fmt::Display for ExchangeError {
             Self::Io { step, source } if is_timeout(source) => {
                 write!(f, "{step}: no response in {} seconds", TIMEOUT.as_secs())
             }
+            Self::Io { step, source } if source.kind() == io::ErrorKind::UnexpectedEof => write!(
+                f,
+                "{step}: the other side has closed the connection; see its messages"
+            ),
             Self::Io { step, source } => {
                 write!(f, "{step}: {source}; see the messages of the other side")
             }
@@ -250,8 +254,10 @@ mod tests {
 
     #[test]
     fn server_refuses_other_protocols() {
-        assert!(matches!(serve_bytes(b""), ExchangeError::Io { .. }));
-        assert!(matches!(serve_bytes(b"GET /"), ExchangeError::Io { .. }));
+        for cut in [&b""[..], b"GET /"] {
+            let error = serve_bytes(cut).to_string();
+            assert!(error.contains("has closed the connection"), "{error}");
+        }
         let http = b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: everything\r\n\r\n";
         let error = serve_bytes(http);
         assert!(
