@@ -262,6 +262,15 @@ fn info_prints_the_embedded_device() {
     );
 }
 
+/// The protocol has addresses of 256 queue pairs.
+#[test]
+fn pingpong_of_the_most_queue_pairs() {
+    let srq = ["pingpong", "--type", "srq", "--device", "embedded"];
+    run(&[&srq[..], &["-q", "256", "-n", "300"]].concat());
+    let output = finish(start(&[&srq[..], &["-q", "257"]].concat()));
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}
+
 #[test]
 fn pingpong_between_processes_checks_its_data() {
     for kind in ["rc", "uc", "ud", "srq"] {

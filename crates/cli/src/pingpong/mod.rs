@@ -77,7 +77,7 @@ pub struct Args {
     #[arg(short, long)]
     events: bool,
     /// Number of queue pairs, with --type srq
-    #[arg(short = 'q', long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=511))]
+    #[arg(short = 'q', long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=wire::SRQ_MESSAGES as i64))]
     num_qp: u32,
     /// Service level
     #[arg(short = 'l', long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(..16))]
