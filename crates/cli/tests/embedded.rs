@@ -1,8 +1,10 @@
 //! The command on embedded devices, which need nothing of the host: both sides in one
 //! process, and in two processes.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -260,6 +262,17 @@ fn info_prints_the_embedded_device() {
         text.contains("embedded") && text.contains("PORT_ACTIVE"),
         "{text}"
     );
+}
+
+/// Another device than the named one would be a surprise.
+#[test]
+fn device_name_that_is_not_utf8_is_refused() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringverbs"));
+    command.env("RINGVERBS_DEVICE", OsStr::from_bytes(b"embedded:/\xff"));
+    let output = command.arg("info").output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let error = text(&output.stderr);
+    assert!(error.contains("RINGVERBS_DEVICE"), "{error}");
 }
 
 /// The protocol has addresses of 256 queue pairs.

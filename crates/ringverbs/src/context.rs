@@ -203,10 +203,18 @@ impl Device {
     /// privileged program (see [`first`](Self::first)).
     ///
     /// # Errors
-    /// As [`named`](Self::named).
+    /// As [`named`](Self::named); [`Error::NoDevice`] also if the name is not UTF-8.
     pub fn from_environment() -> Result<Option<Self>> {
-        let name = uverbs::environment::text(VARIABLE).filter(|name| !name.is_empty());
-        name.map(|name| Self::named(&name)).transpose()
+        let name = uverbs::environment::variable(VARIABLE).filter(|name| !name.is_empty());
+        let Some(name) = name else {
+            return Ok(None);
+        };
+        match name.into_string() {
+            Ok(name) => Self::named(&name).map(Some),
+            Err(name) => Err(Error::NoDevice {
+                name: Some(name.to_string_lossy().into_owned()),
+            }),
+        }
     }
 
     /// Returns whether this crate supports the device, and one of its ports is active.
