@@ -7,17 +7,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use ringverbs::cm::{self, AsyncConnection, AsyncListener, Listener, manager::PortSpace};
 use ringverbs::{BufferPool, PoolBuffer, ProtectionDomain};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::body::{Body, ResponseBody};
 use crate::queues::{Queues, take_buffer};
 use crate::wire::{HEADER, Hello, Message, READ_HEADER, ReplyMemory};
 use crate::{Error, Options, Request, Response};
+
+/// Pause after a request that could not be accepted for lack of descriptors or memory.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Accepts connections, and passes requests to a handler.
 #[derive(Debug)]
@@ -81,7 +85,16 @@ impl Server {
         let mut domains = HashMap::new();
         let mut connections = JoinSet::new();
         loop {
-            let request = self.listener.next_request().await?;
+            let request = match self.listener.next_request().await {
+                Ok(request) => request,
+                // The request was rejected; others end and free what they occupy.
+                Err(error) if is_shortage(&error) => {
+                    tracing::warn!(%error, "rejected a connection");
+                    sleep(PAUSE).await;
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            };
             while connections.try_join_next().is_some() {}
             if connections.len() >= self.options.max_connections {
                 tracing::warn!("rejected a connection: too many connections");
@@ -107,6 +120,15 @@ impl Server {
             });
         }
     }
+}
+
+/// Returns whether the process, or the system, has no descriptors or memory left, which
+/// clients can cause.
+fn is_shortage(error: &cm::Error) -> bool {
+    let cm::Error::Manager(error) = error else {
+        return false;
+    };
+    [libc::EMFILE, libc::ENFILE, libc::ENOMEM].contains(&error.errno().raw())
 }
 
 fn domain_of(
