@@ -12,12 +12,14 @@ use std::time::Duration;
 use futures_core::Stream;
 use ringverbs::stream::tokio::{RdmaListener, RdmaStream};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Sleep, sleep, timeout};
 
 use crate::RdmaIo;
 
 /// Maximum number of concurrent handshakes; further streams wait in the listener.
 const MAX_HANDSHAKES: usize = 128;
+/// Pause after a stream was rejected for lack of descriptors or memory.
+const PAUSE: Duration = Duration::from_millis(200);
 /// Time limit of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -34,6 +36,16 @@ pub struct Incoming<T = RdmaStream> {
     listener: RdmaListener,
     layer: Layer<T>,
     handshakes: JoinSet<io::Result<RdmaIo<T>>>,
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+/// Returns whether the process, the system or the device lacks descriptors or memory, which
+/// peers can cause.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::QuotaExceeded | io::ErrorKind::OutOfMemory
+    )
 }
 
 impl Incoming {
@@ -43,6 +55,7 @@ impl Incoming {
             listener,
             layer: Layer::None(|stream| stream),
             handshakes: JoinSet::new(),
+            pause: None,
         }
     }
 
@@ -60,6 +73,7 @@ impl Incoming {
             listener: self.listener,
             layer: Layer::Handshake(Arc::new(move |stream| Box::pin(handshake(stream)))),
             handshakes: JoinSet::new(),
+            pause: None,
         }
     }
 }
@@ -75,10 +89,11 @@ impl<T> Incoming<T> {
 }
 
 impl<T: Send + 'static> Incoming<T> {
-    /// Waits for the next connection. Dropping the future loses no connection.
+    /// Waits for the next connection. Dropping the future loses no connection. A connection
+    /// for which there are no descriptors or no memory is rejected and logged.
     ///
     /// # Errors
-    /// As [`RdmaListener::accept`]; more connections can be accepted.
+    /// Others of [`RdmaListener::accept`]; more connections can be accepted.
     pub async fn accept(&mut self) -> io::Result<RdmaIo<T>> {
         poll_fn(|cx| self.poll_accept(cx)).await
     }
@@ -100,7 +115,18 @@ impl<T: Send + 'static> Incoming<T> {
                 // The end of a handshake wakes this task.
                 return Poll::Pending;
             }
-            let (stream, peer) = ready!(self.listener.poll_accept(cx))?;
+            if let Some(pause) = &mut self.pause {
+                ready!(pause.as_mut().poll(cx));
+                self.pause = None;
+            }
+            let (stream, peer) = match ready!(self.listener.poll_accept(cx)) {
+                Err(error) if is_shortage(&error) => {
+                    tracing::warn!(%error, "rejected a connection");
+                    self.pause = Some(Box::pin(sleep(PAUSE)));
+                    continue;
+                }
+                accepted => accepted?,
+            };
             let info = match stream.connect_info() {
                 Ok(info) => info,
                 Err(error) => {

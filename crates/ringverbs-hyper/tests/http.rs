@@ -8,7 +8,7 @@ mod service;
 
 use std::net::SocketAddr;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -204,6 +204,39 @@ async fn two_processes() {
             ask(&client(http2), to, (Method::POST, "/echo", sent.clone())).await;
         assert!(status == StatusCode::OK && body == sent);
     }
+}
+
+/// Clients that hold all descriptors of a server do not end it, however long others are
+/// rejected.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_outlives_a_lack_of_descriptors() {
+    if program::ran_in_child("server_outlives_a_lack_of_descriptors") {
+        return;
+    }
+    let example = program::example_path("http_server");
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 48; exec \"$0\" 127.0.0.1:0"]);
+    let server = program::Server::spawn(command.arg(example));
+    let to = server.address;
+    let mut streams = Vec::new();
+    while let Ok(stream) = RdmaStream::connect(to).await {
+        streams.push(stream);
+        assert!(streams.len() < 48, "the limit has no effect");
+    }
+    assert!(!streams.is_empty());
+    // Longer than the server waits for other errors to end.
+    let end = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < end {
+        assert!(RdmaStream::connect(to).await.is_err());
+    }
+    drop(streams);
+    // The server closes its streams in its own time.
+    let end = Instant::now() + Duration::from_secs(20);
+    while let Err(error) = RdmaStream::connect(to).await {
+        assert!(Instant::now() < end, "{error}");
+    }
+    let (status, _, _) = ask(&client(false), to, (Method::GET, "/", Bytes::new())).await;
+    assert_eq!(status, StatusCode::OK);
 }
 
 /// TLS by rustls, in the example, which checks a wrong name, too.

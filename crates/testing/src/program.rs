@@ -59,7 +59,7 @@ pub fn ran_in_child(test: &str) -> bool {
     if std::env::var(DEVICE).is_ok() {
         return false;
     }
-    let mut program = TestProgram::new("device");
+    let mut program = TestProgram::new(test);
     let command = program.command.args([test, "--exact", "--nocapture"]);
     assert!(command.status().unwrap().success());
     true

@@ -60,7 +60,7 @@ impl Fault {
     /// A verb failed.
     pub fn verbs(error: &crate::Error) -> Self {
         Self {
-            kind: io::Error::from_raw_os_error(error.errno()).kind(),
+            kind: kind_of_errno(error.errno()),
             text: error.to_string().into(),
         }
     }
@@ -70,7 +70,7 @@ impl Fault {
         use cm::manager::EventKind;
         let kind = match error {
             cm::Error::Verbs(error) => return Self::verbs(error),
-            cm::Error::Manager(error) => io::Error::from_raw_os_error(error.errno().raw()).kind(),
+            cm::Error::Manager(error) => kind_of_errno(error.errno().raw()),
             cm::Error::Timeout { .. } => ErrorKind::TimedOut,
             cm::Error::NoDevice => ErrorKind::NetworkUnreachable,
             _ if error.is_rejected() => ErrorKind::ConnectionRefused,
@@ -90,5 +90,14 @@ impl Fault {
 
     pub fn to_io(&self) -> io::Error {
         io::Error::new(self.kind, self.text.clone())
+    }
+}
+
+/// Returns the kind of an errno. A lack of descriptors, for which the standard library has no
+/// stable kind, is [`ErrorKind::QuotaExceeded`].
+fn kind_of_errno(errno: i32) -> ErrorKind {
+    match errno {
+        libc::EMFILE | libc::ENFILE => ErrorKind::QuotaExceeded,
+        _ => io::Error::from_raw_os_error(errno).kind(),
     }
 }
