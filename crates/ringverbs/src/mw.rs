@@ -1,7 +1,7 @@
 //! Memory windows.
 
 use std::fmt;
-use std::mem;
+use std::mem::{self, ManuallyDrop};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uverbs::{Bind as BindOperands, Mw, MwType, Udata};
@@ -372,12 +372,17 @@ impl Drop for Inner {
     /// bound windows. On ConnectX deregistration would succeed, and leave a window with a
     /// key that another region may get.
     fn drop(&mut self) {
-        let Err(error) = self.revoke() else { return };
-        if !self.object.has_ended() {
-            tracing::error!(%error, "memory window leaked, with what it is bound to");
-            let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-            mem::forget((mem::take(&mut state.bound), mem::take(&mut state.raw)));
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Not released if the window may still be bound to them: also if a panic ends this
+        // function.
+        let kept = ManuallyDrop::new((mem::take(&mut state.bound), mem::take(&mut state.raw)));
+        if let Err(error) = self.revoke() {
+            if !self.object.has_ended() {
+                tracing::error!(%error, "memory window leaked, with what it is bound to");
+                return;
+            }
         }
+        drop(ManuallyDrop::into_inner(kept));
     }
 }
 

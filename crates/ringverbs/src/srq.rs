@@ -162,18 +162,21 @@ impl Drop for Inner {
         if self.object.has_ended() {
             return;
         }
-        match self.object.destroy() {
-            Ok(_) => drop(self.destroyed()),
-            Err(_) if self.object.has_ended() => drop(self.destroyed()),
-            Err(error) => {
-                // The device may still use the receives, so they are not
-                // released.
+        // If it is not destroyed, the device may still use the receives, so they are not
+        // released: also if a panic ends this function.
+        let kept = ManuallyDrop::new((
+            Arc::clone(&self.table),
+            self.domain.clone(),
+            self.unmap_later.take(),
+        ));
+        if let Err(error) = self.object.destroy() {
+            if !self.object.has_ended() {
                 tracing::error!(%error, "shared receive queue leaked, with its receives");
-                std::mem::forget(Arc::clone(&self.table));
-                std::mem::forget(self.domain.clone());
-                std::mem::forget(self.unmap_later.take());
+                return;
             }
         }
+        drop(self.destroyed());
+        drop(ManuallyDrop::into_inner(kept));
     }
 }
 

@@ -236,16 +236,16 @@ impl Drop for Shared {
         if self.object.has_ended() {
             return;
         }
-        match self.object.destroy() {
-            Ok(_) => {}
-            Err(_) if self.object.has_ended() => {}
-            Err(error) => {
-                // The device may still write to the ring, so it stays mapped.
+        // If it is not destroyed, the device may still write to the ring, which stays mapped:
+        // also if a panic ends this function.
+        let kept = ManuallyDrop::new((self.unmap_later.take(), self.context.clone()));
+        if let Err(error) = self.object.destroy() {
+            if !self.object.has_ended() {
                 tracing::error!(%error, "completion queue leaked, with its ring");
-                std::mem::forget(self.unmap_later.take());
-                std::mem::forget(self.context.clone());
+                return;
             }
         }
+        drop(ManuallyDrop::into_inner(kept));
     }
 }
 

@@ -247,6 +247,7 @@ impl QueuePairBuilder {
             domain: self.domain,
             transport: self.transport,
             state: Hint::new(State::RESET.0.into()),
+            reset_interrupted: Hint::new(0),
             id,
             psn,
         });

@@ -240,6 +240,8 @@ pub(crate) struct Inner {
     transport: Transport,
     /// The last known state.
     state: Hint,
+    /// Whether a panic has ended a reset, so that the ring position is unknown; 0 or 1.
+    reset_interrupted: Hint,
     id: u64,
     psn: u32,
 }
@@ -286,11 +288,27 @@ impl Inner {
                 });
             }
         }
-        let modified = self.object.modify(attr, mask, Udata::none());
-        // A failed reset may have taken effect. The device then starts over at ring
-        // entries that name memory which was returned long ago.
-        if reset && modified.is_err() && self.may_be_reset() {
+        if !reset && self.reset_interrupted.get() != 0 {
+            return Err(Error::State {
+                verb: "transition",
+                state: self.state(),
+                needed: "a reset, because a panic has interrupted the last one",
+            });
+        }
+        let before = self.state.get();
+        if reset {
+            // Also if a panic ends this function: nothing is posted until the next reset.
+            self.reset_interrupted.set(1);
             self.state.set(State::RESET.0.into());
+        }
+        let modified = self.object.modify(attr, mask, Udata::none());
+        if reset {
+            // A failed reset may have taken effect. The device then starts over at ring
+            // entries that name memory which was returned long ago.
+            if modified.is_err() && !self.may_be_reset() {
+                self.state.set(before);
+            }
+            self.reset_interrupted.set(0);
         }
         modified?;
         if mask.contains(QpAttrMask::STATE) {
@@ -321,24 +339,24 @@ impl Drop for Inner {
         if self.object.has_ended() {
             return;
         }
-        match self.object.destroy() {
-            Ok(_) => self.destroyed(),
-            Err(_) if self.object.has_ended() => self.destroyed(),
-            Err(error) => {
-                // The device may still use operations in flight, so none of them is
-                // released.
-                tracing::error!(%error, "queue pair leaked, with its operations in flight");
+        // If it is not destroyed, the device may still use operations in flight, so none of
+        // them is released: also if a panic, such as one of the program's tracing subscriber,
+        // ends this function.
+        let kept = ManuallyDrop::new((
+            (Arc::clone(&self.send_table), self.recv_table.clone()),
+            (Arc::clone(&self.send_cq), Arc::clone(&self.recv_cq)),
+            (self.srq.clone(), self.domain.clone()),
+            (self.unmap_send_later.take(), self.unmap_recv_later.take()),
+        ));
+        if let Err(error) = self.object.destroy() {
+            if !self.object.has_ended() {
                 self.membership.leak();
-                std::mem::forget(Arc::clone(&self.send_table));
-                std::mem::forget(self.recv_table.clone());
-                std::mem::forget(Arc::clone(&self.send_cq));
-                std::mem::forget(Arc::clone(&self.recv_cq));
-                std::mem::forget(self.srq.clone());
-                std::mem::forget(self.domain.clone());
-                std::mem::forget(self.unmap_send_later.take());
-                std::mem::forget(self.unmap_recv_later.take());
+                tracing::error!(%error, "queue pair leaked, with its operations in flight");
+                return;
             }
         }
+        self.destroyed();
+        drop(ManuallyDrop::into_inner(kept));
     }
 }
 

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -677,6 +678,40 @@ fn failed_reset_counts_as_done() {
         assert_eq!(queues.record(0), if reset { 0 } else { 3 });
         assert_eq!(qp.receive(world.buffer(b""), 9).is_err(), reset);
     }
+}
+
+/// After a panic in the middle of a reset nothing is posted before the next reset, which
+/// sets the ring position.
+#[test]
+fn interrupted_reset_is_done_again() {
+    let mut world = World::new(16);
+    let (mut qp, queues) = world.queue_pair(None);
+    for token in 0..3 {
+        qp.receive(world.buffer(b""), token).unwrap();
+        world.raise(&queues, RECEIVED, token as u16, 0);
+        assert_eq!(world.poll().unwrap().token, token);
+    }
+    let mut to = |state| {
+        let attr = ringverbs::qp::QpAttr {
+            qp_state: state,
+            ..Default::default()
+        };
+        qp.modify(&attr, ringverbs::qp::QpAttrMask::STATE)
+    };
+    world
+        .fake
+        .on(MODIFY_QP, |_| resume_unwind(Box::new("halfway")));
+    let reset = AssertUnwindSafe(|| drop(to(State::RESET)));
+    assert!(catch_unwind(reset).is_err());
+    world.fake.on(MODIFY_QP, |_| Ok(()));
+    to(State::INIT).unwrap_err();
+    to(State::RTS).unwrap_err();
+    assert_eq!(queues.record(0), 3);
+    to(State::RESET).unwrap();
+    assert_eq!(queues.record(0), 0);
+    to(State::INIT).unwrap();
+    qp.receive(world.buffer(b""), 9).unwrap();
+    assert_eq!(queues.record(0), 1);
 }
 
 /// A bind, an unbind and an invalidation are work requests of three blocks, or

@@ -3,9 +3,9 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use ringverbs::{
     AccessFlags, BatchError, Completion, Error, Inline, Operation, PostError, Status, WindowType,
@@ -258,6 +258,66 @@ fn refused_destroy_on_drop_leaks() {
     assert_eq!(error.errno(), libc::EBUSY);
     drop(qp);
     assert!(is_mapped(addr));
+    assert_eq!(mappings(&world.machine.memory, queues.send.offset), 1);
+    assert_eq!(mappings(&world.machine.memory, queues.recv.offset), 1);
+    std::mem::forget(world.machine);
+}
+
+/// Panics at the first event.
+#[derive(Default)]
+struct PanickingSubscriber(AtomicBool);
+
+impl tracing::Subscriber for PanickingSubscriber {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {
+        if !self.0.swap(true, Ordering::Relaxed) {
+            resume_unwind(Box::new("the first event"));
+        }
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// Drops an object under a subscriber that panics. Returns whether it did.
+fn drop_with_panic<T>(object: T) -> bool {
+    let dropped = AssertUnwindSafe(|| {
+        tracing::subscriber::with_default(PanickingSubscriber::default(), || drop(object));
+    });
+    catch_unwind(dropped).is_err()
+}
+
+/// What the device may write to stays, also if the program's subscriber panics when it
+/// hears of that.
+#[test]
+fn refused_destroy_leaks_despite_a_panic() {
+    let mut world = World::new();
+    let (mut qp, queues) = world.queue_pair(17);
+    let region = world.domain.alloc_remote(64, AccessFlags::MW_BIND).unwrap();
+    let window = world.domain.memory_window(WindowType::One).unwrap();
+    let part = region.slice(..).unwrap();
+    qp.post(WorkRequest::bind(&window, part, AccessFlags::empty()))
+        .unwrap();
+    world.complete(queues.sent()[0], 17);
+    drop(world.cq.poll_one().unwrap().unwrap());
+    let buffer = world.buffer(b"in flight");
+    let addresses = [buffer.as_ptr().addr() as u64, region.key().addr];
+    qp.receive(buffer, 5).unwrap();
+    drop(region);
+    let destroy_mw = Target::Method(OBJECT_MW, METHOD_MW_DESTROY);
+    for target in [DESTROY_QP, destroy_mw] {
+        let fake = &world.machine.fake;
+        fake.on(target, |_| Err(Errno::new(libc::EBUSY)));
+    }
+    assert!(drop_with_panic(window));
+    assert!(drop_with_panic(qp));
+    assert!(addresses.iter().all(|addr| is_mapped(*addr as usize)));
     assert_eq!(mappings(&world.machine.memory, queues.send.offset), 1);
     assert_eq!(mappings(&world.machine.memory, queues.recv.offset), 1);
     std::mem::forget(world.machine);
