@@ -8,7 +8,7 @@ use super::entry::{FLAG_CHECKSUMS, FLAG_GRH, FLAG_IMMEDIATE, is_remote_write, re
 use super::{CompletionQueue, Failure, Status, Timestamp};
 use crate::data::Payload;
 use crate::device::{Entry, FLAG_INVALIDATED};
-use crate::inflight::{Posted, Retired, Unmatched, WorkId};
+use crate::inflight::{Posted, Unmatched, WorkId};
 use crate::operation::Operation;
 use crate::{Error, Result};
 
@@ -69,28 +69,24 @@ impl CompletionQueue {
 
 impl CompletionQueue {
     /// Passes the completions of a batch to `each` until it returns false, and operations
-    /// that end without a completion to `earlier`.
+    /// that end without a completion to `earlier`. A completion is consumed also if `each`
+    /// panics.
     ///
     /// # Errors
-    /// As [`CompletionQueue::poll`].
+    /// As [`Cursor::next_entry`].
     #[inline]
     pub(crate) fn each_entry(
         &mut self,
         mut each: impl FnMut(CursorEntry<'_>) -> bool,
-        earlier: impl FnMut(Posted),
-    ) -> Result<usize> {
-        let has_timestamps = self.has_timestamps;
-        let each = |entry: Entry<'_>, retired: Retired<'_>| {
-            retired.with(|mut posted| {
-                apply(entry, &mut posted);
-                each(CursorEntry {
-                    entry,
-                    posted: &mut posted,
-                    has_timestamps,
-                })
-            })
-        };
-        self.reap_while(usize::MAX, each, earlier)
+        mut earlier: impl FnMut(Posted),
+    ) -> Result<()> {
+        let mut cursor = self.cursor();
+        while let Some(entry) = cursor.next_entry_with(&mut earlier)? {
+            if !each(entry) {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -117,7 +113,14 @@ impl Cursor<'_> {
     /// consumed, and the cursor can continue.
     #[inline]
     pub fn next_entry(&mut self) -> Result<Option<CursorEntry<'_>>> {
-        self.step()?;
+        self.next_entry_with(drop)
+    }
+
+    /// As [`Cursor::next_entry`]; passes operations that end without a completion to
+    /// `earlier`.
+    #[inline]
+    fn next_entry_with(&mut self, earlier: impl FnMut(Posted)) -> Result<Option<CursorEntry<'_>>> {
+        self.step(earlier)?;
         let entry = self.queue.ring.entry(&self.span);
         let has_timestamps = self.queue.has_timestamps;
         Ok(self.current.as_mut().map(|posted| CursorEntry {
@@ -129,7 +132,7 @@ impl Cursor<'_> {
 
     /// Advances to the next completion that the user requested.
     #[inline]
-    fn step(&mut self) -> Result<()> {
+    fn step(&mut self, mut earlier: impl FnMut(Posted)) -> Result<()> {
         loop {
             self.put_back();
             if self.span.at == self.span.end {
@@ -142,7 +145,7 @@ impl Cursor<'_> {
                 WorkId(wr_id),
                 &queue.shared.queues,
                 &queue.shared.context.inner().srq_tables,
-                drop,
+                &mut earlier,
             );
             queue.first_consumed = true;
             match reaped {
@@ -150,6 +153,9 @@ impl Cursor<'_> {
                     let posted = self.current.insert(retired.with(|posted| posted));
                     apply(entry, posted);
                     if posted.unreported && status == 0 {
+                        if let Some(posted) = self.current.take() {
+                            earlier(posted);
+                        }
                         continue;
                     }
                     return Ok(());

@@ -2,6 +2,7 @@
 //! device, and queues of a context; and what the owner of frames may do with them.
 #![allow(missing_docs, reason = "a test")]
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use embedded::{Drive, Network};
@@ -323,6 +324,44 @@ fn frames_are_dropped_in_any_order() {
         }
     }
     assert_eq!(receiver.counters().received, 200);
+}
+
+/// Frames before and after a panic of the program's closure are received once, without
+/// an error.
+#[test]
+fn a_closure_that_panics_has_consumed_its_frames() {
+    let (a, b) = two();
+    let (mut sender, mut receiver) = (queue(&a), queue(&b));
+    receiver.add_flow(FlowMatch::All).unwrap();
+    for number in 0..8 {
+        send(&mut sender, 60, MAC, number);
+    }
+    let end = Instant::now() + PATIENCE;
+    while sender.counters().sent < 8 && Instant::now() < end {
+        sender.poll(drop).unwrap();
+    }
+    let mut frames = Vec::new();
+    let mut panics = 0;
+    while frames.len() < 8 && Instant::now() < end {
+        let polled = catch_unwind(AssertUnwindSafe(|| {
+            receiver.poll(|frame| {
+                frames.push(frame);
+                if frames.len() == 3 {
+                    resume_unwind(Box::new("the third frame"));
+                }
+            })
+        }));
+        match polled {
+            Ok(received) => drop(received.unwrap()),
+            Err(_) => panics += 1,
+        }
+    }
+    assert_eq!((frames.len(), panics), (8, 1));
+    for (number, frame) in (0..).zip(&frames) {
+        expect(frame, 60, MAC, number);
+    }
+    assert_eq!(receiver.poll(drop).unwrap(), 0);
+    assert_eq!(receiver.counters().received, 8);
 }
 
 #[test]
