@@ -65,7 +65,10 @@ impl MutexCond {
 
     #[cfg(feature = "stream")]
     pub(super) fn register(&self, waker: &Waker) {
-        *lock(&self.waker) = Some(waker.clone());
+        let waker = waker.clone();
+        let replaced = lock(&self.waker).replace(waker);
+        // Without the lock, because this runs code of the task.
+        drop(replaced);
     }
 }
 

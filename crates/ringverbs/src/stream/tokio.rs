@@ -92,10 +92,13 @@ impl Wakers {
         let mut place = self.0[direction as usize]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        match &mut *place {
-            Some(old) => old.clone_from(waker),
-            None => *place = Some(waker.clone()),
+        if (place.as_ref()).is_some_and(|registered| registered.will_wake(waker)) {
+            return;
         }
+        let replaced = place.replace(waker.clone());
+        drop(place);
+        // Without the lock, because this runs code of the task.
+        drop(replaced);
     }
 
     fn wake_one(&self, direction: Direction) {

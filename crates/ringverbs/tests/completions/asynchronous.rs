@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 use ringverbs::completion::{
-    CompletionStream, ContextEntry, ContextFormat, ReadError, TokioReader, WaitObject,
+    CompletionStream, ContextEntry, ContextFormat, ReadError, Signaler, TokioReader, WaitObject,
 };
 use ringverbs::{Error, Inline, RemoteAddr, WorkRequest};
 
@@ -48,6 +48,38 @@ fn completion_stream_on_any_executor() {
     }
     a.write(Inline(b"x"), RemoteAddr::new(0, 1), 9).unwrap();
     assert_eq!(block_on(&mut stream).unwrap().unwrap_err().token, 9);
+}
+
+/// A task that signals the reader when its waker is dropped.
+struct SignalOnDrop(Signaler);
+
+impl Wake for SignalOnDrop {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for SignalOnDrop {
+    fn drop(&mut self) {
+        self.0.signal();
+    }
+}
+
+/// No lock is held while a stream drops the waker of an earlier poll.
+#[test]
+fn completion_stream_drops_a_waker_that_signals_its_reader() {
+    let bench = Bench::new();
+    let reader = bench.reader::<ContextFormat>(WaitObject::Condvar);
+    let signaler = reader.signaler();
+    let (sender, polled) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut stream = CompletionStream::new(reader).unwrap();
+        for _ in 0..3 {
+            let waker = Waker::from(Arc::new(SignalOnDrop(signaler.clone())));
+            let task = &mut Context::from_waker(&waker);
+            assert!(Pin::new(&mut stream).poll_next(task).is_pending());
+        }
+        sender.send(()).unwrap();
+    });
+    polled.recv_timeout(LONG).unwrap();
 }
 
 #[test]
