@@ -103,7 +103,8 @@ impl MultiReceive {
         }
         let count = buffer.capacity() / piece;
         let mut this = Self {
-            pieces: Vec::with_capacity(count),
+            // Not for all pieces: the queue may have room for far fewer.
+            pieces: Vec::new(),
             tail: None,
             memory: Arc::clone(buffer.memory()),
             start: buffer.device_addr(),

@@ -4,12 +4,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use embedded::{Drive, Embedded, Network};
-use ringverbs::completion::{TagMatch, TaggedEndpoint};
+use ringverbs::completion::{MultiReceive, TagMatch, TaggedEndpoint};
 use ringverbs::qp::{QpAttr, QpAttrMask, State};
 use ringverbs::raw::{SendRequest, WindowBind};
 use ringverbs::{
     AccessFlags, CompletionQueue, Context, Device, Error, Inline, LocalAddress, ProtectionDomain,
-    QueuePair, RemoteAddr, SharedCompletionQueue, Status, Transport, WindowType, WorkRequest,
+    QueuePair, Region, RemoteAddr, SharedCompletionQueue, Status, Transport, WindowType,
+    WorkRequest,
 };
 
 use crate::steps::again;
@@ -618,4 +619,17 @@ fn a_connection_that_one_side_alone_begins_anew() {
     }
     assert!(statuses[0].is_success(), "{statuses:?}");
     assert_eq!(statuses[1], Status::REM_ACCESS_ERR);
+}
+
+/// A buffer with far more pieces than the queue has room for needs no memory for them.
+#[test]
+fn a_multi_receive_of_very_many_pieces() {
+    let place = Setup::new();
+    let (_a, mut b) = place.connected();
+    let Ok(region) = Region::alloc_on_demand(&place.domain, 1 << 33) else {
+        println!("SKIPPED: the kernel refuses the address space");
+        return;
+    };
+    let posted = MultiReceive::post(&mut b, region.into_buffer(), 1, 0);
+    assert_eq!(posted.unwrap().posted(), 64);
 }
