@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod by_hand;
+mod more;
 mod steps;
 mod world;
 
@@ -51,8 +52,7 @@ fn kinds() -> Vec<Kind> {
         list.split(',')
             .any(|part| !part.is_empty() && name.contains(part))
     };
-    steps::STEPS
-        .iter()
+    (steps::STEPS.iter().chain(more::STEPS))
         .filter(|(name, ..)| only.is_empty() || named(&only, name))
         .filter(|(name, ..)| !named(&without, name))
         .copied()
@@ -103,6 +103,11 @@ const THEMES: &[&[&str]] = &[
         "queue", "shared", "cursor", "reader", "connect", "send", "receive",
     ],
     &["datagram", "a domain", "a context", "a queue pair"],
+    &["datagram", "receive"],
+    &["pool", "connect", "receive", "write", "error"],
+    &["froze", "freeze", "thaw", "receive", "connect", "anew"],
+    &["DC", "shared", "a remote region", "bind"],
+    &["demand", "write", "read", "a remote region", "bind", "anew"],
 ];
 
 /// Small numbers most of the time, so that few objects meet often.

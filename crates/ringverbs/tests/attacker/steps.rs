@@ -123,7 +123,7 @@ fn ok<T, E>(result: Result<T, E>) -> Done {
 // Contexts and domains.
 
 /// A domain, nearly always the first, so that what is made works together.
-fn a_domain(world: &World, number: u32) -> Option<usize> {
+pub fn a_domain(world: &World, number: u32) -> Option<usize> {
     match number % 8 {
         7 => pick(number / 8, world.domains.len()),
         _ => pick(0, world.domains.len()),
@@ -683,7 +683,7 @@ fn close_cq(world: &mut World, [a, ..]: Numbers) -> Done {
 
 // Shared receive queues.
 
-fn new_srq(world: &mut World, [a, ..]: Numbers) -> Done {
+pub fn new_srq(world: &mut World, [a, ..]: Numbers) -> Done {
     let Some(at) = a_domain(world, a) else {
         return Ok(false);
     };
@@ -750,7 +750,7 @@ fn drop_srq(world: &mut World, [a, ..]: Numbers) -> Done {
 
 // Queue pairs.
 
-fn new_pair(world: &mut World, [a, b, c, d]: Numbers) -> Done {
+pub fn new_pair(world: &mut World, [a, b, c, d]: Numbers) -> Done {
     let Some(at) = a_domain(world, a) else {
         return Ok(false);
     };
@@ -891,7 +891,7 @@ fn connect_itself(world: &mut World, [a, b, ..]: Numbers) -> Done {
 
 pub const QKEY: u32 = 0x1111_1111;
 
-fn activate(world: &mut World, [a, ..]: Numbers) -> Done {
+pub fn activate(world: &mut World, [a, ..]: Numbers) -> Done {
     let datagram: Vec<_> = (0..world.pairs.len())
         .filter(|at| world.pairs[*at].transport == Transport::Datagram)
         .collect();
@@ -1141,6 +1141,7 @@ fn swap_pairs(world: &mut World, [a, b, ..]: Numbers) -> Done {
 }
 
 fn close_pair(world: &mut World, [a, ..]: Numbers) -> Done {
+    world.read_failures()?;
     let Some(at) = whole(world, a) else {
         return Ok(false);
     };
@@ -1162,7 +1163,8 @@ fn close_pair(world: &mut World, [a, ..]: Numbers) -> Done {
     }
 }
 
-fn drop_pair(world: &mut World, [a, ..]: Numbers) -> Done {
+pub fn drop_pair(world: &mut World, [a, ..]: Numbers) -> Done {
+    world.read_failures()?;
     let Some(at) = whole(world, a) else {
         return Ok(false);
     };
@@ -1174,6 +1176,7 @@ fn drop_pair(world: &mut World, [a, ..]: Numbers) -> Done {
 }
 
 fn drop_half(world: &mut World, [a, b, ..]: Numbers) -> Done {
+    world.read_failures()?;
     let Some(at) = pick(a, world.pairs.len()) else {
         return Ok(false);
     };
@@ -1226,6 +1229,7 @@ fn drain(world: &mut World, [a, ..]: Numbers) -> Done {
         return Ok(false);
     }
     world.drive(64);
+    world.read_failures()?;
     for one in 0..world.cqs.len() {
         for other in 0..world.cqs.len() {
             let mut others: Vec<Completion> = Vec::new();
@@ -1283,7 +1287,7 @@ fn forget_pair(world: &mut World, [a, ..]: Numbers) -> Done {
 // Posting.
 
 /// The queue pair with a send queue that a number chooses.
-fn sender(world: &World, number: u32) -> Option<usize> {
+pub fn sender(world: &World, number: u32) -> Option<usize> {
     let any = (number / 256) % 16 == 0;
     let senders: Vec<_> = (0..world.pairs.len())
         .filter(|at| !matches!(world.pairs[*at].body, Body::Halves(None, _)))
@@ -1303,7 +1307,7 @@ fn state(pair: &Pair) -> Option<State> {
     Some(state.ok()?.qp_state)
 }
 
-fn receiver(world: &World, number: u32) -> Option<usize> {
+pub fn receiver(world: &World, number: u32) -> Option<usize> {
     let any = (number / 256) % 16 == 0;
     let works = |at: &usize| state(&world.pairs[*at]).is_some_and(|now| now != State::ERR);
     let receivers: Vec<_> = (0..world.pairs.len())
@@ -1319,7 +1323,7 @@ fn receiver(world: &World, number: u32) -> Option<usize> {
 const PANICS: u32 = 6;
 
 /// Posts it in one of the ways that there are.
-fn post<D: Source<Returned: Back>>(
+pub fn post<D: Source<Returned: Back>>(
     world: &mut World,
     at: usize,
     how: u32,
@@ -1389,7 +1393,7 @@ fn post<D: Source<Returned: Back>>(
 }
 
 /// A shorter message, sometimes.
-fn shorten(buffer: &mut Buffer, number: u32) {
+pub fn shorten(buffer: &mut Buffer, number: u32) {
     let len = match number % 8 {
         0 => 0,
         1 => 1,
@@ -1399,13 +1403,13 @@ fn shorten(buffer: &mut Buffer, number: u32) {
     let _ = buffer.set_len(len);
 }
 
-fn lane(world: &World, at: usize) -> Lane {
+pub fn lane(world: &World, at: usize) -> Lane {
     Lane::Send(world.pairs[at].send)
 }
 
 /// A sender whose peer has receives, nearly always: others wait, and all behind
 /// them.
-fn messenger(world: &World, number: u32) -> Option<usize> {
+pub fn messenger(world: &World, number: u32) -> Option<usize> {
     let at = sender(world, number)?;
     let peer = world.pairs[at].peer;
     let peer = world.pairs.iter().find(|pair| pair.send == peer)?;
@@ -1537,7 +1541,7 @@ fn is_bound(world: &World, window: &Window) -> bool {
 
 /// Where in a peer's memory: where a key leads that there is; now and then one
 /// that there was, or beyond, or to the program's own bytes.
-fn somewhere(world: &World, number: u32, needs: AccessFlags) -> Option<(RemoteAddr, u64)> {
+pub fn somewhere(world: &World, number: u32, needs: AccessFlags) -> Option<(RemoteAddr, u64)> {
     let rights = &world.rights;
     let way = number % 32;
     let fitting: Vec<_> = match way {
@@ -1580,7 +1584,7 @@ fn somewhere(world: &World, number: u32, needs: AccessFlags) -> Option<(RemoteAd
 }
 
 /// A write's, read's or atomic's side that the model holds it to.
-fn asks(
+pub fn asks(
     world: &World,
     at: usize,
     to: RemoteAddr,
@@ -1910,7 +1914,7 @@ fn receive_batch(world: &mut World, [a, b, c, _]: Numbers) -> Done {
     Ok(published || abandon)
 }
 
-fn receive_shared(world: &mut World, [a, b, c, _]: Numbers) -> Done {
+pub fn receive_shared(world: &mut World, [a, b, c, _]: Numbers) -> Done {
     let Some(at) = pick(a, world.shared.len()) else {
         return Ok(false);
     };

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 
 use embedded::{Drive, Embedded, Network};
 use ringverbs::completion::{CompletionReader, DataFormat, ErrorEntry};
-use ringverbs::qp::{RecvHalf, Released, SendHalf};
+use ringverbs::dynamic::{DcInitiator, DcTarget};
+use ringverbs::qp::{Membership, RecvHalf, Released, SendHalf};
 use ringverbs::raw::Sge;
 use ringverbs::{
-    AccessFlags, Buffer, Completion, CompletionQueue, Context, Device, Error, Inline, LocalAddress,
-    MemorySlice, MemoryWindow, Operation, Payload, PostError, ProtectionDomain, QueuePair,
-    RemoteRegion, SharedReceiveQueue, Status, Transport, WindowType,
+    AccessFlags, Buffer, BufferPool, Completion, CompletionQueue, Context, Device, Error, Inline,
+    LocalAddress, MemorySlice, MemoryWindow, Operation, Payload, PoolBuffer, PostError,
+    ProtectionDomain, QueuePair, RemoteRegion, SharedBuffer, SharedReceiveQueue, Status, Transport,
+    WindowType,
 };
 
 use testing::pattern;
@@ -164,6 +166,34 @@ impl Poller {
     }
 }
 
+/// Memory that several operations may read, with its expected contents.
+pub struct Shadowed {
+    pub memory: SharedBuffer,
+    pub shadow: Vec<u8>,
+    pub domain: u64,
+}
+
+/// A buffer of a pool that the program has, with its expected contents.
+pub struct Pooled {
+    pub memory: PoolBuffer,
+    pub shadow: Vec<u8>,
+    pub domain: u64,
+}
+
+/// A target of dynamic connections, and its port.
+pub struct Target {
+    pub target: DcTarget,
+    pub local: LocalAddress,
+}
+
+/// An initiator of dynamic connections, and its port.
+pub struct Initiator {
+    pub initiator: DcInitiator,
+    pub id: u64,
+    pub domain: u64,
+    pub local: LocalAddress,
+}
+
 pub struct Cq {
     pub context: usize,
     pub poller: Poller,
@@ -313,6 +343,13 @@ pub struct World {
     pub cqs: Vec<Cq>,
     pub shared: Vec<Shared>,
     pub pairs: Vec<Pair>,
+    pub frozen: Vec<Shadowed>,
+    pub pools: Vec<(BufferPool, u64)>,
+    pub pooled: Vec<Pooled>,
+    pub targets: Vec<Target>,
+    pub initiators: Vec<Initiator>,
+    /// With the queue pair that each keeps alive.
+    pub memberships: Vec<(Membership, u64)>,
     pub flights: BTreeMap<u64, Flight>,
     pub rights: Vec<Right>,
     /// Addresses and keys of what is gone.
@@ -349,6 +386,12 @@ impl World {
             cqs: Vec::new(),
             shared: Vec::new(),
             pairs: Vec::new(),
+            frozen: Vec::new(),
+            pools: Vec::new(),
+            pooled: Vec::new(),
+            targets: Vec::new(),
+            initiators: Vec::new(),
+            memberships: Vec::new(),
             flights: BTreeMap::new(),
             rights: Vec::new(),
             gone: Vec::new(),
@@ -739,6 +782,13 @@ impl World {
         id
     }
 
+    /// A queue pair is a member of a group, which keeps it alive as a half does.
+    pub fn joined(&mut self, id: u64) {
+        if let Some(made) = self.made.get_mut(&id) {
+            made.halves += 1;
+        }
+    }
+
     /// A half is gone, and perhaps its queue pair.
     pub fn half_gone(&mut self, id: u64) {
         let Some(made) = self.made.get_mut(&id) else {
@@ -811,6 +861,17 @@ impl World {
                     "memory {:#x} of the program's was changed, at byte {at} of {}",
                     piece.addr,
                     piece.buffer.len()
+                ));
+            }
+        }
+        let frozen = (self.frozen.iter()).map(|it| (&it.memory[..], &it.shadow[..]));
+        let pooled = (self.pooled.iter()).map(|it| (&it.memory[..], &it.shadow[..]));
+        for (memory, shadow) in frozen.chain(pooled) {
+            if let Some(at) = differs(memory, shadow) {
+                return Err(format!(
+                    "memory {:p}, frozen or of a pool, was changed, at byte {at} of {}",
+                    memory.as_ptr(),
+                    memory.len()
                 ));
             }
         }
@@ -900,6 +961,16 @@ impl World {
     pub fn finish(mut self) -> Result<BTreeMap<String, (u64, u64)>, String> {
         self.check(true)?;
         self.clock += 1;
+        for (membership, id) in std::mem::take(&mut self.memberships) {
+            drop(membership);
+            self.half_gone(id);
+        }
+        self.targets.clear();
+        for Initiator { initiator, id, .. } in std::mem::take(&mut self.initiators) {
+            drop(initiator);
+            self.half_gone(id);
+            self.half_gone(id);
+        }
         for pair in std::mem::take(&mut self.pairs) {
             self.close_and_drain(pair)?;
         }
