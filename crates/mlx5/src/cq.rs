@@ -1,5 +1,7 @@
 //! Completion queues: the kernel object and its ring.
 
+use std::mem::ManuallyDrop;
+
 use uverbs::driver::DriverInput;
 use uverbs::{ContextRef, Cq, CqInit, Udata};
 
@@ -166,7 +168,8 @@ impl<C: ContextRef> CompletionQueue<C> {
             return Ok(entries - 1);
         }
         let log2 = entries.ilog2();
-        let memory = CqeRing::new_entries(log2, ring.format(), allocator)?;
+        // Leaked if a panic ends the command: the device may write to it already.
+        let memory = ManuallyDrop::new(CqeRing::new_entries(log2, ring.format(), allocator)?);
         let request = ResizeCq {
             buf_addr: memory.address(),
             cqe_size: ring.format().bytes() as u16,
@@ -175,14 +178,11 @@ impl<C: ContextRef> CompletionQueue<C> {
         // SAFETY: the address is that of `entries` entries, which are held for the object if
         // the driver accepts them.
         let udata = unsafe { Udata::new(request.bytes(), &mut []) };
-        ring.suspend()?;
-        let answered = match object.resize(entries - 1, udata) {
-            Ok(answered) => answered,
-            Err(error) => {
-                ring.publish();
-                return Err(error.into());
-            }
-        };
+        let resized = (ring.suspend())
+            .and_then(|()| Ok(object.resize(entries - 1, udata)?))
+            .inspect_err(|_| ring.publish());
+        let memory = ManuallyDrop::into_inner(memory);
+        let answered = resized?;
         memory.hold_for(&existence);
         if !ring.move_to(memory, log2) || answered != entries - 1 {
             return Err(CreateError::BadAnswer {

@@ -308,7 +308,7 @@ fn create_cq_names_the_queue_memory() {
 }
 
 /// Whether a page is mapped.
-fn is_mapped(address: usize) -> bool {
+pub fn is_mapped(address: usize) -> bool {
     let page = (address & !4095) as *mut libc::c_void;
     // SAFETY: `msync` fails with ENOMEM if nothing is mapped there.
     unsafe { libc::msync(page, 4096, libc::MS_ASYNC) == 0 }

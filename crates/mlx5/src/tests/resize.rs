@@ -1,13 +1,14 @@
 //! Completion queues that move to other memory while completions are in them.
 
 use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
 
 use proptest::prelude::*;
 use uverbs::abi::write::{ResizeCqResp, cmd::CMD_RESIZE_CQ};
 use uverbs::kernel::fake::Target;
 
-use super::objects::FakeDevice;
+use super::objects::{FakeDevice, is_mapped};
 use super::*;
 use crate::cq_ring::CqeFormat;
 use crate::{CompletionQueue, Role};
@@ -107,4 +108,23 @@ fn resize_keeps_the_old_entries_during_the_command() {
     assert_eq!(device.record(1), 13);
     // SAFETY: the page that stands in for the register.
     assert_eq!(u64::from_be(unsafe { memory.read() }), 13 << 32 | 0x99);
+}
+
+/// The device may write to the new memory although a panic has ended the command.
+#[test]
+fn interrupted_resize_leaks_the_new_entries() {
+    let machine = FakeDevice::new();
+    let mut cq = machine.cq(3).unwrap();
+    let address = Arc::new(Mutex::new(0));
+    let told = Arc::clone(&address);
+    machine.fake.on(Target::Write(CMD_RESIZE_CQ), move |reply| {
+        let new = reply.call().driver_in()[..8].try_into().unwrap();
+        *told.lock().unwrap() = u64::from_ne_bytes(new) as usize;
+        resume_unwind(Box::new("in the command"))
+    });
+    // More than is cached, so that it would be unmapped.
+    let resize = || CompletionQueue::resize(&cq.object, &mut cq.ring, 1 << 12, None);
+    assert!(catch_unwind(AssertUnwindSafe(resize)).is_err());
+    let address = *address.lock().unwrap();
+    assert!(address != 0 && is_mapped(address));
 }
