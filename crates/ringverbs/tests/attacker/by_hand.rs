@@ -1,6 +1,8 @@
 //! Sequences that are too long to be met by chance.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use embedded::{Drive, Embedded, Network};
@@ -8,9 +10,9 @@ use ringverbs::completion::{MultiReceive, TagMatch, TaggedEndpoint};
 use ringverbs::qp::{QpAttr, QpAttrMask, State};
 use ringverbs::raw::{SendRequest, WindowBind};
 use ringverbs::{
-    AccessFlags, CompletionQueue, Context, Device, Error, Inline, LocalAddress, ProtectionDomain,
-    QueuePair, Region, RemoteAddr, SharedCompletionQueue, Status, Transport, WindowType,
-    WorkRequest,
+    AccessFlags, BufferPool, CompletionQueue, Context, Device, Error, Inline, LocalAddress,
+    ProtectionDomain, QueuePair, Region, RemoteAddr, SharedCompletionQueue, Status, Transport,
+    WindowType, WorkRequest,
 };
 
 use crate::steps::again;
@@ -25,7 +27,10 @@ struct Setup {
 
 impl Setup {
     fn new() -> Self {
-        let device = Network::new(Drive::Caller).unwrap().device("roce").unwrap();
+        Self::on(Network::new(Drive::Caller).unwrap().device("roce").unwrap())
+    }
+
+    fn on(device: Embedded) -> Self {
         let context = Device::from(device.clone()).open().unwrap();
         let local = context.local_address(1).unwrap();
         let domain = context.alloc_pd().unwrap();
@@ -632,4 +637,64 @@ fn a_multi_receive_of_very_many_pieces() {
     };
     let posted = MultiReceive::post(&mut b, region.into_buffer(), 1, 0);
     assert_eq!(posted.unwrap().posted(), 64);
+}
+
+/// Panics once at an event of the device's engine, when it is told to.
+struct PanickingSubscriber(Arc<AtomicBool>);
+
+impl tracing::Subscriber for PanickingSubscriber {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        let is_engine = event.metadata().target().contains("engine::host");
+        if is_engine && self.0.swap(false, Ordering::Relaxed) {
+            resume_unwind(Box::new("in the engine"));
+        }
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// The subscriber hears of another queue pair's error while a queue pair is destroyed, whose
+/// receives stay posted then.
+#[test]
+fn a_subscriber_that_panics_in_a_destruction() {
+    for _ in 0..20 {
+        let device = Network::new(Drive::Thread).unwrap().device("roce").unwrap();
+        let place = Setup::on(device);
+        let cq = place.context.completion_queue().build().unwrap();
+        let builder = place.domain.queue_pair(Transport::Reliable, &cq);
+        let (mut a, mut b) = (place.pair(), builder.build().unwrap());
+        let (at_a, at_b) = (a.endpoint(&place.local), b.endpoint(&place.local));
+        a.connect(&place.local, &at_b).unwrap();
+        b.connect(&place.local, &at_a).unwrap();
+        let (mut c, _d) = place.connected();
+        let pool = BufferPool::new(&place.domain, &[(4096, 4)]).unwrap();
+        while let Some(buffer) = pool.get(4096) {
+            b.receive(buffer, 1).unwrap();
+        }
+        let armed = Arc::new(AtomicBool::new(true));
+        let subscriber = PanickingSubscriber(Arc::clone(&armed));
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            tracing::subscriber::with_default(subscriber, || {
+                // Nothing is there.
+                let to = RemoteAddr::new(4096, 7);
+                c.post(WorkRequest::write(Inline(b"stray"), to)).unwrap();
+                drop(b);
+            });
+        }));
+        drop(cq);
+        let mut mine: Vec<_> = std::iter::from_fn(|| pool.get(4096)).collect();
+        mine.iter_mut().for_each(|buffer| buffer.fill(7));
+        let mut place = place;
+        drop(a.post(WorkRequest::send(Inline(b"stray"))));
+        drop(place.cq.poll_for(Duration::from_millis(20)));
+        assert!(mine.iter().flat_map(|it| it.iter()).all(|byte| *byte == 7));
+    }
 }
