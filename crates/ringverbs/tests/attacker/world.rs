@@ -961,6 +961,7 @@ impl World {
     pub fn finish(mut self) -> Result<BTreeMap<String, (u64, u64)>, String> {
         self.check(true)?;
         self.clock += 1;
+        self.read_failures()?;
         for (membership, id) in std::mem::take(&mut self.memberships) {
             drop(membership);
             self.half_gone(id);
