@@ -1,7 +1,7 @@
 //! A device, and the modes of driving it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use crate::state::State;
 
@@ -50,7 +50,7 @@ impl Device {
     /// Locks the device for a command.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.lock_state();
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         state
     }
@@ -66,6 +66,15 @@ impl Device {
         while self.waiting.load(Ordering::Relaxed) != 0 {
             std::thread::yield_now();
         }
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lock_state()
+    }
+
+    fn lock_state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| {
+            let mut state = poisoned.into_inner();
+            state.fail_after_panic();
+            self.state.clear_poison();
+            state
+        })
     }
 }

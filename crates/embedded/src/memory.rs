@@ -151,6 +151,12 @@ impl Process {
         self.ranges.remove(address, length);
     }
 
+    /// Revokes access to all memory.
+    pub(crate) fn revoke_all(&mut self) {
+        self.ranges = Ranges::default();
+        self.on_demand = Ranges::default();
+    }
+
     /// As [`grant`](Self::grant), for memory whose pages need not be mapped: each access
     /// maps them, or fails.
     ///

@@ -302,7 +302,7 @@ impl State {
     /// Fails as a removed device: reports a fatal error, destroys all objects, and refuses
     /// commands from then on.
     pub(crate) fn fail(&mut self) {
-        if self.failed {
+        if std::mem::replace(&mut self.failed, true) {
             return;
         }
         self.queue_device_event(0, Async::DEVICE_FATAL);
@@ -318,7 +318,15 @@ impl State {
         }
         const SYNDROME: u8 = 1;
         self.hca.set_health(SYNDROME, true);
-        self.failed = true;
+    }
+
+    /// Fails after a panic in a command or a turn, such as one of the program's tracing
+    /// subscriber: the engine may have stopped between a write to memory and its completion.
+    /// No memory is accessed from then on.
+    pub(crate) fn fail_after_panic(&mut self) {
+        self.hca.platform_mut().revoke_all();
+        self.watch = DoorbellWatch::default();
+        self.fail();
     }
 
     /// Performs a bounded amount of work. Returns true if more is left, or

@@ -698,3 +698,33 @@ fn a_subscriber_that_panics_in_a_destruction() {
         assert!(mine.iter().flat_map(|it| it.iter()).all(|byte| *byte == 7));
     }
 }
+
+/// The engine stops between a message and its completion: the device fails, so that it does
+/// not receive the next message into the same buffer.
+#[test]
+fn a_subscriber_that_panics_in_a_turn() {
+    let place = Setup::new();
+    let (mut a, mut b) = place.connected();
+    let (mut c, d) = place.connected();
+    let pool = BufferPool::new(&place.domain, &[(4096, 4)]).unwrap();
+    while let Some(buffer) = pool.get(4096) {
+        b.receive(buffer, 1).unwrap();
+    }
+    let subscriber = PanickingSubscriber(Arc::new(AtomicBool::new(true)));
+    let to = RemoteAddr::new(4096, 7);
+    c.post(WorkRequest::write(Inline(b"stray"), to)).unwrap();
+    a.post(WorkRequest::send(Inline(b"message"))).unwrap();
+    tracing::subscriber::with_default(subscriber, || {
+        catch_unwind(AssertUnwindSafe(|| place.drive())).unwrap_err();
+    });
+    let error = place.domain.alloc(1).unwrap_err();
+    assert_eq!(error.errno(), libc::EIO, "{error}");
+    place.drive();
+    drop((a, b, c, d));
+    assert_eq!(place.device.ranges(), 0);
+    let mut mine: Vec<_> = std::iter::from_fn(|| pool.get(4096)).collect();
+    assert_eq!(mine.len(), 4);
+    mine.iter_mut().for_each(|buffer| buffer.fill(7));
+    place.drive();
+    assert!(mine.iter().flat_map(|it| it.iter()).all(|byte| *byte == 7));
+}
