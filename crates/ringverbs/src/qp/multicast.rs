@@ -19,7 +19,8 @@ pub struct Membership {
 
 impl QueuePair {
     /// Attaches the queue pair to a multicast group, whose datagrams it then
-    /// receives. `mlid` is the group's LID, 0 on Ethernet.
+    /// receives. `mlid` is the group's LID, 0 on Ethernet. If it is a member already, both
+    /// memberships are one: leaving either leaves the group.
     ///
     /// # Errors
     /// EINVAL if the address is not a multicast address, or this is not a
