@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
@@ -43,7 +43,7 @@ const PORT_IN_USE: &str = "UDP port 4791 of this address is in use, by a process
 const MTU_TOO_SMALL: &str = "the MTU of the network interface is below 336, too small for the \
     smallest RDMA packets; raise it, with `ip link set mtu`";
 const UNSUITABLE_ADDRESS: &str = "a device needs an address of its own: not an unspecified, \
-    multicast or IPv4-mapped one";
+    broadcast, multicast or IPv4-mapped one";
 
 /// The sockets of an address.
 #[derive(Debug)]
@@ -143,7 +143,10 @@ fn resolve_name(name: &str) -> Result<ResolvedName, Error> {
     let Some((address, scope)) = parse(name) else {
         return resolve_interface(name);
     };
-    if address.is_unspecified() || address.is_multicast() || address != address.to_canonical() {
+    let names_no_host = address.is_unspecified()
+        || address.is_multicast()
+        || address == IpAddr::V4(Ipv4Addr::BROADCAST);
+    if names_no_host || address != address.to_canonical() {
         return Err(invalid(UNSUITABLE_ADDRESS));
     }
     let all: Vec<InterfaceAddress> = getifaddrs().map_err(|it| refused(&it.into()))?.collect();
@@ -450,6 +453,7 @@ mod tests {
             ("no such", NO_INTERFACE),
             ("0.0.0.0", UNSUITABLE_ADDRESS),
             ("224.0.0.1", UNSUITABLE_ADDRESS),
+            ("255.255.255.255", UNSUITABLE_ADDRESS),
             ("::ffff:127.0.0.1", UNSUITABLE_ADDRESS),
             // Documentation addresses: no host has them.
             ("192.0.2.77", NOT_LOCAL),
