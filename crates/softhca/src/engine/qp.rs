@@ -393,7 +393,9 @@ impl<P: Platform> Core<P> {
         // For local operations, `inline` holds the WQE rather than data.
         let has_data = !matches!(work.operation, Operation::Local);
         self.stats.sends_inline += u64::from(has_data && !local.inline.is_empty());
-        if work.signaled && work.operation.is_read_or_atomic() {
+        // Responses of atomics are always stored in memory: drivers differ in what they take the
+        // byte order in a CQE for (libmlx5 the host's, UCX big endian).
+        if work.signaled && work.operation == Operation::Read {
             local.cqe_scatter = CqeScatter::up_to(limit);
         }
         let length = match has_data {

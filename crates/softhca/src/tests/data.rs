@@ -568,6 +568,34 @@ fn small_data_is_scattered_into_the_cqe() {
     }
 }
 
+/// Responses of reads are in the CQE, those of atomics in memory.
+#[test]
+fn responses_of_reads_are_scattered_into_the_cqe() {
+    let mut driver = Driver::new("ib");
+    let mut cq = driver.create_cq(4);
+    let mut a = driver.create_qp_with(0, &cq, None, |input| input.or(0xdc, 8, 1));
+    let b = driver.create_qp(0, &cq, None);
+    driver.connect(a.number, b.number, 1);
+    driver.connect(b.number, a.number, 1);
+    let (key, local, remote_va) = (driver.key, driver.pages(1), driver.pages(1));
+    driver.write(remote_va, &5_u64.to_be_bytes());
+    let fetch_and_add = [remote(remote_va, key), [[0; 8]; 2].concat()].concat();
+    let requests = [
+        (0x10, remote(remote_va, key), true),
+        (0x12, fetch_and_add, false),
+    ];
+    for (opcode, mut segments, inline) in requests {
+        driver.write(local, &[0; 8]);
+        segments.extend(segment(8, key, local));
+        driver.post(&mut a, opcode, SIGNALED, &segments);
+        let entry = driver.poll(&mut cq).unwrap();
+        assert_eq!(status(&entry), (0, 0));
+        assert_eq!(entry[63] & 0xc == 4, inline, "{opcode:#x}");
+        let stored = if inline { 0 } else { 5_u64 };
+        assert_eq!(driver.read(local, 8), stored.to_be_bytes());
+    }
+}
+
 #[test]
 fn strict_mode_reports_misuse() {
     let fabric = crate::fabric::Fabric::new(1);
