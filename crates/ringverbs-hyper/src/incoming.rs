@@ -18,8 +18,8 @@ use crate::RdmaIo;
 
 /// Maximum number of concurrent handshakes; further streams wait in the listener.
 const MAX_HANDSHAKES: usize = 128;
-/// Pause after a stream was rejected for lack of descriptors or memory.
-const PAUSE: Duration = Duration::from_millis(200);
+/// Pause after a failed accept.
+pub(crate) const PAUSE: Duration = Duration::from_millis(200);
 /// Time limit of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 

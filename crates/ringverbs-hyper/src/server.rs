@@ -4,7 +4,6 @@ use std::error::Error;
 use std::future::Future;
 use std::io;
 use std::pin::pin;
-use std::time::Duration;
 
 use hyper::body::Body;
 use hyper::service::Service;
@@ -16,10 +15,10 @@ use ringverbs::stream::ConnectInfo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::Incoming;
+use crate::incoming::PAUSE;
 
-/// Number of consecutive failed accepts after which a server stops, and the pause after each.
+/// Number of consecutive failed accepts after which a server stops.
 const MAX_FAILURES: u32 = 10;
-const PAUSE: Duration = Duration::from_millis(200);
 
 /// A service whose requests carry the [`ConnectInfo`].
 struct ConnectInfoService<S> {

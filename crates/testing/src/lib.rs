@@ -12,12 +12,15 @@
 pub mod hosts;
 pub mod huge;
 pub mod program;
+mod subscriber;
 
 use std::fmt;
 use std::fs;
 use std::str::FromStr;
 
 use ringverbs::{Context, Device};
+
+pub use subscriber::PanickingSubscriber;
 
 /// Opens the device that an environment variable names.
 pub fn context(variable: &str) -> Context {

@@ -1,8 +1,6 @@
 //! Sequences that are too long to be met by chance.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use embedded::{Drive, Embedded, Network};
@@ -14,6 +12,8 @@ use ringverbs::{
     ProtectionDomain, QueuePair, Region, RemoteAddr, SharedCompletionQueue, Status, Transport,
     WindowType, WorkRequest,
 };
+
+use testing::PanickingSubscriber;
 
 use crate::steps::again;
 
@@ -639,27 +639,8 @@ fn a_multi_receive_of_very_many_pieces() {
     assert_eq!(posted.unwrap().posted(), 64);
 }
 
-/// Panics once at an event of the device's engine, when it is told to.
-struct PanickingSubscriber(Arc<AtomicBool>);
-
-impl tracing::Subscriber for PanickingSubscriber {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        let is_engine = event.metadata().target().contains("engine::host");
-        if is_engine && self.0.swap(false, Ordering::Relaxed) {
-            resume_unwind(Box::new("in the engine"));
-        }
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
+/// The modules of the device's engine at whose first event subscribers panic.
+const ENGINE: &str = "engine::host";
 
 /// The subscriber hears of another queue pair's error while a queue pair is destroyed, whose
 /// receives stay posted then.
@@ -679,8 +660,7 @@ fn a_subscriber_that_panics_in_a_destruction() {
         while let Some(buffer) = pool.get(4096) {
             b.receive(buffer, 1).unwrap();
         }
-        let armed = Arc::new(AtomicBool::new(true));
-        let subscriber = PanickingSubscriber(Arc::clone(&armed));
+        let subscriber = PanickingSubscriber::new(ENGINE);
         let _ = catch_unwind(AssertUnwindSafe(|| {
             tracing::subscriber::with_default(subscriber, || {
                 // Nothing is there.
@@ -710,7 +690,7 @@ fn a_subscriber_that_panics_in_a_turn() {
     while let Some(buffer) = pool.get(4096) {
         b.receive(buffer, 1).unwrap();
     }
-    let subscriber = PanickingSubscriber(Arc::new(AtomicBool::new(true)));
+    let subscriber = PanickingSubscriber::new(ENGINE);
     let to = RemoteAddr::new(4096, 7);
     c.post(WorkRequest::write(Inline(b"stray"), to)).unwrap();
     a.post(WorkRequest::send(Inline(b"message"))).unwrap();

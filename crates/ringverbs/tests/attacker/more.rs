@@ -172,7 +172,7 @@ fn drop_frozen(world: &mut World, [a, ..]: Numbers) -> Done {
     Ok(true)
 }
 
-/// What nothing reads any more is ordinary memory again.
+/// Converts a shared buffer back to an exclusive one, unless others still refer to it.
 fn thaw(world: &mut World, [a, ..]: Numbers) -> Done {
     let Some(at) = pick(a, world.frozen.len()) else {
         return Ok(false);
@@ -395,21 +395,7 @@ fn read_pooled(world: &mut World, [a, b, c, d]: Numbers) -> Done {
     let (lane, token) = (lane(world, at), world.fresh());
     let mut flight = world.flight(lane, Operation::Read, Vec::new());
     flight.asked = asks(world, at, from, len, AccessFlags::REMOTE_READ);
-    let request = WorkRequest::read(memory, from).token(token);
-    if d % 8 == 0 {
-        flight.silent = true;
-    }
-    let request = if d % 8 == 0 {
-        request.unsignaled()
-    } else {
-        request
-    };
-    let result = match &mut world.pairs[at].body {
-        Body::Whole(pair) => pair.post(request),
-        Body::Halves(Some(half), _) => half.post(request),
-        Body::Halves(None, _) => return Ok(false),
-    };
-    world.posted(token, result, flight)
+    post(world, at, d, token, WorkRequest::read(memory, from), flight)
 }
 
 fn receive_pooled(world: &mut World, [a, b, ..]: Numbers) -> Done {

@@ -3,9 +3,9 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ringverbs::{
     AccessFlags, BatchError, Completion, Error, Inline, Operation, PostError, Status, WindowType,
@@ -263,38 +263,16 @@ fn refused_destroy_on_drop_leaks() {
     std::mem::forget(world.machine);
 }
 
-/// Panics at the first event.
-#[derive(Default)]
-struct PanickingSubscriber(AtomicBool);
-
-impl tracing::Subscriber for PanickingSubscriber {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn event(&self, _: &tracing::Event<'_>) {
-        if !self.0.swap(true, Ordering::Relaxed) {
-            resume_unwind(Box::new("the first event"));
-        }
-    }
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 /// Drops an object under a subscriber that panics. Returns whether it did.
 fn drop_with_panic<T>(object: T) -> bool {
     let dropped = AssertUnwindSafe(|| {
-        tracing::subscriber::with_default(PanickingSubscriber::default(), || drop(object));
+        tracing::subscriber::with_default(testing::PanickingSubscriber::new(""), || drop(object));
     });
     catch_unwind(dropped).is_err()
 }
 
-/// What the device may write to stays, also if the program's subscriber panics when it
-/// hears of that.
+/// Memory that the device may write to is leaked, also if the subscriber panics at the event
+/// that reports the leak.
 #[test]
 fn refused_destroy_leaks_despite_a_panic() {
     let mut world = World::new();
