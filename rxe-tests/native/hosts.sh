@@ -1,6 +1,6 @@
 #!/bin/sh
 # A device over UDP sockets in a network namespace, with rdma_rxe at the other end of a
-# veth pair: hosts.sh pingpong|perf|cm|crate ...
+# veth pair: hosts.sh pingpong|perf|cm|multicast|crate ...
 #
 # rdma_rxe stays in the initial namespace, since its socket is there before Linux 7.2.
 # Environment: COUNT of ping-pongs and of perf's operations; LOSS, such as 1%, of packets in
@@ -143,6 +143,29 @@ cm() {
     else
         fail "rdma_rxe's host rejects cm_client" "$scratch/client"
     fi
+}
+
+# From rdma_rxe to ours, and back. A member that has not joined yet misses datagrams, so they are
+# sent until it has enough.
+multicast() {
+    group=239.1.78.3
+    for to in ours theirs; do
+        case $to in
+        ours) receiver="$in_ours_netns multicast $device $group 10" sender="mckey -m $group -b $theirs -C 10 -s" ;;
+        theirs) receiver="mckey -m $group -b $theirs -C 10" sender="$in_ours_netns multicast $device $group 10 text" ;;
+        esac
+        timeout 60 $receiver > "$scratch/server" 2>&1 &
+        pid=$!
+        while running $pid; do
+            timeout 60 $sender > "$scratch/client" 2>&1 || break
+            sleep 0.2
+        done
+        if wait $pid; then
+            pass "multicast, received by $to: $(tail -1 "$scratch/server")"
+        else
+            fail "multicast, received by $to" "$scratch/server" "$scratch/client"
+        fi
+    done
 }
 
 # Streams of the crate between rdma_rxe and ours.

@@ -517,7 +517,15 @@ impl State {
         let input = Input::new(opcode, 0x20)
             .set(NUMBER, number)
             .bytes(0x10, &bytes);
-        run(&mut self.hca, &input, 16).map(drop)
+        let other_hosts = self.multicast_groups();
+        if let (Some(groups), true) = (&other_hosts, join) {
+            groups.join(gid)?;
+        }
+        let done = run(&mut self.hca, &input, 16).map(drop);
+        if let (Some(groups), false) = (&other_hosts, join && done.is_ok()) {
+            groups.leave(gid);
+        }
+        done
     }
 
     /// Leaves all multicast groups of an object, if it is a queue pair.

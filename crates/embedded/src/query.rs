@@ -1,5 +1,7 @@
 //! Queries of the device, its port and its GIDs.
 
+use std::net::{IpAddr, Ipv6Addr};
+
 use mmap_rs::MmapOptions;
 use softhca::bits::{Field, field};
 use softhca::command::opcode as op;
@@ -57,10 +59,17 @@ fn mac_of(gid: &[u8; 16]) -> Result<[u8; 6]> {
 
 /// Returns the MAC address of a multicast GID.
 pub(crate) fn multicast_mac(gid: &[u8; 16]) -> Option<[u8; 6]> {
-    let [0xff, .., c, d, e, f] = *gid else {
-        return None;
-    };
-    Some([0x33, 0x33, c, d, e, f])
+    match Ipv6Addr::from(*gid).to_canonical() {
+        IpAddr::V4(address) if address.is_multicast() => {
+            let [_, b, c, d] = address.octets();
+            Some([0x01, 0, 0x5e, b & 0x7f, c, d])
+        }
+        IpAddr::V6(address) if address.is_multicast() => {
+            let [.., c, d, e, f] = *gid;
+            Some([0x33, 0x33, c, d, e, f])
+        }
+        _ => None,
+    }
 }
 
 impl State {

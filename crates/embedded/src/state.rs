@@ -18,7 +18,7 @@ use uverbs::AsyncEventType as Async;
 use uverbs::abi::write::{AsyncEventDesc, CompEventDesc};
 use zerocopy::IntoBytes;
 
-use crate::addresses::{AddressList, HostAddress, MAX_ADDRESSES};
+use crate::addresses::{HostAddress, MAX_ADDRESSES};
 use crate::command::{self, Input, PAGES_AT, make};
 use crate::event::{Event, EventCounter, EventFile};
 use crate::files::File;
@@ -27,7 +27,7 @@ use crate::memory::Process;
 use crate::object::{Events, ObjectData, Objects};
 use crate::query::{GID_IB, GID_ROCE_V1, GID_ROCE_V2};
 use crate::subscriptions::Subscription;
-use crate::udp::HostAddresses;
+use crate::udp::{HostAddresses, MulticastGroups};
 use crate::watch::{Doorbell, DoorbellWatch};
 use crate::{Result, refuse};
 
@@ -78,7 +78,7 @@ pub(crate) struct State {
     /// The port's GIDs.
     pub(crate) gids: Vec<PortGid>,
     /// The addresses of the device, if they are the host's and peers may be other hosts.
-    addresses: Option<Arc<AddressList>>,
+    addresses: Option<HostAddresses>,
     /// Number of address changes that have been applied to the GIDs.
     applied_changes: u32,
     /// A thread drives the device, so that posted work is sent without the program's help.
@@ -206,7 +206,7 @@ impl State {
             failed: false,
             abandoned: Vec::new(),
             gids,
-            addresses: addresses.map(|addresses| Arc::clone(&addresses.list)),
+            addresses: addresses.cloned(),
             applied_changes: 0,
             has_thread: false,
             events,
@@ -254,6 +254,11 @@ impl State {
         self.addresses.is_some()
     }
 
+    /// Returns the multicast groups that queue pairs have joined, if peers may be other hosts.
+    pub(crate) fn multicast_groups(&self) -> Option<Arc<MulticastGroups>> {
+        self.addresses.as_ref().map(|it| Arc::clone(&it.multicast))
+    }
+
     /// Returns the length of the GID table: entries beyond the GIDs are empty.
     pub(crate) fn gid_table_length(&self) -> usize {
         match self.has_host_addresses() {
@@ -273,12 +278,12 @@ impl State {
         let Some(addresses) = &self.addresses else {
             return false;
         };
-        let changes = addresses.changes();
+        let changes = addresses.list.changes();
         if changes == self.applied_changes {
             return false;
         }
         self.applied_changes = changes;
-        let addresses = addresses.all();
+        let addresses = addresses.list.all();
         for (index, address) in addresses.into_iter().enumerate() {
             match self.gids.get_mut(index) {
                 Some(entry) => entry.present = address.present,

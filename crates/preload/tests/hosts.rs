@@ -173,7 +173,7 @@ fn pair(directory: &Folder, hosts: [&Host; 2], port: Option<u16>, lines: [&str; 
     );
 }
 
-const PROGRAMS: [&str; 9] = [
+const PROGRAMS: [&str; 10] = [
     "ibv_devinfo",
     "ibv_rc_pingpong",
     "ib_send_bw",
@@ -183,6 +183,7 @@ const PROGRAMS: [&str; 9] = [
     "rping",
     "ucmatose",
     "udaddy",
+    "mckey",
 ];
 
 fn installed() -> bool {
@@ -234,12 +235,37 @@ fn programs(name: &str, a: &Host, b: &Host, port: u16) {
     }
 }
 
+/// Multicast to the members on both hosts, two of which share an address.
+fn multicast(name: &str, a: &Host, b: &Host) {
+    let _turn = TURN.lock().unwrap_or_else(|it| it.into_inner());
+    let directory = Folder::new(name);
+    let start = |host: &Host, options: &str| {
+        let line = format!("mckey -m 239.1.77.2 -b {} -C 10{options}", host.address);
+        host.start(&directory, &line)
+    };
+    let members = [a, a, b].map(|host| Server(Some(start(host, ""))));
+    // A member that is not ready yet misses messages, so there are more.
+    let end = Instant::now() + PATIENCE;
+    let mut members = Vec::from(members);
+    while !members.is_empty() {
+        assert!(Instant::now() < end, "{} members wait", members.len());
+        let sent = finish(start(b, " -s"));
+        assert!(sent.status.success(), "{sent:?}");
+        members.retain_mut(|member| {
+            let status = member.0.as_mut().unwrap().try_wait().unwrap();
+            assert!(status.is_none_or(|it| it.success()), "a member failed");
+            status.is_none()
+        });
+    }
+}
+
 #[test]
 fn programs_on_the_loopback_interface() {
     if !installed() {
         return;
     }
     programs("local", &Host::local(48), &Host::local(49), 18591);
+    multicast("local-multicast", &Host::local(54), &Host::local(55));
 }
 
 /// Each process accepts connections on its own ports, also while other processes end.
@@ -282,6 +308,7 @@ fn programs_in_two_namespaces() {
     };
     let [a, b] = Host::pair(&namespaces);
     programs("namespaces", &a, &b, 18592);
+    multicast("namespaces-multicast", &a, &b);
 }
 
 /// Programs are told of an address that their interface gets, and two that share it

@@ -5,7 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use embedded::{Drive, Network};
-use ringverbs::{Advice, AdviseFlags, Context, Device, Region, Transport};
+use ringverbs::{
+    Advice, AdviseFlags, CompletionQueue, Context, Device, Gid, Inline, ProtectionDomain,
+    QueuePair, Region, Transport, WorkRequest, qp::Membership,
+};
 
 /// A message from one context to another, and what came of it.
 fn send(from: &Context, to: &Context, text: &[u8]) -> Vec<u8> {
@@ -138,4 +141,92 @@ fn a_peer_on_another_network_is_refused() {
     let error = qp.connect(&here, &peer).unwrap_err();
     assert_eq!(error.errno(), libc::EHOSTUNREACH);
     assert!(error.to_string().contains("same directory"), "{error}");
+}
+
+const QKEY: u32 = 0x1234;
+/// The queue pair number of multicast packets.
+const MULTICAST_QPN: u32 = 0xff_ffff;
+
+/// A datagram queue pair.
+struct Datagrams {
+    context: Context,
+    domain: ProtectionDomain,
+    cq: CompletionQueue,
+    qp: QueuePair,
+}
+
+impl Datagrams {
+    fn new(context: &Context) -> Self {
+        let domain = context.alloc_pd().unwrap();
+        let cq = context.completion_queue().entries(32).build().unwrap();
+        let mut qp = domain.queue_pair(Transport::Datagram, &cq).build().unwrap();
+        let local = context.local_address(1).unwrap();
+        qp.activate(&local, QKEY).unwrap();
+        let mut datagrams = Self {
+            context: context.clone(),
+            domain,
+            cq,
+            qp,
+        };
+        (0..4).for_each(|_| datagrams.receive());
+        datagrams
+    }
+
+    fn receive(&mut self) {
+        let buffer = self.domain.alloc(100).unwrap().into_buffer();
+        self.qp.receive(buffer, 1).unwrap();
+    }
+
+    fn join(&mut self, group: Gid) -> Membership {
+        self.qp.join(group, 0).unwrap()
+    }
+
+    fn send(&mut self, group: Gid, text: &'static [u8]) {
+        let local = self.context.local_address(1).unwrap();
+        let path = self.domain.address_handle_to(&local, group).unwrap();
+        let request = WorkRequest::send(Inline(text)).to(&path, MULTICAST_QPN, QKEY);
+        self.qp.post(request.unsignaled()).unwrap();
+    }
+
+    /// Returns the next message.
+    fn next(&mut self) -> Vec<u8> {
+        let done = self.cq.poll_for(Duration::from_secs(60)).unwrap();
+        let mut done = done.expect("no datagram has arrived");
+        let length = done.result.unwrap().byte_len as usize;
+        self.receive();
+        done.take_buffer().unwrap()[40..length].to_vec()
+    }
+}
+
+/// Each member gets each message once: on the sender's device, on another host, and in two
+/// processes (here: networks) that share an address.
+#[test]
+fn multicast_reaches_every_member_once() {
+    let open = |address| {
+        let network = Network::roce(Drive::Thread, address).unwrap();
+        let device = Device::from(network.device("roce").unwrap());
+        device.open().unwrap()
+    };
+    let (near, far, other) = (open("127.53.0.1"), open("127.53.0.2"), open("127.53.0.2"));
+    let mut members = [&near, &near, &far, &far, &other].map(Datagrams::new);
+    for address in ["239.1.2.3", "239.1.2.4"] {
+        let group: Gid = format!("::ffff:{address}").parse().unwrap();
+        let mut memberships = members.each_mut().map(|it| Some(it.join(group)));
+        members[0].send(group, b"one");
+        assert_eq!(members.each_mut().map(Datagrams::next), [b"one"; 5]);
+        members[4].send(group, b"two");
+        assert_eq!(members.each_mut().map(Datagrams::next), [b"two"; 5]);
+        // The other queue pair of its device is still a member, as is the other process.
+        memberships[2] = None;
+        memberships[4] = None;
+        members[1].send(group, b"three");
+        for number in [0, 1, 3] {
+            assert_eq!(members[number].next(), b"three");
+        }
+        let _again = [2, 4].map(|number| members[number].join(group));
+        members[2].send(group, b"four");
+        assert_eq!(members.each_mut().map(Datagrams::next), [b"four"; 5]);
+    }
+    let wrong = members[0].qp.join("fe80::1".parse().unwrap(), 0);
+    assert!(wrong.is_err(), "{wrong:?}");
 }

@@ -323,13 +323,15 @@ pub(super) fn unspecified_to_loopback(address: SocketAddr) -> SocketAddr {
     (ip, address.port()).into()
 }
 
-/// Returns the multicast GID of an IP multicast address.
-pub(super) fn group(ip: IpAddr) -> Option<[u8; 16]> {
+/// Returns the multicast GID of an IP multicast address. With `is_mapped`, that of an IPv4
+/// address is the address itself, as in packets of RoCE v2.
+pub(super) fn multicast_gid(ip: IpAddr, is_mapped: bool) -> Option<[u8; 16]> {
     if !ip.is_multicast() {
         return None;
     }
     Some(match ip {
         IpAddr::V6(ip) => ip.octets(),
+        IpAddr::V4(ip) if is_mapped => ip.to_ipv6_mapped().octets(),
         IpAddr::V4(ip) => {
             let mut gid = [0; 16];
             gid[..2].copy_from_slice(&[0xff, 0x0e]);

@@ -15,7 +15,7 @@ use uverbs::{AsyncEventType, Errno};
 use zerocopy::IntoBytes;
 
 use super::channel::{Channel, QueuedEvent};
-use super::id::{Id, Phase, Port, QKEY, group, is_local, unspecified_to_loopback};
+use super::id::{Id, Phase, Port, QKEY, is_local, multicast_gid, unspecified_to_loopback};
 use super::monitor::{Monitor, MonitoredSocket, Ready};
 use super::ports::Ports;
 use super::wire::{Message, MessageKind, send};
@@ -298,7 +298,6 @@ impl State {
             }
         };
         let peer = match to.ip() {
-            ip if ip.is_multicast() => return None,
             ip if ip.is_unspecified() => local,
             // Loopback addresses are remote peers only for a device on a loopback address.
             ip if ip.is_loopback() && !local.is_loopback() => local,
@@ -606,11 +605,9 @@ impl State {
         address: &[u8],
         flags: u16,
     ) -> Result<u32> {
-        // Multicast to other hosts is not supported.
-        if self.host_addresses.is_some() {
-            return refuse(libc::EOPNOTSUPP);
-        }
-        let Some(group) = ip_address(address)?.and_then(|address| group(address.ip())) else {
+        let is_mapped = self.host_addresses.is_some();
+        let address = ip_address(address)?.map(|it| it.ip());
+        let Some(group) = address.and_then(|it| multicast_gid(it, is_mapped)) else {
             return refuse(libc::EINVAL);
         };
         let id = self.id(fd, number)?;

@@ -16,6 +16,7 @@
 
 mod address_monitor;
 mod group;
+mod multicast;
 mod ports;
 mod segmentation;
 mod socket;
@@ -31,8 +32,8 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use softhca::fabric::{Fabric, Port};
 use softhca::packet::{
-    BTH_BYTES, Bth, DEFAULT_PKEY, DatagramError, Deth, Mac, Opcode, Packet, PacketBuilder, Path,
-    Pool, Psn, RecvMeta, Template, Transmit, View, gid_of_ip, headroom,
+    BTH_BYTES, Bth, DEFAULT_PKEY, DatagramError, Deth, Headers, MULTICAST_QPN, Mac, Opcode, Packet,
+    PacketBuilder, Path, Pool, Psn, RecvMeta, Template, Transmit, View, gid_of_ip, headroom,
 };
 use uverbs::Errno;
 
@@ -43,6 +44,7 @@ use crate::wire::MAX_FRAME_WAIT;
 use address_monitor::AddressMonitor;
 pub(crate) use group::ID_BITS;
 use group::{Forwarded, Group, MessageKind, QPN_BITS};
+pub(crate) use multicast::MulticastGroups;
 use ports::Endpoint;
 pub(crate) use ports::{HostAddresses, UdpPorts, interface_of};
 use segmentation::{join_acknowledgement, may_hold};
@@ -57,11 +59,12 @@ pub(crate) const OTHERS_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 2];
 
 /// Number of datagrams after which a turn receives no more at an address.
 const MAX_DATAGRAMS: usize = 256;
-/// The gateway, the group and the address monitor in epoll events; smaller numbers are
-/// indices of addresses.
+/// The gateway, the group, the address monitor and the multicast groups in epoll events;
+/// smaller numbers are indices of addresses.
 const GATEWAY: u64 = 1 << 32;
 const GROUP: u64 = GATEWAY + 1;
 const ADDRESS_MONITOR: u64 = GATEWAY + 2;
+const MULTICAST: u64 = GATEWAY + 3;
 /// Interval between two turns of the gateway under load.
 const GATEWAY_INTERVAL: Duration = Duration::from_micros(50);
 /// Shortest time between two corrections of the steering of packets to processes.
@@ -82,6 +85,7 @@ pub(crate) struct UdpWire {
     monitor: Option<AddressMonitor>,
     /// Other processes with the same addresses; `None` if the addresses are not shared.
     group: Option<Group>,
+    multicast: Arc<MulticastGroups>,
     /// Acknowledgements are held back, to leave with the program's answer.
     acks_held: bool,
     /// The last turn received packets that other processes forwarded.
@@ -126,6 +130,7 @@ impl UdpWire {
         if let Some(monitor) = &ports.monitor {
             watch(epoll, monitor.descriptor(), ADDRESS_MONITOR)?;
         }
+        watch(epoll, &ports.multicast.descriptor().0, MULTICAST)?;
         Ok(Self {
             port: fabric.uplink(),
             pool,
@@ -133,6 +138,7 @@ impl UdpWire {
             list: ports.list,
             monitor: ports.monitor,
             group,
+            multicast: ports.multicast,
             acks_held: false,
             has_forwarded: false,
             misrouted: None,
@@ -217,7 +223,8 @@ impl UdpWire {
             return Err(io::Error::other(message));
         }
         let member = self.group.as_ref().map(Group::member);
-        let endpoint = Endpoint::open_additional(local, member, &known)?;
+        let interface = self.multicast.interface;
+        let endpoint = Endpoint::open_additional(local, interface, member, &known)?;
         watch(epoll, &endpoint.receiver, known.len() as u64)
             .map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
         self.endpoints.push(endpoint);
@@ -453,10 +460,10 @@ impl UdpWire {
     /// Receives datagrams. Returns whether there were any, and whether there may be
     /// more.
     fn receive_all(&mut self) -> (bool, bool) {
-        let (mut any, mut more) = (false, false);
+        let (mut any, mut more) = (self.receive_multicast(), false);
         if self.has_forwarded {
             self.receive_forwarded();
-            any = self.has_forwarded;
+            any |= self.has_forwarded;
         }
         for index in 0..self.endpoints.len() {
             let mut datagrams = 0;
@@ -477,6 +484,41 @@ impl UdpWire {
             }
         }
         (any, more)
+    }
+
+    /// Receives datagrams for multicast groups. Returns whether there were any.
+    fn receive_multicast(&mut self) -> bool {
+        let Self {
+            endpoints,
+            multicast,
+            buffers,
+            arrived,
+            pool,
+            ..
+        } = self;
+        let any = multicast.receive(buffers, |group, received, message| {
+            // The kernel returns what this device has sent, and the fabric has delivered.
+            let is_own = |it: &Endpoint| {
+                let mut ports = it.senders.iter().map(|sender| sender.0);
+                it.local.address == received.source && ports.any(|port| port == received.port)
+            };
+            if endpoints.iter().any(is_own) {
+                return;
+            }
+            let meta = RecvMeta {
+                source: received.source,
+                port: received.port,
+                destination: group,
+                traffic_class: received.traffic_class,
+            };
+            let headers = meta.headers(OTHERS_MAC, DEVICE_MAC);
+            let packets = message.filter_map(|it| frame(headers.as_ref(), pool, it));
+            arrived.extend(packets.filter(|it| qpn_of(it.frame()) == Some(MULTICAST_QPN)));
+        });
+        if !self.arrived.is_empty() {
+            self.port.send_all(0, self.arrived.drain(..));
+        }
+        any
     }
 
     /// Receives up to `MAX` messages. Returns the number of messages, the number of
@@ -504,13 +546,8 @@ impl UdpWire {
             let headers = meta.headers(OTHERS_MAC, DEVICE_MAC);
             for datagram in message {
                 datagrams += 1;
-                let framed = headers.as_ref().ok_or(DatagramError::Length);
-                let packet = match framed.and_then(|it| it.frame(pool, datagram)) {
-                    Ok(packet) => packet,
-                    Err(error) => {
-                        tracing::debug!(?error, "datagram is not a RoCE packet");
-                        continue;
-                    }
+                let Some(packet) = frame(headers.as_ref(), pool, datagram) else {
+                    continue;
                 };
                 if is_management(packet.frame()) {
                     has_management = true;
@@ -567,6 +604,14 @@ fn watch(epoll: &Epoll, descriptor: impl AsFd, number: u64) -> Result<()> {
     added.map_err(|errno| Errno::new(errno as i32))
 }
 
+/// Creates the frame of a datagram; `None` if it is not a RoCE packet.
+fn frame(headers: Option<&Headers>, pool: &Pool, datagram: &[u8]) -> Option<Packet> {
+    let headers = headers.ok_or(DatagramError::Length);
+    let not_roce = |error| tracing::debug!(?error, "datagram is not a RoCE packet");
+    let packet = headers.and_then(|it| it.frame(pool, datagram));
+    packet.map_err(not_roce).ok()
+}
+
 /// Returns whether the device has an address, and the host has it, too.
 fn has_address(endpoints: &[Endpoint], address: IpAddr) -> bool {
     let mut present = endpoints.iter().filter(|it| it.present);
@@ -617,7 +662,7 @@ fn sender(endpoints: &[Endpoint], transmit: &Transmit) -> Option<(usize, usize)>
     let from = |endpoint: &Endpoint| endpoint.local.address == transmit.source;
     let endpoint = endpoints.iter().position(from)?;
     let families = [transmit.source, transmit.destination].map(|it: IpAddr| it.is_ipv6());
-    if families[0] != families[1] || transmit.destination.is_multicast() {
+    if families[0] != families[1] {
         return None;
     }
     let senders = &endpoints[endpoint].senders;

@@ -17,6 +17,7 @@ use uverbs::{Command, Errno, Error};
 use super::DEVICE_MAC;
 use super::address_monitor::AddressMonitor;
 use super::group::{Member, QPN_BITS, count_sockets};
+use super::multicast::MulticastGroups;
 use super::socket::{self, ScopedAddress};
 use super::steering;
 use crate::addresses::{AddressList, MAX_ADDRESSES};
@@ -67,6 +68,7 @@ pub(crate) struct UdpPorts {
     /// Membership among the processes that share the addresses; `None` if they are not
     /// shared.
     pub(super) member: Option<Member>,
+    pub(super) multicast: Arc<MulticastGroups>,
     mtu: Mtu,
 }
 
@@ -248,17 +250,18 @@ impl Endpoint {
     /// Those of the socket calls; EADDRINUSE if a non-member has the port.
     pub(super) fn open_additional(
         local: ScopedAddress,
+        interface: u32,
         member: Option<&Member>,
         known: &[IpAddr],
     ) -> io::Result<Self> {
         let Some(member) = member else {
-            return Self::open(local, None);
+            return Self::open(local, interface, None);
         };
         let failed = |errno: Errno| io::Error::from_raw_os_error(errno.raw());
         let mut gids: Vec<Gid> = known.iter().map(|ip| gid_of_ip(*ip)).collect();
         gids.push(gid_of_ip(local.address));
         member.announce(&gids).map_err(failed)?;
-        let opened = Self::open(local, Some(member));
+        let opened = Self::open(local, interface, Some(member));
         // One attempt only: the wire waits meanwhile.
         if opened.is_ok() && has_only_members(local, member, 1) {
             return opened;
@@ -269,7 +272,7 @@ impl Endpoint {
         opened.and(Err(io::ErrorKind::AddrInUse.into()))
     }
 
-    fn open(local: ScopedAddress, member: Option<&Member>) -> io::Result<Self> {
+    fn open(local: ScopedAddress, interface: u32, member: Option<&Member>) -> io::Result<Self> {
         let receiver = match member {
             Some(member) => steering::open(member, local)?,
             None => socket::open_receiver(local, false)?,
@@ -279,7 +282,7 @@ impl Endpoint {
         for step in 0..=u16::MAX - FIRST_SOURCE_PORT {
             // An odd step visits all ports.
             let port = FIRST_SOURCE_PORT | first.wrapping_add(step.wrapping_mul(0x1235));
-            match socket::open_sender(local, port) {
+            match socket::open_sender(local, port, interface) {
                 Ok(sender) => senders.push((port, sender)),
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
                 Err(error) => return Err(error),
@@ -321,9 +324,12 @@ impl UdpPorts {
                 None
             }
         };
+        let index = interface.as_deref().and_then(|it| if_nametoindex(it).ok());
+        let index = index.unwrap_or(0);
+        let multicast = MulticastGroups::new(index).map_err(|it| refused(&it))?;
         let mut endpoints = Vec::new();
         for local in addresses {
-            match Endpoint::open(local, member.as_ref()) {
+            match Endpoint::open(local, index, member.as_ref()) {
                 Ok(endpoint) => endpoints.push(endpoint),
                 Err(error) => match error.kind() {
                     io::ErrorKind::AddrInUse => return Err(invalid(PORT_IN_USE)),
@@ -354,6 +360,7 @@ impl UdpPorts {
             list: Arc::new(list),
             monitor,
             member,
+            multicast: Arc::new(multicast),
             mtu,
         })
     }
@@ -373,6 +380,7 @@ impl UdpPorts {
     pub(crate) fn addresses(&self) -> HostAddresses {
         HostAddresses {
             list: Arc::clone(&self.list),
+            multicast: Arc::clone(&self.multicast),
             mtu: self.mtu,
             member: self.member.as_ref().map_or(0, |member| member.number),
         }
@@ -383,6 +391,7 @@ impl UdpPorts {
 #[derive(Clone, Debug)]
 pub(crate) struct HostAddresses {
     pub(crate) list: Arc<AddressList>,
+    pub(crate) multicast: Arc<MulticastGroups>,
     /// The path MTU of the interface.
     pub(crate) mtu: Mtu,
     /// This process's number among those that share the addresses.
@@ -490,6 +499,7 @@ mod tests {
         for member in [0, 1, MAX_MEMBERS - 1] {
             let addresses = HostAddresses {
                 list: Arc::new(AddressList::new([IpAddr::from([127, 41, 0, 2])])),
+                multicast: Arc::new(MulticastGroups::new(0).unwrap()),
                 mtu: Mtu::B1024,
                 member,
             };

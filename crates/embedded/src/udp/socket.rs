@@ -129,9 +129,9 @@ fn set_option<T>(
         .map(drop)
 }
 
-/// Opens a socket bound to an address; port 0 is any. With `shared`, other processes of this
-/// user may bind to it, too.
-fn open(local: ScopedAddress, port: u16, shared: bool) -> io::Result<OwnedFd> {
+/// Opens a socket bound to an address; port 0 is any. `sharing` is the option that lets other
+/// sockets with this option be bound to it, too.
+fn open(local: ScopedAddress, port: u16, sharing: Option<libc::c_int>) -> io::Result<OwnedFd> {
     let (family, level) = match local.address {
         IpAddr::V4(_) => (libc::AF_INET, libc::IPPROTO_IP),
         IpAddr::V6(_) => (libc::AF_INET6, libc::IPPROTO_IPV6),
@@ -142,8 +142,8 @@ fn open(local: ScopedAddress, port: u16, shared: bool) -> io::Result<OwnedFd> {
     // SAFETY: the descriptor is new and owned by nothing else.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     let on: libc::c_int = 1;
-    if shared {
-        set_option(&socket, libc::SOL_SOCKET, libc::SO_REUSEPORT, &on)?;
+    if let Some(option) = sharing {
+        set_option(&socket, libc::SOL_SOCKET, option, &on)?;
     }
     if local.address.is_ipv6() {
         set_option(&socket, level, libc::IPV6_V6ONLY, &on)?;
@@ -172,18 +172,70 @@ fn open(local: ScopedAddress, port: u16, shared: bool) -> io::Result<OwnedFd> {
 /// Returns whether a socket can be bound to an address: not before duplicate address
 /// detection has ended.
 pub(super) fn may_bind(local: ScopedAddress) -> bool {
-    open(local, 0, false).is_ok()
+    open(local, 0, None).is_ok()
 }
 
 /// Opens a receiving socket; with `shared`, it is one of a SO_REUSEPORT group.
 pub(super) fn open_receiver(local: ScopedAddress, shared: bool) -> io::Result<OwnedFd> {
-    let socket = open(local, ROCE_V2_PORT, shared)?;
+    let socket = open(local, ROCE_V2_PORT, shared.then_some(libc::SO_REUSEPORT))?;
+    set_receive_options(&socket);
+    Ok(socket)
+}
+
+/// Opens a socket that receives the datagrams for a multicast group on an interface. Other
+/// sockets may do the same, also those of other users.
+pub(super) fn open_multicast(group: IpAddr, interface: u32) -> io::Result<OwnedFd> {
+    let local = ScopedAddress {
+        address: group,
+        scope: interface,
+    };
+    let socket = open(local, ROCE_V2_PORT, Some(libc::SO_REUSEADDR))?;
+    let off: libc::c_int = 0;
+    match group {
+        IpAddr::V4(group) => {
+            let group = libc::in_addr {
+                s_addr: u32::from(group).to_be(),
+            };
+            let membership = interface_request(group, interface);
+            let (level, option) = (libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP);
+            set_option(&socket, level, option, &membership)?;
+            // Not what other sockets of the host have joined, on other interfaces.
+            set_option(&socket, level, libc::IP_MULTICAST_ALL, &off)?;
+        }
+        IpAddr::V6(group) => {
+            let membership = libc::ipv6_mreq {
+                ipv6mr_multiaddr: libc::in6_addr {
+                    s6_addr: group.octets(),
+                },
+                ipv6mr_interface: interface,
+            };
+            let (level, option) = (libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP);
+            set_option(&socket, level, option, &membership)?;
+            // Since Linux 4.20.
+            let _ = set_option(&socket, level, libc::IPV6_MULTICAST_ALL, &off);
+        }
+    }
+    set_receive_options(&socket);
+    Ok(socket)
+}
+
+/// Returns the argument of multicast options of IPv4.
+fn interface_request(group: libc::in_addr, interface: u32) -> libc::ip_mreqn {
+    libc::ip_mreqn {
+        imr_multiaddr: group,
+        imr_address: libc::in_addr { s_addr: 0 },
+        imr_ifindex: interface as libc::c_int,
+    }
+}
+
+/// Sets the options of a receiving socket that are not required.
+fn set_receive_options(socket: &OwnedFd) {
     // Optional: without it, each message has one datagram.
     let on: libc::c_int = 1;
-    let _ = set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, &on);
+    let _ = set_option(socket, libc::SOL_UDP, libc::UDP_GRO, &on);
     // Only CAP_NET_ADMIN may exceed the system's limit; a smaller buffer works, too.
     if set_option(
-        &socket,
+        socket,
         libc::SOL_SOCKET,
         libc::SO_RCVBUFFORCE,
         &SOCKET_BUFFER_SIZE,
@@ -191,18 +243,34 @@ pub(super) fn open_receiver(local: ScopedAddress, shared: bool) -> io::Result<Ow
     .is_err()
     {
         let _ = set_option(
-            &socket,
+            socket,
             libc::SOL_SOCKET,
             libc::SO_RCVBUF,
             &SOCKET_BUFFER_SIZE,
         );
     }
-    Ok(socket)
 }
 
-/// Opens a socket that sends from a port and receives nothing.
-pub(super) fn open_sender(local: ScopedAddress, port: u16) -> io::Result<OwnedFd> {
-    let socket = open(local, port, false)?;
+/// Opens a socket that sends from a port and receives nothing. Multicast leaves by an
+/// interface, 0 for the kernel's choice.
+pub(super) fn open_sender(local: ScopedAddress, port: u16, interface: u32) -> io::Result<OwnedFd> {
+    let socket = open(local, port, None)?;
+    // An interface without multicast sends the rest.
+    let _ = match local.address {
+        IpAddr::V4(_) => {
+            let request = interface_request(libc::in_addr { s_addr: 0 }, interface);
+            set_option(&socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, &request)
+        }
+        IpAddr::V6(_) => {
+            let option = libc::IPV6_MULTICAST_IF;
+            set_option(
+                &socket,
+                libc::IPPROTO_IPV6,
+                option,
+                &(interface as libc::c_int),
+            )
+        }
+    };
     if set_option(
         &socket,
         libc::SOL_SOCKET,
