@@ -13,7 +13,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
 use softhca::packet::Gid;
 use uverbs::Errno;
 
-use super::socket::{self, MAX_RECV_MESSAGES, MessageInfo, ReceiveBuffers};
+use super::socket::{self, FIRST_RECV_MESSAGES, MessageInfo, ReceiveBuffers};
 use super::watch;
 use crate::{Result, refuse};
 
@@ -123,7 +123,7 @@ impl MulticastGroups {
                 continue;
             };
             any |= 0
-                != buffers.receive::<MAX_RECV_MESSAGES>(group.socket.as_fd(), |info, message| {
+                != buffers.receive::<FIRST_RECV_MESSAGES>(group.socket.as_fd(), |info, message| {
                     each(group.address, info, message);
                 });
         }
