@@ -394,7 +394,11 @@ fn keys_are_to_memory_that_was_registered() {
     assert_eq!(program.create(&short).err(), Some((EINVAL, 0)));
     // The device does not write completions there, nor use queue memory beyond it.
     assert_eq!(program.create(&program.cq(umem)).err(), refused);
+    let read_only = umem;
     let (_writable, umem) = program.umem(&page, 4096, LOCAL_WRITE).unwrap();
+    // The device only reads doorbell records.
+    let cq = program.cq(read_only).set(field(0x58, 31, 0), umem);
+    assert!(program.create(&cq).is_ok());
     for at in [4096 - 64, 4096, u64::MAX] {
         let beyond = program.cq(umem).put64(0x50, at);
         assert_eq!(program.create(&beyond).err(), refused, "{at:#x}");

@@ -113,7 +113,7 @@ impl<P: Platform> Core<P> {
         let umem = RECORDS_IN_UMEM
             .is_set(context)
             .then(|| RECORDS_UMEM.get(context));
-        let doorbell = self.doorbell_address(get64(context, DOORBELL), umem, true)?;
+        let doorbell = self.doorbell_address(get64(context, DOORBELL), umem)?;
         if doorbell & 7 != 0 {
             return Err(refuse(
                 Status::BadParameter,

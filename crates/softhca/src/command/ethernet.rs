@@ -97,7 +97,7 @@ impl<P: Platform> Core<P> {
         let length = 1 << (log_size + log_stride);
         let pages = (WQ_LOG_PAGE_SIZE.get(wq), WQ_PAGE_OFFSET.get(wq));
         let buffer = self.queue_buffer(input, length, wq_umem(wq), pages, false)?;
-        let doorbell = self.doorbell_address(get64(wq, WQ_DOORBELL), wq_records_umem(wq), false)?;
+        let doorbell = self.doorbell_address(get64(wq, WQ_DOORBELL), wq_records_umem(wq))?;
         Ok((
             Ring {
                 buffer,

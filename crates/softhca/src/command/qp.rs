@@ -344,7 +344,7 @@ impl<P: Platform> Hca<P> {
         // Targets of XRC have no records.
         let umem = (RECORDS_IN_UMEM.is_set(context) && (has_recv || !no_sq))
             .then(|| RECORDS_UMEM.get(context));
-        let doorbell = core.doorbell_address(get64(context, DOORBELL), umem, false)?;
+        let doorbell = core.doorbell_address(get64(context, DOORBELL), umem)?;
         let recv = has_recv.then(|| Ring {
             buffer: buffer.clone(),
             offset: 0,

@@ -124,7 +124,7 @@ impl<P: Platform> Core<P> {
             ));
         }
         let buffer = self.queue_buffer(input, 1 << (log_size + log_stride), umem, pages, false)?;
-        let doorbell = self.doorbell_address(doorbell, records, false)?;
+        let doorbell = self.doorbell_address(doorbell, records)?;
         Ok(Srq {
             pd,
             xrcd: None,

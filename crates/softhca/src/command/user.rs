@@ -452,21 +452,17 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns the address of a queue's doorbell records, which is an offset in a umem
-    /// if the command names one.
+    /// if the command names one. The device only reads them.
     pub(crate) fn doorbell_address(
         &mut self,
         address: u64,
         umem: Option<u32>,
-        needs_write: bool,
     ) -> Result<u64, CommandError> {
         const BYTES: u64 = 8;
         let Some(number) = umem else {
             return Ok(address);
         };
         let umem = self.umem(number)?;
-        if needs_write && !umem.writable {
-            return Err(READ_ONLY);
-        }
         let address = umem.address(address, BYTES).ok_or(OUT_OF_BOUNDS)?;
         if address % BYTES != 0 {
             return Err(refuse(
