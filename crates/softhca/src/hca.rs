@@ -548,12 +548,16 @@ impl<P: Platform> Hca<P> {
         }
         match self.core.queues.get_mut(queue) {
             Some(Queue::Qp(qp)) => {
+                if let Some(sends) = &mut qp.send {
+                    sends.rung = true;
+                }
                 if copy.is_some() {
                     qp.blue_flame = copy;
                 }
                 self.transport.ring(queue, transport::Queue::Send);
             }
             Some(Queue::Sq(sq)) => {
+                sq.ring.rung = true;
                 if copy.is_some() {
                     sq.blue_flame = copy;
                 }
@@ -570,10 +574,19 @@ impl<P: Platform> Hca<P> {
     /// flushed.
     pub fn ring(&mut self, qpn: u32, queue: transport::Queue) {
         self.core.stats.doorbells += 1;
-        match self.core.queues.get(qpn) {
-            Some(Queue::Sq(_)) => self.active_sqs.push(qpn),
+        match self.core.queues.get_mut(qpn) {
+            Some(Queue::Sq(sq)) => {
+                sq.ring.rung = true;
+                self.active_sqs.push(qpn);
+            }
             Some(Queue::Rq(_)) => self.core.flush_rq(qpn),
-            _ => self.transport.ring(qpn, queue),
+            Some(Queue::Qp(qp)) => {
+                if let (transport::Queue::Send, Some(sends)) = (queue, &mut qp.send) {
+                    sends.rung = true;
+                }
+                self.transport.ring(qpn, queue);
+            }
+            None => {}
         }
     }
 

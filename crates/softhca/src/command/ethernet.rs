@@ -109,8 +109,7 @@ impl<P: Platform> Core<P> {
                 } else {
                     doorbell
                 },
-                head: 0,
-                tail: 0,
+                ..Ring::default()
             },
             pd,
         ))
@@ -246,10 +245,8 @@ impl<P: Platform> Hca<P> {
             Some(Queue::Sq(sq)) => {
                 sq.state = state;
                 match state {
-                    // The doorbell record may stay as it is, so it is not read before
-                    // the next doorbell.
                     RESET => {
-                        (sq.ring.head, sq.ring.tail) = (0, 0);
+                        sq.ring.reset();
                         sq.blue_flame = None;
                         self.active_sqs.retain(|active| *active != sqn);
                     }

@@ -351,8 +351,7 @@ impl<P: Platform> Hca<P> {
             log_size: LOG_RQ_SIZE.get(context),
             log_stride: recv_stride,
             doorbell,
-            head: 0,
-            tail: 0,
+            ..Ring::default()
         });
         let send = (!no_sq).then(|| Ring {
             buffer,
@@ -360,8 +359,7 @@ impl<P: Platform> Hca<P> {
             log_size: LOG_SQ_SIZE.get(context),
             log_stride: 6,
             doorbell: doorbell.wrapping_add(4),
-            head: 0,
-            tail: 0,
+            ..Ring::default()
         });
         let wide = |cqn| core.cqs.get(cqn).is_some_and(|cq| cq.wide);
         let is_special = matches!(st, ST_QP0 | ST_GSI);
@@ -528,7 +526,7 @@ impl<P: Platform> Hca<P> {
         if to == QpState::Reset {
             qp.skipped_receive = None;
             for ring in [&mut qp.send, &mut qp.recv].into_iter().flatten() {
-                (ring.head, ring.tail) = (0, 0);
+                ring.reset();
             }
             qp.blue_flame = None;
             qp.discard_transfers();

@@ -28,9 +28,17 @@ pub(crate) struct Ring {
     pub(crate) doorbell: u64,
     pub(crate) head: u16,
     pub(crate) tail: u16,
+    /// Of a send queue: its doorbell has rung since the reset. Before, the record may be
+    /// that of the work requests before the reset.
+    pub(crate) rung: bool,
 }
 
 impl Ring {
+    /// Empties the queue.
+    pub(crate) fn reset(&mut self) {
+        (self.head, self.tail, self.rung) = (0, 0, false);
+    }
+
     fn mask(&self) -> u16 {
         // `log_size` is 15 at most: the largest queues have 2^15 entries or blocks.
         ((1u32 << self.log_size) - 1) as u16
@@ -248,6 +256,9 @@ impl<P: Platform> Core<P> {
             _ => return FetchedWqe::Nothing,
         };
         if ring.is_empty() {
+            if !ring.rung {
+                return FetchedWqe::Nothing;
+            }
             match self.platform.read_index(ring.doorbell) {
                 Ok(tail) => ring.tail = tail as u16,
                 Err(_) => return FetchedWqe::Malformed("the doorbell record is not in memory"),

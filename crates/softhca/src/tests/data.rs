@@ -711,3 +711,33 @@ fn overlapping_copies_read_before_they_write() {
         assert_eq!(driver.hca.port().counters().sent > 0, is_send);
     }
 }
+
+/// Not all drivers reset it, as UCX does not.
+#[test]
+fn a_doorbell_record_from_before_a_reset_is_not_read() {
+    for in_error in [false, true] {
+        let mut driver = Driver::new("ib");
+        let (mut cq, mut a, b) = driver.pair();
+        let (memory, key) = (driver.pages(1), driver.key);
+        let mut segments = remote(memory, key);
+        segments.extend(segment(8, key, memory));
+        for _ in 0..2 {
+            driver.post(&mut a, 0x08, SIGNALED, &segments);
+            assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+        }
+        driver.modify(op::TO_RST_QP, a.number, |input| input);
+        driver.modify(op::TO_RST_QP, b.number, |input| input);
+        driver.connect(b.number, a.number, 1);
+        driver.connect(a.number, b.number, 1);
+        if in_error {
+            driver.modify(op::TO_ERR_QP, a.number, |input| input);
+        }
+        driver.run();
+        assert!(driver.poll(&mut cq).is_none());
+        a.posted = 0;
+        driver.post(&mut a, 0x08, SIGNALED, &segments);
+        let expected = if in_error { (13, 5) } else { (0, 0) };
+        assert_eq!(status(&driver.poll(&mut cq).unwrap()), expected);
+        assert!(driver.poll(&mut cq).is_none());
+    }
+}
