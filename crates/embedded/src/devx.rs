@@ -13,7 +13,7 @@ use uverbs::AccessFlags;
 use crate::command::{self, Input, NUMBER, PAGES_AT, make};
 use crate::driver_ids::*;
 use crate::object::{Object, ObjectData};
-use crate::packet::Packet;
+use crate::packet::{self, Packet};
 use crate::queues::require;
 use crate::request::Request;
 use crate::state::{State, VECTORS};
@@ -424,8 +424,15 @@ impl State {
             self.flush_sends();
         }
         require_umem(&mut input);
-        self.execute_command(request, &input, ATTR_OBJ_OUT)
-            .map(drop)
+        self.execute_command(request, &input, ATTR_OBJ_OUT)?;
+        let resets = match OPCODE.get(&input) as u16 {
+            op::MODIFY_SQ => packet::STATE.get(&input) == packet::RESET,
+            opcode => opcode == op::TO_RST_QP,
+        };
+        if resets {
+            self.watch.reset_sends(NUMBER.get(&input));
+        }
+        Ok(())
     }
 
     /// Checks that a command is about the object that the request names: one of DevX,

@@ -46,7 +46,7 @@ const MODIFY_LAG_PORT: Field = flag(0x14, 2);
 pub(crate) const INTERFACE_LENGTH: usize = CONTEXT + 0xf0;
 
 /// States of a send or receive queue.
-const RESET: u32 = 0;
+pub(crate) const RESET: u32 = 0;
 const READY: u32 = 1;
 const ERROR: u32 = 3;
 
@@ -331,6 +331,9 @@ impl State {
                     .set(NUMBER, number)
                     .set(STATE, state);
                 run(&mut self.hca, &input, 16)?;
+                if opcode == op::MODIFY_SQ && state == RESET {
+                    self.watch.reset_sends(number);
+                }
             }
         }
         let qp = self.objects.qp_mut(fd, handle)?;

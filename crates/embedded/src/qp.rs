@@ -355,6 +355,7 @@ impl State {
         run(&mut self.hca, &input, 16)?;
         if to == QpState::RESET {
             attributes = ModifyQp::default();
+            self.watch.reset_sends(number);
         }
         let qp = self.objects.qp_mut(fd, given.qp_handle)?;
         qp.attributes = attributes;

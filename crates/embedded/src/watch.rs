@@ -210,6 +210,16 @@ impl DoorbellWatch {
             .retain(|registers| registers.context != context);
     }
 
+    /// Sets the send record of a queue that was reset to 0. Drivers count from 0 again,
+    /// but not all reset the record; the same value as before would be no change.
+    pub(crate) fn reset_sends(&mut self, qpn: u32) {
+        if let Ok(index) = self.queues.binary_search_by_key(&qpn, |queue| queue.qpn) {
+            let (record, seen) = &mut self.queues[index].send;
+            record.word().store(0, Ordering::Relaxed);
+            *seen = 0;
+        }
+    }
+
     pub(crate) fn remove_queue(&mut self, qpn: u32) {
         self.queues.retain(|queue| queue.qpn != qpn);
     }

@@ -181,6 +181,29 @@ impl Program {
         let done = unsafe { devx::modify(&self.context, handle, &input.0[..], &mut output) };
         assert_eq!(errno(&done), 0, "status {:#x}", output[0]);
     }
+
+    /// Connects a queue pair to itself.
+    fn connect(&self, qp: &DevxObject<Shared>, qpn: u32) {
+        const PORT: Field = field(0x18 + 0x18 + 0x24, 23, 16);
+        let lid = self.context.query_port(1).unwrap().legacy.lid;
+        let modify = |opcode| Input::new(opcode, 0x110).set(NUMBER, qpn);
+        self.modify(qp, &modify(op::RST2INIT_QP).set(PORT, 1));
+        let to_rtr = modify(op::INIT2RTR_QP)
+            .set(PORT, 1)
+            .set(field(0x18 + 0x8, 31, 29), 3)
+            .set(field(0x18 + 0x14, 23, 0), qpn)
+            .set(field(0x18 + 0x18 + 0x4, 15, 0), lid.into());
+        self.modify(qp, &to_rtr);
+        self.modify(qp, &modify(op::RTR2RTS_QP));
+    }
+}
+
+/// Posts a signaled NOP, the first since the reset.
+fn post_nop(page: &Page, qpn: u32) {
+    let at = SENDS as usize;
+    page.set(at + 4, qpn << 8 | 1);
+    page.set(at + 8, 8);
+    page.set(RECORDS as usize + 8 + 4, 1);
 }
 
 // The page: four CQEs, four blocks of sends, doorbell records.
@@ -230,17 +253,7 @@ fn queues_in_memory_of_the_program_work() {
     assert_eq!(errno(&memory.destroy()), EBUSY);
     assert_eq!(errno(&cq.destroy()), EBUSY);
 
-    let lid = program.context.query_port(1).unwrap().legacy.lid;
-    let modify = |opcode| Input::new(opcode, 0x110).set(NUMBER, qpn);
-    const PORT: Field = field(0x18 + 0x18 + 0x24, 23, 16);
-    program.modify(&qp, &modify(op::RST2INIT_QP).set(PORT, 1));
-    let to_rtr = modify(op::INIT2RTR_QP)
-        .set(PORT, 1)
-        .set(field(0x18 + 0x8, 31, 29), 3)
-        .set(field(0x18 + 0x14, 23, 0), qpn)
-        .set(field(0x18 + 0x18 + 0x4, 15, 0), lid.into());
-    program.modify(&qp, &to_rtr);
-    program.modify(&qp, &modify(op::RTR2RTS_QP));
+    program.connect(&qp, qpn);
 
     let channel = devx::event_channel(&program.context, 0).unwrap();
     // SAFETY: the device's descriptor, which the context closes.
@@ -268,10 +281,7 @@ fn queues_in_memory_of_the_program_work() {
 
     // Arms the queue, then posts a signaled NOP.
     page.set(RECORDS as usize + 4, 0);
-    let at = SENDS as usize;
-    page.set(at + 4, qpn << 8 | 1);
-    page.set(at + 8, 8);
-    page.set(RECORDS as usize + 8 + 4, 1);
+    post_nop(&page, qpn);
     wait_until(|| page.get(60) & 0xf1 == 0);
     assert_eq!(page.get(56) & 0xff_ffff, qpn);
     assert!(is_readable(channel) && is_readable(fd.as_fd()));
@@ -312,6 +322,32 @@ fn queues_in_memory_of_the_program_work() {
 
     drop((qp, cq, memory));
     assert_eq!(embedded.complaints(), [""; 0]);
+    drop(program);
+}
+
+/// As UCX does: it empties the queue, but does not reset the doorbell record.
+#[test]
+fn as_many_sends_as_before_may_follow_a_reset() {
+    let page = Page::new();
+    let embedded = Embedded::new("ib").unwrap();
+    let program = Program::new(&embedded);
+    for entry in 0..4 {
+        // Owned by the device, invalid.
+        page.set(entry * 64 + 60, 0xf1);
+    }
+    let (memory, umem) = program.umem(&page, 4096, LOCAL_WRITE).unwrap();
+    let (cq, output) = program.create(&program.cq(umem)).unwrap();
+    let cqn = NUMBER.get(&output);
+    let (qp, output) = program.create(&program.qp(umem, cqn)).unwrap();
+    let qpn = NUMBER.get(&output);
+    for entry in 0..3 {
+        program.connect(&qp, qpn);
+        post_nop(&page, qpn);
+        wait_until(|| page.get(entry * 64 + 60) & 0xf1 == 0);
+        program.modify(&qp, &Input::new(op::TO_RST_QP, 16).set(NUMBER, qpn));
+        page.set(SENDS as usize + 4, 0);
+    }
+    drop((qp, cq, memory));
     drop(program);
 }
 
