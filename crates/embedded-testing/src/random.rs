@@ -13,6 +13,7 @@ use std::sync::Arc;
 use embedded::{Drive, Embedded, Network};
 use rdmacm::abi as cm;
 use uverbs::abi::ids::*;
+use uverbs::abi::ioctl::Attr;
 use uverbs::abi::later::*;
 use uverbs::abi::write::cmd::*;
 use uverbs::abi::write::*;
@@ -21,11 +22,13 @@ use uverbs::{Context, QpAttrMask as Mask, QpType};
 use zerocopy::{FromZeros, IntoBytes};
 
 use mlx5::ioctl::ids::{
-    ATTR_CREATE_FLOW_DEST_QP, ATTR_CREATE_FLOW_FLAGS, ATTR_CREATE_FLOW_HANDLE,
-    ATTR_CREATE_FLOW_MATCH_VALUE, ATTR_CREATE_FLOW_MATCHER, ATTR_FLOW_MATCHER_CREATE_HANDLE,
-    ATTR_FLOW_MATCHER_DESTROY_HANDLE, ATTR_FLOW_MATCHER_FLOW_TYPE,
-    ATTR_FLOW_MATCHER_MATCH_CRITERIA, ATTR_FLOW_MATCHER_MATCH_MASK, FLOW_DROP, METHOD_CREATE_FLOW,
-    METHOD_FLOW_MATCHER_CREATE, METHOD_FLOW_MATCHER_DESTROY, OBJECT_FLOW_MATCHER,
+    ATTR_CREATE_FLOW_ACTIONS, ATTR_CREATE_FLOW_DEST_QP, ATTR_CREATE_FLOW_FLAGS,
+    ATTR_CREATE_FLOW_HANDLE, ATTR_CREATE_FLOW_MATCH_VALUE, ATTR_CREATE_FLOW_MATCHER,
+    ATTR_FLOW_MATCHER_CREATE_HANDLE, ATTR_FLOW_MATCHER_DESTROY_HANDLE, ATTR_FLOW_MATCHER_FLOW_TYPE,
+    ATTR_FLOW_MATCHER_MATCH_CRITERIA, ATTR_FLOW_MATCHER_MATCH_MASK, ATTR_MODIFY_HEADER_ACTIONS,
+    ATTR_MODIFY_HEADER_HANDLE, ATTR_MODIFY_HEADER_TABLE, FLOW_DROP, METHOD_CREATE_FLOW,
+    METHOD_FLOW_ACTION_MODIFY_HEADER, METHOD_FLOW_MATCHER_CREATE, METHOD_FLOW_MATCHER_DESTROY,
+    OBJECT_FLOW_MATCHER,
 };
 
 use crate::driver::*;
@@ -279,6 +282,10 @@ impl RandomDriver<'_> {
             QpType::RAW_PACKET,
         ];
         let kind = self.random.pick(&kinds);
+        self.create_qp_of(kind)
+    }
+
+    fn create_qp_of(&mut self, kind: QpType) -> Command {
         let shared = self.random.one_in(3);
         let xrc = matches!(kind, QpType::XRC_INI | QpType::XRC_TGT);
         let own = !shared && !xrc && kind != QpType::DRIVER;
@@ -756,7 +763,9 @@ impl RandomDriver<'_> {
                 );
             return command;
         }
-        let (matcher, qp) = (self.object(OBJECT_FLOW_MATCHER), self.object(OBJECT_QP));
+        let matcher = self.object(OBJECT_FLOW_MATCHER);
+        let packets = self.packets();
+        let qp = self.random.pick_mostly(&packets);
         command = Command::new(OBJECT_FLOW, METHOD_CREATE_FLOW);
         command
             .object(ATTR_CREATE_FLOW_HANDLE, 0)
@@ -764,25 +773,111 @@ impl RandomDriver<'_> {
             .object(ATTR_CREATE_FLOW_MATCHER, matcher.into());
         match self.random.one_in(3) {
             true => command.u32(ATTR_CREATE_FLOW_FLAGS, FLOW_DROP),
-            false => command.object(ATTR_CREATE_FLOW_DEST_QP, qp.into()),
+            false => command.object(ATTR_CREATE_FLOW_DEST_QP, qp),
         };
+        if self.random.one_in(3) {
+            let action = self.object(OBJECT_FLOW_ACTION);
+            command.input(ATTR_CREATE_FLOW_ACTIONS, &action.to_ne_bytes());
+        }
         command
     }
 
-    /// Builds a flow, mostly to a raw packet queue pair.
-    fn create_flow(&mut self) -> Command {
-        const LENGTHS: [(u32, u16); 4] = [(0x20, 40), (0x30, 32), (0x40, 16), (0x41, 16)];
-        let queue_pairs = self.client().queue_pairs.iter();
+    /// Builds a command on counters of flows, a flow action, or a flow that can use them.
+    fn flow_object_command(&mut self) -> Command {
+        let mut command;
+        match self.random.below(6) {
+            0 => {
+                command = Command::new(OBJECT_COUNTERS, METHOD_COUNTERS_CREATE);
+                command.object(ATTR_CREATE_COUNTERS_HANDLE, 0);
+            }
+            1 => {
+                let counters = self.object(OBJECT_COUNTERS);
+                command = Command::new(OBJECT_COUNTERS, METHOD_COUNTERS_READ);
+                command
+                    .object(ATTR_READ_COUNTERS_HANDLE, counters.into())
+                    .out(ATTR_READ_COUNTERS_BUFF, self.random.pick(&[0, 8, 24, 800]))
+                    .u32(ATTR_READ_COUNTERS_FLAGS, self.random.below(3) as u32);
+            }
+            2 => {
+                // Sets, or adds to, fields.
+                let count = 1 + self.random.below(3);
+                let actions = (0..count).flat_map(|_| {
+                    let kind = self.random.pick(&[0x10, 0x10, 0x20, 0x30]);
+                    [kind, self.random.below(0x18) as u8, 0, 16, 0, 0, 0, 80]
+                });
+                let actions: Vec<u8> = actions.collect();
+                command = Command::new(OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_MODIFY_HEADER);
+                command
+                    .object(ATTR_MODIFY_HEADER_HANDLE, 0)
+                    .input(ATTR_MODIFY_HEADER_ACTIONS, &actions)
+                    .constant(ATTR_MODIFY_HEADER_TABLE, self.random.below(8) / 7);
+            }
+            3 | 4 => command = self.create_flow(),
+            _ => {
+                let kind = self.random.pick(&[OBJECT_COUNTERS, OBJECT_FLOW_ACTION]);
+                command = destroy(kind, self.object(kind));
+            }
+        }
+        command
+    }
+
+    /// Adds the description of counters, in the arena, to a flow.
+    fn describe_counters(&mut self, flow: &mut Command) {
+        let address = match self.random.one_in(5) {
+            true => self.address(),
+            false => self.scratch(),
+        };
+        let points = [self.random.below(2) as u32, 2, 1, 0, 0, 300];
+        if let Some(at) = address.checked_sub(self.arena.address()) {
+            if at + 24 <= self.arena.len() as u64 {
+                self.arena.set(at as usize, points.as_bytes());
+            }
+        }
+        let count = self.random.pick_mostly(&[1u32, 2, 3]) as u32;
+        let [low, high] = [address as u32, (address >> 32) as u32];
+        flow.driver([1, 0, low, high, count, 0].as_bytes());
+    }
+
+    /// Returns the raw packet queue pairs.
+    fn packets(&self) -> Vec<u32> {
+        let queue_pairs = self.clients[self.current].queue_pairs.iter();
         let packets = queue_pairs.filter(|(_, pair)| pair.kind == QpType::RAW_PACKET);
-        let packets: Vec<_> = packets.map(|(handle, _)| *handle).collect();
+        packets.map(|(handle, _)| *handle).collect()
+    }
+
+    /// Builds a flow, mostly to a raw packet queue pair, or mostly creates one if there is
+    /// none.
+    fn create_flow(&mut self) -> Command {
+        let packets = self.packets();
+        if packets.is_empty() && !self.random.one_in(4) {
+            return self.create_qp_of(QpType::RAW_PACKET);
+        }
+        const LENGTHS: [(u32, u16); 4] = [(0x20, 40), (0x30, 32), (0x40, 16), (0x41, 16)];
         let mut body = CreateFlow {
             qp_handle: self.random.pick_mostly(&packets) as u32,
             ..CreateFlow::default()
         };
-        let kind = self.random.pick(&[0, 0, 0, 1, 2, 3]);
+        // With actions for all frames, or mostly for those that match.
+        let acts = self.random.one_in(2);
+        let kind = match acts {
+            true => 0,
+            false => self.random.pick(&[0, 0, 0, 1, 2, 3]),
+        };
         let count = if kind == 0 { self.random.below(4) } else { 0 };
         let mut specs = Vec::new();
+        let mut is_counted = false;
         for _ in 0..count {
+            if acts || self.random.one_in(4) {
+                let kind = self.random.pick(&[0x1000u32, 0x1002, 0x1003, 0x1003]);
+                let number = match kind {
+                    0x1000 => self.random.below(3) as u32,
+                    0x1002 => self.object(OBJECT_FLOW_ACTION),
+                    _ => self.object(OBJECT_COUNTERS),
+                };
+                is_counted |= kind == 0x1003;
+                specs.extend([kind, 16, number, 0].as_bytes());
+                continue;
+            }
             let (kind, length) = self.random.pick(&LENGTHS);
             specs.extend(kind.to_ne_bytes());
             specs.extend(length.to_ne_bytes());
@@ -799,6 +894,9 @@ impl RandomDriver<'_> {
             .constant(ATTR_WRITE_CMD, EX_CREATE_FLOW.into())
             .input(ATTR_CORE_IN, &[body.as_bytes(), &specs].concat())
             .out(ATTR_CORE_OUT, 8);
+        if is_counted && !self.random.one_in(4) {
+            self.describe_counters(&mut command);
+        }
         command
     }
 
@@ -855,7 +953,7 @@ impl RandomDriver<'_> {
     fn command(&mut self) -> Command {
         self.change = Change::None;
         self.moved = false;
-        let mut command = match self.random.below(31) {
+        let mut command = match self.random.below(33) {
             0 => {
                 let mut command = Command::write(CMD_ALLOC_PD, &AllocPd::default(), 4);
                 command.out(ATTR_UHW_OUT, 4);
@@ -870,6 +968,7 @@ impl RandomDriver<'_> {
             22..25 => self.work_queue_command(),
             25..27 => self.memory_command(),
             27..29 => self.matcher_command(),
+            29..31 => self.flow_object_command(),
             _ => self.destroy(),
         };
         if self.random.one_in(3) {
@@ -888,7 +987,10 @@ impl RandomDriver<'_> {
 
     fn mutate(&mut self, command: &mut Command) {
         let queues = [OBJECT_CQ, OBJECT_QP, OBJECT_SRQ, OBJECT_WQ];
-        let addresses = queues.contains(&command.header.object_id);
+        let is_flow =
+            |attr: &Attr| attr.attr_id == ATTR_WRITE_CMD && attr.data == u64::from(EX_CREATE_FLOW);
+        let addresses =
+            queues.contains(&command.header.object_id) || command.attrs.iter().any(is_flow);
         let region = command
             .attrs
             .iter()
@@ -1031,6 +1133,13 @@ impl RandomDriver<'_> {
                 let handle = created(&attrs, ATTR_FLOW_MATCHER_CREATE_HANDLE);
                 new(OBJECT_FLOW_MATCHER, handle);
             }
+            (OBJECT_COUNTERS, METHOD_COUNTERS_CREATE, _) => {
+                new(OBJECT_COUNTERS, created(&attrs, 0));
+            }
+            (OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_MODIFY_HEADER, _) => {
+                let handle = created(&attrs, ATTR_MODIFY_HEADER_HANDLE);
+                new(OBJECT_FLOW_ACTION, handle);
+            }
             (OBJECT_DM, METHOD_DM_ALLOC, _) => new(OBJECT_DM, created(&attrs, 0)),
             (OBJECT_MR, METHOD_DM_MR_REG, _) => {
                 new(OBJECT_MR, created(&attrs, 0));
@@ -1053,9 +1162,8 @@ impl RandomDriver<'_> {
             (kind, method, _) => {
                 // Only existing objects of the client can be destroyed.
                 let destroys = match kind {
-                    OBJECT_CQ | OBJECT_QP | OBJECT_SRQ | OBJECT_MR | OBJECT_WQ | OBJECT_DM => {
-                        method == 1
-                    }
+                    OBJECT_CQ | OBJECT_QP | OBJECT_SRQ | OBJECT_MR | OBJECT_WQ | OBJECT_DM
+                    | OBJECT_COUNTERS | OBJECT_FLOW_ACTION => method == 1,
                     OBJECT_FLOW_MATCHER => method == METHOD_FLOW_MATCHER_DESTROY,
                     OBJECT_PD | OBJECT_MW | OBJECT_AH | OBJECT_XRCD | OBJECT_RWQ_IND_TBL => {
                         method == 0
@@ -1241,6 +1349,8 @@ impl RandomDriver<'_> {
                 OBJECT_XRCD,
                 OBJECT_DM,
                 OBJECT_FLOW_MATCHER,
+                OBJECT_COUNTERS,
+                OBJECT_FLOW_ACTION,
                 OBJECT_PD,
             ];
             for kind in kinds {

@@ -351,6 +351,12 @@ pub fn destroy(object: u16, handle: u32) -> Command {
             ATTR_FLOW_MATCHER_DESTROY_HANDLE,
             0,
         ),
+        OBJECT_COUNTERS => (METHOD_COUNTERS_DESTROY, ATTR_DESTROY_COUNTERS_HANDLE, 0),
+        OBJECT_FLOW_ACTION => (
+            METHOD_FLOW_ACTION_DESTROY,
+            ATTR_DESTROY_FLOW_ACTION_HANDLE,
+            0,
+        ),
         OBJECT_DM => (METHOD_DM_FREE, ATTR_FREE_DM_HANDLE, 0),
         OBJECT_XRCD => (METHOD_XRCD_DESTROY, ATTR_DESTROY_XRCD_HANDLE, 0),
         _ => (METHOD_PD_DESTROY, ATTR_DESTROY_PD_HANDLE, 0),

@@ -33,7 +33,7 @@ const FIRST_PSV: Field = field(0x10, 23, 0);
 const PSV_ANSWER: usize = 0x20;
 const COUNTER_SET: Field = field(0x1c, 7, 0);
 /// Of QUERY_FLOW_COUNTER.
-const FLOW_COUNTER: Field = field(0x1c, 31, 0);
+pub(crate) const FLOW_COUNTER: Field = field(0x1c, 31, 0);
 /// The group of an ATTACH_TO_MCG.
 const GROUP: usize = 0x10;
 

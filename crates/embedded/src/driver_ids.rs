@@ -105,6 +105,17 @@ pub(crate) const ATTR_FLOW_COUNTERS: u16 = NAMESPACE + 7;
 pub(crate) const ATTR_FLOW_COUNTER_OFFSETS: u16 = NAMESPACE + 8;
 pub(crate) const ATTR_FLOW_FLAGS: u16 = NAMESPACE + 9;
 
+// Methods of flow actions that the driver adds, and their attributes.
+pub(crate) const METHOD_CHANGE_HEADER: u16 = NAMESPACE;
+pub(crate) const METHOD_REFORMAT: u16 = NAMESPACE + 1;
+pub(crate) const ATTR_CHANGE_HEADER_HANDLE: u16 = NAMESPACE;
+pub(crate) const ATTR_CHANGE_HEADER_ACTIONS: u16 = NAMESPACE + 1;
+pub(crate) const ATTR_CHANGE_HEADER_TABLE: u16 = NAMESPACE + 2;
+pub(crate) const ATTR_REFORMAT_HANDLE: u16 = NAMESPACE;
+pub(crate) const ATTR_REFORMAT_TYPE: u16 = NAMESPACE + 1;
+pub(crate) const ATTR_REFORMAT_TABLE: u16 = NAMESPACE + 2;
+pub(crate) const ATTR_REFORMAT_DATA: u16 = NAMESPACE + 3;
+
 // Methods of `OBJECT_UAR`, and their attributes.
 pub(crate) const METHOD_UAR_ALLOC: u16 = NAMESPACE;
 pub(crate) const METHOD_UAR_DESTROY: u16 = NAMESPACE + 1;

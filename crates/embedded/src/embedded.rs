@@ -139,6 +139,8 @@ impl Embedded {
                     ObjectData::Dm(dm) => ("device memory", dm.page, dm.length, 0),
                     ObjectData::Flow(_) => ("flow", 0, 0, 0),
                     ObjectData::Matcher(_) => ("flow matcher", 0, 0, 0),
+                    ObjectData::Counters(counters) => ("flow counters", counters.number, 0, 0),
+                    ObjectData::HeaderChange { number } => ("flow action", *number, 0, 0),
                     ObjectData::Uar { .. } => return None,
                     ObjectData::Umem { number } => ("DevX memory", *number, 0, 0),
                     ObjectData::Devx(object) => ("DevX object", object.number, 0, 0),

@@ -1,7 +1,8 @@
-//! Flow steering: rules that direct received frames to raw packet queue pairs, or drop them.
-//! All rules are in one flow table of the device; the first rule that a frame matches applies.
+//! Flow steering: rules that direct received frames to raw packet queue pairs or drop them, and
+//! count them or change their headers. All rules are in one flow table of the device; the first
+//! rule that a frame matches applies.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::RawFd;
 
 use softhca::bits::{Field, field, put_bytes};
@@ -11,9 +12,10 @@ use uverbs::abi::write::{CreateFlow, CreateFlowResp, DestroyFlow};
 use zerocopy::FromBytes;
 
 use crate::command::{Input, make, run};
+use crate::counters::Description;
 use crate::object::{Object, ObjectData};
 use crate::queues::require;
-use crate::request::Request;
+use crate::request::{Request, word};
 use crate::state::State;
 use crate::{Result, refuse};
 
@@ -34,6 +36,13 @@ const IPV4: u32 = 0x30;
 const IPV6: u32 = 0x31;
 const TCP: u32 = 0x40;
 const UDP: u32 = 0x41;
+/// Specifications from this one on are actions.
+const TAG: u32 = 0x1000;
+const DISCARD: u32 = 0x1001;
+const FLOW_ACTION: u32 = 0x1002;
+const COUNT: u32 = 0x1003;
+/// Tags have 24 bits.
+pub(crate) const MAX_TAG: u32 = (1 << 24) - 1;
 
 // Fields of the commands for flow tables.
 const TABLE: Field = field(0x14, 23, 0);
@@ -46,9 +55,13 @@ const RULE_INDEX: Field = field(0x20, 31, 0);
 const RULE_GROUP: Field = field(0x44, 31, 0);
 const RULE_TAG: Field = field(0x48, 23, 0);
 const RULE_ACTION: Field = field(0x4c, 15, 0);
-const DROP: u32 = 1 << 1;
-const FORWARD: u32 = 1 << 2;
+const ACTION_DROP: u32 = 1 << 1;
+const ACTION_FORWARD: u32 = 1 << 2;
+const ACTION_COUNT: u32 = 1 << 3;
+const ACTION_CHANGE_HEADER: u32 = 1 << 6;
 const RULE_DESTINATIONS: Field = field(0x50, 23, 0);
+const RULE_COUNTERS: Field = field(0x54, 23, 0);
+const RULE_HEADER_CHANGE: Field = field(0x5c, 31, 0);
 const RULE_VALUE: usize = 0x80;
 const RULE_LIST: usize = 0x340;
 const TO_TIR: u32 = 2 << 24;
@@ -162,32 +175,72 @@ impl Match {
     }
 }
 
-/// The action on matching frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Action {
-    Drop,
-    /// To a TIR. Their completions have the tag.
-    Forward {
-        tir: u32,
-        tag: u32,
-    },
+/// The specifications of a flow.
+#[derive(Clone, Copy, Debug, Default)]
+struct Specs {
+    what: Match,
+    tag: Option<u32>,
+    drop: bool,
+    /// The handle of a flow action.
+    action: Option<u32>,
+    /// The handle of counters.
+    counters: Option<u32>,
 }
 
-impl Action {
-    fn tir(self) -> Option<u32> {
-        match self {
-            Self::Drop => None,
-            Self::Forward { tir, .. } => Some(tir),
+impl Specs {
+    /// Adds a specification.
+    ///
+    /// # Errors
+    /// EINVAL for unknown ones, wrong lengths, and repeated actions and counters; EOPNOTSUPP
+    /// for others.
+    fn add(&mut self, kind: u32, parts: &[u8]) -> Result<()> {
+        match (kind, parts.len()) {
+            (..TAG, _) => self.what.add(kind, parts),
+            (TAG, 8) => {
+                let tag = word(parts, 0);
+                self.tag = Some(tag);
+                require(tag <= MAX_TAG)
+            }
+            (DISCARD, 0) => {
+                self.drop = true;
+                Ok(())
+            }
+            (FLOW_ACTION, 8) => require(self.action.replace(word(parts, 0)).is_none()),
+            (FLOW_ACTION, _) => refuse(libc::EOPNOTSUPP),
+            (COUNT, 8) => require(self.counters.replace(word(parts, 0)).is_none()),
+            _ => refuse(libc::EINVAL),
         }
     }
+}
 
-    /// Returns whether a rule can have both actions.
-    fn is_compatible(self, other: Self) -> bool {
-        match (self, other) {
-            (Self::Drop, Self::Drop) => true,
-            (Self::Forward { tag, .. }, Self::Forward { tag: other, .. }) => tag == other,
-            _ => false,
-        }
+/// The destination of matching frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Destination {
+    Drop,
+    /// The flow tables of the kernel, which has none here.
+    Kernel,
+    Tir(u32),
+}
+
+/// What a flow does with matching frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Actions {
+    pub(crate) destination: Destination,
+    /// The tag of their completions.
+    pub(crate) tag: Option<u32>,
+    /// The number of a counter.
+    pub(crate) counter: Option<u32>,
+    /// The number of a change of their headers.
+    pub(crate) header_change: Option<u32>,
+}
+
+impl Actions {
+    /// Returns whether a flow can share the rule of this one, which has created the rule.
+    fn permits(&self, other: &Self) -> bool {
+        let drops = |it: &Self| it.destination == Destination::Drop;
+        drops(self) == drops(other)
+            && self.header_change == other.header_change
+            && other.tag.is_none_or(|tag| tag == self.tag.unwrap_or(0))
     }
 }
 
@@ -196,8 +249,11 @@ impl Action {
 struct Rule {
     group: u32,
     what: Match,
-    /// The actions, one for each flow, all compatible.
-    actions: Vec<Action>,
+    /// The actions of the flow that created it: its tag and its change of headers are those
+    /// of all.
+    first: Actions,
+    /// The actions, one for each flow.
+    actions: Vec<Actions>,
 }
 
 /// The rules for received frames.
@@ -213,11 +269,13 @@ pub(crate) struct Flows {
 pub(crate) struct Flow {
     /// Index of its rule.
     index: u32,
-    action: Action,
+    actions: Actions,
 }
 
 impl State {
-    pub(crate) fn create_flow(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+    /// # Safety
+    /// As for [`State::execute`].
+    pub(crate) unsafe fn create_flow(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let bytes = request.bytes(ATTR_CORE_IN).unwrap_or_default();
         let Ok((requested, rest)) = CreateFlow::read_from_prefix(&bytes) else {
             return refuse(libc::ENOSPC);
@@ -225,7 +283,7 @@ impl State {
         let attr = requested.flow_attr;
         let reserved = requested.comp_mask != 0 || attr.reserved != [0; 2];
         require(!reserved && attr.num_of_specs <= MAX_SPECS && attr.port == 1)?;
-        let Some((mut specs, behind)) = rest.split_at_checked(attr.size.into()) else {
+        let Some((mut list, behind)) = rest.split_at_checked(attr.size.into()) else {
             return refuse(libc::EINVAL);
         };
         require(behind.iter().all(|byte| *byte == 0))?;
@@ -233,9 +291,9 @@ impl State {
         if attr.flags != 0 {
             return refuse(libc::EOPNOTSUPP);
         }
-        let mut what = Match::default();
+        let mut specs = Specs::default();
         for _ in 0..attr.num_of_specs {
-            let Some((header, after)) = specs.split_first_chunk::<8>() else {
+            let Some((header, after)) = list.split_first_chunk::<8>() else {
                 return refuse(libc::EINVAL);
             };
             let [a, b, c, d, low, high, reserved @ ..] = *header;
@@ -244,17 +302,18 @@ impl State {
             let Some((parts, after)) = parts.filter(|_| reserved == [0; 2]) else {
                 return refuse(libc::EINVAL);
             };
-            what.add(u32::from_ne_bytes([a, b, c, d]), parts)?;
-            specs = after;
+            specs.add(u32::from_ne_bytes([a, b, c, d]), parts)?;
+            list = after;
         }
-        require(specs.is_empty())?;
+        require(list.is_empty())?;
+        let description = Description::of(request)?;
         let last = LAST_PRIORITY;
         let priority = match attr.kind {
             MATCHING => attr.priority.into(),
             ALL | ALL_MULTICAST => {
                 require(attr.num_of_specs == 0)?;
                 if attr.kind == ALL_MULTICAST {
-                    what.bytes(DESTINATION_MAC, &[1], &[1]);
+                    specs.what.bytes(DESTINATION_MAC, &[1], &[1]);
                     last - 1
                 } else {
                     last
@@ -264,10 +323,30 @@ impl State {
         };
         require(attr.kind != MATCHING || priority < last - 1)?;
         let tir = self.tir_of(fd, requested.qp_handle)?;
-        let flow = self.add_flow(priority, what, Action::Forward { tir, tag: 0 })?;
+        let header_change = specs.action.map(|handle| {
+            let number = self.objects.header_change(fd, handle);
+            number.or(refuse(libc::EINVAL))
+        });
+        let header_change = header_change.transpose()?;
+        let counter = match specs.counters {
+            // SAFETY: guaranteed by the caller.
+            Some(handle) => Some(unsafe { self.describe_counters(fd, handle, description) }?),
+            None => None,
+        };
+        let actions = Actions {
+            destination: match specs.drop {
+                true => Destination::Drop,
+                false => Destination::Tir(tir),
+            },
+            tag: specs.tag,
+            counter,
+            header_change,
+        };
+        let flow = self.add_flow(priority, specs.what, actions)?;
+        let used = [specs.action, specs.counters].into_iter().flatten();
         let flow_handle = self.objects.insert(Object {
             file: fd,
-            dependencies: vec![requested.qp_handle],
+            dependencies: [requested.qp_handle].into_iter().chain(used).collect(),
             uses: 0,
             ranges: Vec::new(),
             data: ObjectData::Flow(flow),
@@ -299,18 +378,23 @@ impl State {
     /// Adds a flow to the rule with the same match and priority, or creates a rule.
     ///
     /// # Errors
-    /// EEXIST for another action than that of the rule; ENOSPC.
-    pub(crate) fn add_flow(&mut self, priority: u32, what: Match, action: Action) -> Result<Flow> {
+    /// EEXIST for actions that contradict those of the rule; ENOSPC.
+    pub(crate) fn add_flow(
+        &mut self,
+        priority: u32,
+        what: Match,
+        actions: Actions,
+    ) -> Result<Flow> {
         let first = priority * PER_PRIORITY;
         let last = first + (PER_PRIORITY - 1);
         let mut rules = self.flows.rules.range(first..=last);
         if let Some((index, rule)) = rules.find(|(_, rule)| rule.what == what) {
-            if !rule.actions.iter().all(|other| other.is_compatible(action)) {
+            if !rule.first.permits(&actions) {
                 return refuse(libc::EEXIST);
             }
             let index = *index;
-            self.set_actions(index, |actions| actions.push(action))?;
-            return Ok(Flow { index, action });
+            self.set_actions(index, |all| all.push(actions))?;
+            return Ok(Flow { index, actions });
         }
         let free = (first..=last).find(|index| !self.flows.rules.contains_key(index));
         let Some(index) = free else {
@@ -325,21 +409,22 @@ impl State {
         let rule = Rule {
             group,
             what,
+            first: actions,
             actions: Vec::new(),
         };
         self.flows.rules.insert(index, rule);
-        let set = self.set_actions(index, |actions| actions.push(action));
+        let set = self.set_actions(index, |all| all.push(actions));
         if set.is_err() {
             self.remove_rule(index)?;
         }
-        set.map(|()| Flow { index, action })
+        set.map(|()| Flow { index, actions })
     }
 
     /// Removes a flow; the last flow of a rule removes the rule.
     pub(crate) fn remove_flow(&mut self, flow: &Flow) -> Result<()> {
-        self.set_actions(flow.index, |actions| {
-            if let Some(at) = actions.iter().position(|action| *action == flow.action) {
-                actions.swap_remove(at);
+        self.set_actions(flow.index, |all| {
+            if let Some(at) = all.iter().position(|actions| *actions == flow.actions) {
+                all.swap_remove(at);
             }
         })?;
         let rule = self.flows.rules.get(&flow.index);
@@ -362,33 +447,44 @@ impl State {
     }
 
     /// Changes the actions of a rule. The device's rule is left unchanged if none remain.
-    fn set_actions(&mut self, index: u32, change: impl FnOnce(&mut Vec<Action>)) -> Result<()> {
+    fn set_actions(&mut self, index: u32, change: impl FnOnce(&mut Vec<Actions>)) -> Result<()> {
         let (Some(table), Some(rule)) = (self.flows.table, self.flows.rules.get_mut(&index)) else {
             return refuse(libc::EINVAL);
         };
         let mut actions = rule.actions.clone();
         change(&mut actions);
-        if let Some(first) = actions.first() {
-            // Each TIR receives a frame once.
-            let mut tirs: Vec<u32> = actions.iter().filter_map(|action| action.tir()).collect();
-            tirs.sort_unstable();
-            tirs.dedup();
-            let (action, tag) = match first {
-                Action::Drop => (DROP, 0),
-                Action::Forward { tag, .. } => (FORWARD, *tag),
+        if !actions.is_empty() {
+            // Each TIR receives a frame once, and each counter counts it once.
+            let tirs = sorted(actions.iter().filter_map(|it| match it.destination {
+                Destination::Tir(tir) => Some(tir),
+                Destination::Drop | Destination::Kernel => None,
+            }));
+            let counters = sorted(actions.iter().filter_map(|it| it.counter));
+            let mut action = match rule.first.destination {
+                Destination::Drop => ACTION_DROP,
+                Destination::Kernel | Destination::Tir(_) => ACTION_FORWARD,
             };
-            let length = RULE_LIST + 8 * tirs.len();
+            if !counters.is_empty() {
+                action |= ACTION_COUNT;
+            }
+            if rule.first.header_change.is_some() {
+                action |= ACTION_CHANGE_HEADER;
+            }
+            let entries = tirs.iter().map(|tir| TO_TIR | tir);
+            let entries = entries.chain(counters.iter().copied());
+            let length = RULE_LIST + 8 * (tirs.len() + counters.len());
             let mut input = Input::new(op::SET_FLOW_TABLE_ENTRY, length)
                 .set(TABLE, table)
                 .set(RULE_INDEX, index)
                 .set(RULE_GROUP, rule.group)
-                .set(RULE_TAG, tag)
+                .set(RULE_TAG, rule.first.tag.unwrap_or(0))
                 .set(RULE_ACTION, action)
                 .set(RULE_DESTINATIONS, tirs.len() as u32)
+                .set(RULE_COUNTERS, counters.len() as u32)
+                .set(RULE_HEADER_CHANGE, rule.first.header_change.unwrap_or(0))
                 .bytes(RULE_VALUE, &rule.what.value.0);
-            for (number, tir) in tirs.into_iter().enumerate() {
-                let entry = (TO_TIR | tir).to_be_bytes();
-                input = input.bytes(RULE_LIST + 8 * number, &entry);
+            for (number, entry) in entries.enumerate() {
+                input = input.bytes(RULE_LIST + 8 * number, &entry.to_be_bytes());
             }
             run(&mut self.hca, &input, 16)?;
         }
@@ -410,6 +506,11 @@ impl State {
             .set(GROUP, rule.group);
         run(&mut self.hca, &input, 16).map(drop)
     }
+}
+
+/// Returns numbers without duplicates.
+fn sorted(numbers: impl Iterator<Item = u32>) -> Vec<u32> {
+    numbers.collect::<BTreeSet<u32>>().into_iter().collect()
 }
 
 #[cfg(test)]

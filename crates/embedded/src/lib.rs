@@ -33,6 +33,7 @@
 mod addresses;
 mod cm;
 mod command;
+mod counters;
 mod descriptors;
 mod device;
 mod device_memory;

@@ -1,12 +1,16 @@
 //! Flows in the device's format: a matcher selects bits of the outer headers, and flows of it
-//! have the values (`MLX5_IB_OBJECT_FLOW_MATCHER`, `MLX5_IB_METHOD_CREATE_FLOW`).
+//! have the values (`MLX5_IB_OBJECT_FLOW_MATCHER`, `MLX5_IB_METHOD_CREATE_FLOW`). Flow
+//! actions change headers (`MLX5_IB_METHOD_FLOW_ACTION_CREATE_MODIFY_HEADER`).
 
 use std::os::fd::RawFd;
 
+use softhca::bits::{Field, field};
 use softhca::command::opcode as op;
+use softhca::profile::{Group, cap};
 
+use crate::command::{Input, make};
 use crate::driver_ids::*;
-use crate::flow::{Action, Headers, LAST_PRIORITY, Match, OUTER_HEADERS};
+use crate::flow::{Actions, Destination, Headers, LAST_PRIORITY, MAX_TAG, Match, OUTER_HEADERS};
 use crate::object::{Object, ObjectData};
 use crate::queues::require;
 use crate::request::Request;
@@ -22,8 +26,13 @@ const SENT: u32 = 1 << 2;
 /// `MLX5_IB_ATTR_CREATE_FLOW_FLAGS_DEFAULT_MISS` and `..._DROP`.
 const DEFAULT_MISS: u32 = 1 << 0;
 const DROP: u32 = 1 << 1;
-/// Tags have 24 bits.
-const MAX_TAG: u32 = (1 << 24) - 1;
+/// Known types of flow tables: for received frames, sent ones, and others.
+const TABLES: std::ops::RangeInclusive<u64> = 0..=4;
+/// Bytes of an action on headers.
+const CHANGE: usize = 8;
+/// Of ALLOC_MODIFY_HEADER_CONTEXT: the number of actions, and the first one.
+const CHANGE_COUNT: Field = field(0xc, 7, 0);
+const CHANGES: usize = 0x10;
 
 /// A matcher.
 #[derive(Clone, Copy, Debug)]
@@ -86,39 +95,61 @@ impl State {
         let qp = request.optional_handle(ATTR_FLOW_QP);
         let devx = request.optional_handle(ATTR_FLOW_DEVX);
         let tag = match request.has(ATTR_FLOW_TAG) {
-            true => request.value(ATTR_FLOW_TAG)?,
-            false => 0,
+            true => Some(request.value(ATTR_FLOW_TAG)?),
+            false => None,
         };
-        require(tag <= MAX_TAG)?;
-        let forward = |tir| Action::Forward { tir, tag };
+        require(tag.is_none_or(|tag| tag <= MAX_TAG))?;
         let mut dependencies = vec![matcher_handle];
         dependencies.extend(qp.or(devx));
-        let action = match (qp, devx, flags) {
-            (Some(qp), None, 0) => forward(self.tir_of(fd, qp)?),
+        let destination = match (qp, devx, flags) {
+            (Some(qp), None, 0) => Destination::Tir(self.tir_of(fd, qp)?),
             (None, Some(object), 0) => match &self.objects.get(fd, object)?.data {
                 ObjectData::Devx(object) if object.opcode == op::CREATE_TIR => {
-                    forward(object.number)
+                    Destination::Tir(object.number)
                 }
                 ObjectData::Devx(object) if object.opcode == op::CREATE_FLOW_TABLE => {
                     return refuse(libc::EOPNOTSUPP);
                 }
                 _ => return refuse(libc::EINVAL),
             },
-            (None, None, DROP) => Action::Drop,
-            (None, None, DEFAULT_MISS) => return refuse(libc::EOPNOTSUPP),
+            (None, None, DROP) => Destination::Drop,
+            (None, None, DEFAULT_MISS) => Destination::Kernel,
             // No destination, or several.
             _ => return refuse(libc::EINVAL),
         };
-        let unsupported = [ATTR_FLOW_ACTIONS, ATTR_FLOW_COUNTERS];
-        if unsupported.into_iter().any(|id| request.has(id)) {
-            return refuse(libc::EOPNOTSUPP);
+        let mut counter = None;
+        for handle in request.handles(ATTR_FLOW_COUNTERS) {
+            if request.has(ATTR_FLOW_COUNTER_OFFSETS) {
+                // The device has no series of counters that offsets could select from.
+                let offsets = request.bytes(ATTR_FLOW_COUNTER_OFFSETS);
+                require(offsets.is_some_and(|offsets| offsets == [0; 4]))?;
+            }
+            match &self.objects.get(fd, handle)?.data {
+                ObjectData::Devx(object) if object.opcode == op::ALLOC_FLOW_COUNTER => {
+                    counter = Some(object.number);
+                }
+                _ => return refuse(libc::EINVAL),
+            }
+            dependencies.push(handle);
+        }
+        let mut header_change = None;
+        for handle in request.handles(ATTR_FLOW_ACTIONS) {
+            let change = self.objects.header_change(fd, handle)?;
+            require(header_change.replace(change).is_none())?;
+            dependencies.push(handle);
         }
         let value = request.bytes(ATTR_FLOW_VALUE).unwrap_or_default();
         let mut value = outer_headers(&value)?;
         for (byte, mask) in value.0.iter_mut().zip(mask.0) {
             *byte &= mask;
         }
-        let flow = self.add_flow(priority.into(), Match { mask, value }, action)?;
+        let actions = Actions {
+            destination,
+            tag,
+            counter,
+            header_change,
+        };
+        let flow = self.add_flow(priority.into(), Match { mask, value }, actions)?;
         let handle = self.objects.insert(Object {
             file: fd,
             dependencies,
@@ -127,6 +158,35 @@ impl State {
             data: ObjectData::Flow(flow),
         });
         request.set_handle(ATTR_FLOW_HANDLE, handle);
+        Ok(())
+    }
+    pub(crate) fn create_header_change(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let changes = request
+            .bytes(ATTR_CHANGE_HEADER_ACTIONS)
+            .unwrap_or_default();
+        let table: u64 = request.constant(ATTR_CHANGE_HEADER_TABLE)?;
+        let flow_tables = self.hca.settings().profile.group(Group::FlowTable);
+        let most = cap::FT_HEADER_CHANGE_ACTIONS.get(&flow_tables);
+        if most == 0 {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        require(changes.len() % CHANGE == 0 && TABLES.contains(&table))?;
+        let count = (changes.len() / CHANGE) as u32;
+        if table != RECEIVED || count > most {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let input = Input::new(op::ALLOC_MODIFY_HEADER_CONTEXT, CHANGES + changes.len())
+            .set(CHANGE_COUNT, count)
+            .bytes(CHANGES, &changes);
+        let number = make(&mut self.hca, &input)?;
+        let handle = self.objects.insert(Object {
+            file: fd,
+            dependencies: Vec::new(),
+            uses: 0,
+            ranges: Vec::new(),
+            data: ObjectData::HeaderChange { number },
+        });
+        request.set_handle(ATTR_CHANGE_HEADER_HANDLE, handle);
         Ok(())
     }
 }

@@ -121,6 +121,17 @@ impl State {
             }
             (OBJECT_FLOW, METHOD_FLOW_CREATE) => self.create_matched_flow(fd, request),
             (OBJECT_FLOW, METHOD_FLOW_DESTROY) => self.remove(fd, request, ATTR_FLOW_HANDLE),
+            (OBJECT_COUNTERS, METHOD_COUNTERS_CREATE) => self.create_counters(fd, request),
+            (OBJECT_COUNTERS, METHOD_COUNTERS_READ) => self.read_counters(fd, request),
+            (OBJECT_COUNTERS, METHOD_COUNTERS_DESTROY) => {
+                self.remove(fd, request, ATTR_DESTROY_COUNTERS_HANDLE)
+            }
+            (OBJECT_FLOW_ACTION, METHOD_CHANGE_HEADER) => self.create_header_change(fd, request),
+            // The device has no tunnels.
+            (OBJECT_FLOW_ACTION, METHOD_REFORMAT) => refuse(libc::EOPNOTSUPP),
+            (OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_DESTROY) => {
+                self.remove(fd, request, ATTR_DESTROY_FLOW_ACTION_HANDLE)
+            }
             (OBJECT_UAR, METHOD_UAR_ALLOC) => self.alloc_uar(fd, request),
             (OBJECT_UAR, METHOD_UAR_DESTROY) => self.remove(fd, request, ATTR_UAR_HANDLE),
             _ => refuse(libc::EPROTONOSUPPORT),
@@ -283,6 +294,8 @@ impl State {
             | ObjectData::Dm(_)
             | ObjectData::Flow(_)
             | ObjectData::Matcher(_)
+            | ObjectData::Counters(_)
+            | ObjectData::HeaderChange { .. }
             | ObjectData::Uar { .. }
             | ObjectData::Umem { .. }
             | ObjectData::Devx(_) => {}
@@ -337,6 +350,8 @@ impl State {
             | ObjectData::Ah
             | ObjectData::Flow(_)
             | ObjectData::Matcher(_)
+            | ObjectData::Counters(_)
+            | ObjectData::HeaderChange { .. }
             | ObjectData::Umem { .. } => {}
             ObjectData::Devx(_) => self.unsubscribe_object(handle),
             ObjectData::Uar { slot, .. } => {

@@ -9,6 +9,7 @@ use softhca::command::opcode as op;
 use uverbs::abi::write::ModifyQp;
 use uverbs::{AccessFlags, QpType};
 
+use crate::counters::Counters;
 use crate::devx::DevxObject;
 use crate::driver_ids;
 use crate::dynamic::Target;
@@ -207,6 +208,11 @@ pub(crate) enum ObjectData {
     /// A steering rule that directs packets to a queue pair.
     Flow(Flow),
     Matcher(Matcher),
+    Counters(Counters),
+    /// A flow action: a change of headers.
+    HeaderChange {
+        number: u32,
+    },
     /// A UAR: its number in the device, and its slot in the context's file.
     Uar {
         number: u32,
@@ -238,6 +244,8 @@ impl ObjectData {
             Self::Dm(_) => ids::OBJECT_DM,
             Self::Flow(_) => ids::OBJECT_FLOW,
             Self::Matcher(_) => driver_ids::OBJECT_FLOW_MATCHER,
+            Self::Counters(_) => ids::OBJECT_COUNTERS,
+            Self::HeaderChange { .. } => ids::OBJECT_FLOW_ACTION,
             Self::Uar { .. } => driver_ids::OBJECT_UAR,
             Self::Umem { .. } => driver_ids::OBJECT_DEVX_UMEM,
             Self::Devx(_) => driver_ids::OBJECT_DEVX_OBJ,
@@ -296,6 +304,7 @@ typed! {
     xrcd, xrcd_mut: Xrcd(Xrcd);
     dm, dm_mut: Dm(DeviceMemory);
     matcher, matcher_mut: Matcher(Matcher);
+    counters, counters_mut: Counters(Counters);
 }
 
 impl Objects {
@@ -345,6 +354,14 @@ impl Objects {
     pub(crate) fn pd(&self, file: RawFd, handle: u32) -> Result<u32> {
         match self.get(file, handle)?.data {
             ObjectData::Pd { number } => Ok(number),
+            _ => refuse(libc::EINVAL),
+        }
+    }
+
+    /// Returns the device's number of a change of headers.
+    pub(crate) fn header_change(&self, file: RawFd, handle: u32) -> Result<u32> {
+        match self.get(file, handle)?.data {
+            ObjectData::HeaderChange { number } => Ok(number),
             _ => refuse(libc::EINVAL),
         }
     }

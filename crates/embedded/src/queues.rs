@@ -844,6 +844,8 @@ impl State {
                 let flow = *flow;
                 return self.remove_flow(&flow);
             }
+            ObjectData::Counters(counters) => (op::DEALLOC_FLOW_COUNTER, counters.number),
+            ObjectData::HeaderChange { number } => (op::DEALLOC_MODIFY_HEADER_CONTEXT, *number),
             ObjectData::Uar { number, .. } => (op::DEALLOC_UAR, *number),
             ObjectData::Umem { number } => (op::DESTROY_UMEM, *number),
             ObjectData::Devx(it) => {

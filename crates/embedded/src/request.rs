@@ -127,12 +127,15 @@ impl Request {
                         return refuse(libc::EINVAL);
                     }
                 }
-                Form::Objects => {
-                    if attr.len == 0 || attr.len % 4 != 0 {
+                Form::Objects { kind, max } => {
+                    if attr.len % 4 != 0 || !(1..=max).contains(&(attr.len / 4)) {
                         return refuse(libc::EINVAL);
                     }
                     if length > INLINE {
                         copyable(attr.data, length, Access::Read)?;
+                    }
+                    for handle in self.handles(attr.attr_id) {
+                        object(&Form::Object(kind), handle.into())?;
                     }
                 }
                 Form::Out { min, max } => {
@@ -250,6 +253,15 @@ impl Request {
     pub(crate) fn optional_handle(&self, id: u16) -> Option<u32> {
         let (_, attr) = self.find(id)?;
         u32::try_from(attr.data).ok()
+    }
+
+    /// Returns the handles of a list of objects; none if it is not present. As for
+    /// [`optional_handle`](Self::optional_handle).
+    pub(crate) fn handles(&self, id: u16) -> Vec<u32> {
+        let bytes = self.bytes(id).unwrap_or_default();
+        (0..bytes.len() / 4)
+            .map(|at| word(&bytes, 4 * at))
+            .collect()
     }
 
     /// Returns a descriptor that the command names, if present.

@@ -32,8 +32,8 @@ pub(crate) enum Form {
     Fd(FileKind),
     /// A value of an enumeration, with the data that belongs to it, of these lengths.
     Enum(&'static [u16]),
-    /// Handles of objects.
-    Objects,
+    /// Handles of up to `max` objects of a type, at least one.
+    Objects { kind: u16, max: u16 },
 }
 
 /// An attribute of a method.
@@ -399,6 +399,24 @@ pub(crate) fn method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> 
                 ]
             }
         }
+        (OBJECT_COUNTERS, METHOD_COUNTERS_CREATE) => {
+            &const { [new_object(ATTR_CREATE_COUNTERS_HANDLE)] }
+        }
+        (OBJECT_COUNTERS, METHOD_COUNTERS_DESTROY) => {
+            &const { [object(ATTR_DESTROY_COUNTERS_HANDLE, OBJECT_COUNTERS)] }
+        }
+        (OBJECT_COUNTERS, METHOD_COUNTERS_READ) => {
+            &const {
+                [
+                    object(ATTR_READ_COUNTERS_HANDLE, OBJECT_COUNTERS),
+                    out_struct(ATTR_READ_COUNTERS_BUFF, 0),
+                    flags(ATTR_READ_COUNTERS_FLAGS),
+                ]
+            }
+        }
+        (OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_DESTROY) => {
+            &const { [object(ATTR_DESTROY_FLOW_ACTION_HANDLE, OBJECT_FLOW_ACTION)] }
+        }
         (OBJECT_DM, METHOD_DM_FREE) => &const { [object(ATTR_FREE_DM_HANDLE, OBJECT_DM)] },
         (OBJECT_MR, METHOD_MR_DESTROY) => &const { [object(ATTR_DESTROY_MR_HANDLE, OBJECT_MR)] },
         (OBJECT_MW, METHOD_MW_DESTROY) => &const { [object(ATTR_DESTROY_MW_HANDLE, OBJECT_MW)] },
@@ -566,21 +584,48 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
         }
         (OBJECT_FLOW, METHOD_FLOW_CREATE) => {
             &const {
+                let actions = Form::Objects {
+                    kind: OBJECT_FLOW_ACTION,
+                    max: 2,
+                };
+                let counters = Form::Objects {
+                    kind: OBJECT_DEVX_OBJ,
+                    max: 1,
+                };
                 [
                     new_object(ATTR_FLOW_HANDLE),
                     match_parameters(ATTR_FLOW_VALUE),
                     object(ATTR_FLOW_QP, OBJECT_QP).optional(),
                     object(ATTR_FLOW_DEVX, OBJECT_DEVX_OBJ).optional(),
                     object(ATTR_FLOW_MATCHER, OBJECT_FLOW_MATCHER),
-                    Spec::new(ATTR_FLOW_ACTIONS, Form::Objects).optional(),
+                    Spec::new(ATTR_FLOW_ACTIONS, actions).optional(),
                     exactly(ATTR_FLOW_TAG, 4).optional(),
-                    Spec::new(ATTR_FLOW_COUNTERS, Form::Objects).optional(),
+                    Spec::new(ATTR_FLOW_COUNTERS, counters).optional(),
                     in_struct(ATTR_FLOW_COUNTER_OFFSETS, 4).optional(),
                     flags(ATTR_FLOW_FLAGS),
                 ]
             }
         }
         (OBJECT_FLOW, METHOD_FLOW_DESTROY) => &const { [object(ATTR_FLOW_HANDLE, OBJECT_FLOW)] },
+        (OBJECT_FLOW_ACTION, METHOD_CHANGE_HEADER) => {
+            &const {
+                [
+                    new_object(ATTR_CHANGE_HEADER_HANDLE),
+                    in_struct(ATTR_CHANGE_HEADER_ACTIONS, 8),
+                    constant(ATTR_CHANGE_HEADER_TABLE),
+                ]
+            }
+        }
+        (OBJECT_FLOW_ACTION, METHOD_REFORMAT) => {
+            &const {
+                [
+                    new_object(ATTR_REFORMAT_HANDLE),
+                    constant(ATTR_REFORMAT_TYPE),
+                    constant(ATTR_REFORMAT_TABLE),
+                    in_struct(ATTR_REFORMAT_DATA, 1).optional(),
+                ]
+            }
+        }
         (OBJECT_UAR, METHOD_UAR_DESTROY) => &const { [object(ATTR_UAR_HANDLE, OBJECT_UAR)] },
         _ => return None,
     })

@@ -51,6 +51,23 @@ pub(crate) fn copyable(address: u64, length: u64, need: Access) -> Result<()> {
     pin(address, length, need).or(refuse(libc::EFAULT))
 }
 
+/// Copies data that a command points to (`copy_from_user`).
+///
+/// # Errors
+/// EFAULT if they are not mapped.
+///
+/// # Safety
+/// The memory must stay valid, and not be written, during the call, if it is mapped.
+pub(crate) unsafe fn copy_in(address: u64, length: usize) -> Result<Vec<u8>> {
+    copyable(address, length as u64, Access::Read)?;
+    let mut bytes = vec![0; length];
+    let from = std::ptr::with_exposed_provenance::<u8>(address as usize);
+    // SAFETY: the memory is readable, by the check and the caller; the vector is new, so the
+    // two do not overlap.
+    unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), length) };
+    Ok(bytes)
+}
+
 /// Returns whether whole pages are mapped and permit the access.
 fn is_mapped(first: u64, length: u64, need: Access) -> bool {
     static CAN_POPULATE: OnceLock<bool> = OnceLock::new();

@@ -174,7 +174,8 @@ impl State {
                 }
                 self.destroy(fd, requested.ind_tbl_handle, OBJECT_RWQ_IND_TBL)?;
             }
-            EX_CREATE_FLOW => return self.create_flow(fd, request),
+            // SAFETY: guaranteed by the caller.
+            EX_CREATE_FLOW => return unsafe { self.create_flow(fd, request) },
             EX_DESTROY_FLOW => return self.destroy_flow(fd, request),
             // SAFETY: guaranteed by the caller.
             CMD_OPEN_XRCD => return unsafe { self.open_xrcd(fd, request) },

@@ -265,7 +265,8 @@ pub mod cap {
     pub(crate) const FT_MODIFY: Field = flag(0x40, 25);
     pub(crate) const FT_LOG_MAX_SIZE: Field = field(0x44, 29, 24);
     pub(crate) const FT_LOG_MAX_HEADER_CHANGES: Field = field(0x44, 23, 16);
-    pub(crate) const FT_HEADER_CHANGE_ACTIONS: Field = field(0x44, 15, 8);
+    /// Maximum number of actions on headers.
+    pub const FT_HEADER_CHANGE_ACTIONS: Field = field(0x44, 15, 8);
     pub(crate) const FT_MAX_LEVEL: Field = field(0x44, 7, 0);
     pub(crate) const FT_LOG_MAX_NUM: Field = field(0x4c, 7, 0);
     pub(crate) const FT_LOG_MAX_DESTINATION: Field = field(0x50, 7, 0);

@@ -76,7 +76,7 @@ pub fn destroy_action(context: &Context, action: FlowActionHandle) -> Result<(),
     // SAFETY: no input is added.
     let mut ioctl = unsafe { Ioctl::driver(&FLOW_ACTION_DESTROY) };
     ioctl.acts_on(action.0);
-    ioctl.handle(ATTR_FLOW_ACTION_DESTROY_HANDLE, action.0);
+    ioctl.handle(ATTR_DESTROY_FLOW_ACTION_HANDLE, action.0);
     ioctl.run(context).map(drop)
 }
 

@@ -1,6 +1,9 @@
 //! Objects, methods and attributes that mlx5_ib adds to the ioctl interface
 //! (include/uapi/rdma/mlx5_user_ioctl_cmds.h and mlx5_user_ioctl_verbs.h).
 
+pub use uverbs::abi::ids::{
+    ATTR_DESTROY_FLOW_ACTION_HANDLE, METHOD_FLOW_ACTION_DESTROY, OBJECT_FLOW_ACTION,
+};
 pub use uverbs::driver::NAMESPACE;
 
 /// `MLX5_IB_OBJECT_UAR`.
@@ -203,12 +206,6 @@ pub const ATTR_PP_ALLOC_FLAGS: u16 = NAMESPACE + 2;
 /// `MLX5_IB_ATTR_PP_OBJ_ALLOC_INDEX`.
 pub const ATTR_PP_ALLOC_INDEX: u16 = NAMESPACE + 3;
 
-/// `UVERBS_OBJECT_FLOW_ACTION`.
-pub const OBJECT_FLOW_ACTION: u16 = 13;
-/// `UVERBS_METHOD_FLOW_ACTION_DESTROY`.
-pub const METHOD_FLOW_ACTION_DESTROY: u16 = 1;
-/// `UVERBS_ATTR_DESTROY_FLOW_ACTION_HANDLE`.
-pub const ATTR_FLOW_ACTION_DESTROY_HANDLE: u16 = 0;
 /// `MLX5_IB_METHOD_FLOW_ACTION_CREATE_MODIFY_HEADER`.
 pub const METHOD_FLOW_ACTION_MODIFY_HEADER: u16 = NAMESPACE;
 /// `MLX5_IB_ATTR_CREATE_MODIFY_HEADER_HANDLE`.

@@ -162,6 +162,10 @@ pub const ATTR_ALLOC_DM_ALIGNMENT: u16 = 2;
 // Attributes of `METHOD_DM_FREE`.
 pub const ATTR_FREE_DM_HANDLE: u16 = 0;
 
+// The method of flow actions, and its attribute.
+pub const METHOD_FLOW_ACTION_DESTROY: u16 = 1;
+pub const ATTR_DESTROY_FLOW_ACTION_HANDLE: u16 = 0;
+
 // Methods of counters.
 pub const METHOD_COUNTERS_CREATE: u16 = 0;
 pub const METHOD_COUNTERS_DESTROY: u16 = 1;

@@ -1,0 +1,174 @@
+//! Counters of flows: an object has one counter of the device, which counts packets and bytes.
+//! The first flow that uses it says which of the object's values are packets, and which bytes
+//! (`mlx5_ib_read_counters`, `mlx5_ib_flow_counters_set_data`).
+
+use std::os::fd::RawFd;
+
+use softhca::bits::get64;
+use softhca::command::opcode as op;
+use uverbs::abi::ids::*;
+use zerocopy::IntoBytes;
+
+use crate::command::{Input, make, run};
+use crate::devx::FLOW_COUNTER;
+use crate::object::{Object, ObjectData};
+use crate::queues::require;
+use crate::request::{Request, long, word};
+use crate::state::State;
+use crate::user::copy_in;
+use crate::{Result, refuse};
+
+/// `IB_UVERBS_READ_COUNTERS_PREFER_CACHED`.
+const PREFER_CACHED: u32 = 1 << 0;
+/// Packets and bytes (`enum ib_counters_description`).
+const DESCRIPTIONS: u32 = 2;
+/// Offset of their counts in the device's answer, and the length of the answer.
+const COUNTS: usize = 0x10;
+const ANSWER: usize = COUNTS + 8 * DESCRIPTIONS as usize;
+/// Bytes of a [`Point`] in memory, and the maximum number of them.
+const POINT: usize = 8;
+const MAX_POINTS: u32 = u16::MAX as u32 / POINT as u32;
+
+/// Counters of flows.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    /// The device's counter.
+    pub(crate) number: u32,
+    /// What the values count. Without meaning if no flow uses them.
+    points: Vec<Point>,
+}
+
+/// What a value counts.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    /// 0 packets, 1 bytes.
+    description: u32,
+    /// The value's index.
+    index: u32,
+}
+
+/// The description of counters that a flow can bring, in memory of the program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Description {
+    address: u64,
+    count: u32,
+}
+
+impl Description {
+    /// Reads the driver data of a flow (`struct mlx5_ib_create_flow`); `None` if they have no
+    /// description.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP for shorter or unknown data; EINVAL for several descriptions.
+    pub(crate) fn of(request: &Request) -> Result<Option<Self>> {
+        const HEADER: usize = 8;
+        const LENGTH: usize = HEADER + 16;
+        let room = request.driver_length();
+        if room == 0 {
+            return Ok(None);
+        }
+        if room < HEADER {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        let data = request.driver::<LENGTH>();
+        let expected = match word(&data, 0) {
+            0 => HEADER,
+            1 => LENGTH,
+            _ => return refuse(libc::EINVAL),
+        };
+        if !request.driver_is_cleared(expected) {
+            return refuse(libc::EOPNOTSUPP);
+        }
+        require(room >= expected)?;
+        Ok((expected == LENGTH).then(|| Self {
+            address: long(&data, HEADER),
+            count: word(&data, HEADER + 8),
+        }))
+    }
+
+    /// Reads what the values count.
+    ///
+    /// # Errors
+    /// EFAULT; EINVAL for too many, or something else than packets and bytes.
+    ///
+    /// # Safety
+    /// As for [`copy_in`].
+    unsafe fn points(self) -> Result<Vec<Point>> {
+        require(self.count <= MAX_POINTS)?;
+        // SAFETY: guaranteed by the caller.
+        let bytes = unsafe { copy_in(self.address, self.count as usize * POINT) }?;
+        let points = bytes.chunks_exact(POINT).map(|bytes| Point {
+            description: word(bytes, 0),
+            index: word(bytes, 4),
+        });
+        let points: Vec<Point> = points.collect();
+        require(points.iter().all(|it| it.description < DESCRIPTIONS))?;
+        Ok(points)
+    }
+}
+
+impl State {
+    pub(crate) fn create_counters(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let number = make(&mut self.hca, &Input::new(op::ALLOC_FLOW_COUNTER, 16))?;
+        let handle = self.objects.insert(Object {
+            file: fd,
+            dependencies: Vec::new(),
+            uses: 0,
+            ranges: Vec::new(),
+            data: ObjectData::Counters(Counters {
+                number,
+                points: Vec::new(),
+            }),
+        });
+        request.set_handle(ATTR_CREATE_COUNTERS_HANDLE, handle);
+        Ok(())
+    }
+
+    pub(crate) fn read_counters(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let handle = request.handle(ATTR_READ_COUNTERS_HANDLE)?;
+        require(self.objects.get(fd, handle)?.uses != 0)?;
+        request.flags(ATTR_READ_COUNTERS_FLAGS, PREFER_CACHED)?;
+        let Counters { number, points } = self.objects.counters(fd, handle)?;
+        let mut values = vec![0u64; request.room(ATTR_READ_COUNTERS_BUFF) / 8];
+        let query = Input::new(op::QUERY_FLOW_COUNTER, 0x20).set(FLOW_COUNTER, *number);
+        let counts = run(&mut self.hca, &query, ANSWER)?;
+        for point in points {
+            let Some(value) = values.get_mut(point.index as usize) else {
+                return refuse(libc::EINVAL);
+            };
+            let count = get64(&counts, COUNTS + 8 * point.description as usize);
+            *value = value.wrapping_add(count);
+        }
+        request.put(ATTR_READ_COUNTERS_BUFF, values.as_bytes());
+        Ok(())
+    }
+
+    /// Returns the number of the device's counter of an object that a new flow names. A flow
+    /// describes counters that no flow uses.
+    ///
+    /// # Errors
+    /// EINVAL if there is no such object, if it needs a description or already has one; those
+    /// of the description.
+    ///
+    /// # Safety
+    /// As for [`State::execute`].
+    pub(crate) unsafe fn describe_counters(
+        &mut self,
+        fd: RawFd,
+        handle: u32,
+        description: Option<Description>,
+    ) -> Result<u32> {
+        let is_used = (self.objects.get(fd, handle)).is_ok_and(|object| object.uses != 0);
+        let counters = (self.objects.counters_mut(fd, handle)).or(refuse(libc::EINVAL))?;
+        let is_described = is_used && !counters.points.is_empty();
+        match description {
+            Some(description) if !is_described => {
+                // SAFETY: guaranteed by the caller.
+                counters.points = unsafe { description.points() }?;
+            }
+            None if is_described => {}
+            _ => return refuse(libc::EINVAL),
+        }
+        Ok(counters.number)
+    }
+}
