@@ -1,8 +1,11 @@
 /*
- * Raw packets from one context to another, with flows and with checksums computed and
- * checked. It says "well" if all was as it should be.
+ * Raw packets from one context to another, with checksums computed and checked, by flows that
+ * count them or change their headers. It says "well" if all was as it should be.
  */
+#include <endian.h>
+#include <infiniband/mlx5dv.h>
 #include <infiniband/verbs.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,19 +75,115 @@ static struct ibv_wc wait_for(struct ibv_cq *cq)
 	return wc;
 }
 
-int main(void)
+/* Sends a frame and receives it. */
+static void exchange(struct side *a, struct side *b, int number, int checksums)
+{
+	struct ibv_sge in = { (uintptr_t)b->memory, ROOM, b->mr->lkey };
+	struct ibv_recv_wr receive = { .wr_id = 100 + number, .sg_list = &in,
+				       .num_sge = 1 }, *bad_receive;
+	struct ibv_sge out = { (uintptr_t)a->memory, LENGTH, a->mr->lkey };
+	struct ibv_send_wr send = { .wr_id = number, .sg_list = &out, .num_sge = 1,
+				    .opcode = IBV_WR_SEND,
+				    .send_flags = IBV_SEND_SIGNALED }, *bad_send;
+	struct ibv_wc wc;
+
+	if (checksums)
+		send.send_flags |= IBV_SEND_IP_CSUM;
+	memcpy(a->memory, udp, LENGTH);
+	a->memory[LENGTH - 1] = number;
+	CHECK(!ibv_post_recv(b->qp, &receive, &bad_receive));
+	CHECK(!ibv_post_send(a->qp, &send, &bad_send));
+	CHECK(wait_for(a->cq).wr_id == send.wr_id);
+	wc = wait_for(b->cq);
+	CHECK(wc.wr_id == receive.wr_id && wc.byte_len == LENGTH);
+	CHECK(!(wc.wc_flags & IBV_WC_IP_CSUM_OK) == !checksums);
+	CHECK(b->memory[LENGTH - 1] == number);
+}
+
+static void count_frames(struct side *a, struct side *b)
 {
 	struct {
 		struct ibv_flow_attr attr;
 		struct ibv_flow_spec_eth eth;
-	} rule = {
+		struct ibv_flow_spec_counter_action count;
+	} __attribute__((packed, aligned(8))) rule = {
 		.attr = { .type = IBV_FLOW_ATTR_NORMAL, .size = sizeof(rule),
-			  .num_of_specs = 1, .port = 1 },
+			  .num_of_specs = 2, .port = 1 },
 		.eth = { .type = IBV_FLOW_SPEC_ETH, .size = sizeof(rule.eth) },
+		.count = { .type = IBV_FLOW_SPEC_ACTION_COUNT, .size = sizeof(rule.count) },
 	};
+	struct ibv_counters_init_attr init = { 0 };
+	struct ibv_counter_attach_attr bytes = { IBV_COUNTER_BYTES, 0, 0 };
+	struct ibv_counter_attach_attr packets = { IBV_COUNTER_PACKETS, 1, 0 };
+	struct ibv_counters *counters;
+	struct ibv_flow *flow;
+	uint64_t values[2];
+
+	CHECK((counters = ibv_create_counters(b->context, &init)));
+	CHECK(!ibv_attach_counters_point_flow(counters, &bytes, NULL));
+	CHECK(!ibv_attach_counters_point_flow(counters, &packets, NULL));
+	memcpy(rule.eth.val.dst_mac, udp, 6);
+	memset(rule.eth.mask.dst_mac, 0xff, 6);
+	rule.count.counters = counters;
+	CHECK((flow = ibv_create_flow(b->qp, (struct ibv_flow_attr *)&rule)));
+	for (int number = 0; number < FRAMES; number++) {
+		exchange(a, b, number, number % 2);
+		if (number % 2 == 0)
+			CHECK(!memcmp(b->memory, a->memory, LENGTH));
+	}
+	CHECK(!ibv_read_counters(counters, values, 2, IBV_READ_COUNTERS_ATTR_PREFER_CACHED));
+	CHECK(values[0] == FRAMES * LENGTH && values[1] == FRAMES);
+	CHECK(ibv_destroy_qp(b->qp) == EBUSY);
+	CHECK(ibv_destroy_counters(counters) == EBUSY);
+	CHECK(!ibv_destroy_flow(flow));
+	CHECK(!ibv_destroy_counters(counters));
+}
+
+static void change_headers(struct side *a, struct side *b)
+{
+	/* Sets the destination port of UDP, in the device's format. */
+	uint64_t set_port = htobe64(0x100c001000000050);
+	uint8_t alloc[16] = { 0x9, 0x39 }, query[32] = { 0x9, 0x3b }, answer[32];
+	union {
+		struct mlx5dv_flow_match_parameters parameters;
+		uint64_t room[9];
+	} all = { { 64 } };
+	struct mlx5dv_flow_matcher_attr init = { .type = IBV_FLOW_ATTR_NORMAL,
+						 .match_mask = &all.parameters };
+	struct mlx5dv_flow_action_attr actions[3] = {
+		{ .type = MLX5DV_FLOW_ACTION_DEST_IBV_QP, .qp = b->qp },
+		{ .type = MLX5DV_FLOW_ACTION_IBV_FLOW_ACTION },
+		{ .type = MLX5DV_FLOW_ACTION_COUNTERS_DEVX },
+	};
+	struct mlx5dv_flow_matcher *matcher;
+	struct ibv_flow_action *action;
+	struct mlx5dv_devx_obj *counter;
+	struct ibv_flow *flow;
+
+	CHECK((matcher = mlx5dv_create_flow_matcher(b->context, &init)));
+	action = mlx5dv_create_flow_action_modify_header(b->context, 8, &set_port,
+							 MLX5DV_FLOW_TABLE_TYPE_NIC_RX);
+	CHECK((actions[1].action = action));
+	counter = mlx5dv_devx_obj_create(b->context, alloc, 16, answer, 16);
+	CHECK((actions[2].obj = counter));
+	memcpy(query + 28, answer + 8, 4);
+	CHECK((flow = mlx5dv_create_flow(matcher, &all.parameters, 3, actions)));
+	exchange(a, b, 0, 0);
+	a->memory[37] = 0x50;
+	CHECK(!memcmp(b->memory, a->memory, LENGTH));
+	CHECK(!mlx5dv_devx_obj_query(counter, query, 32, answer, 32));
+	CHECK(answer[23] == 1 && answer[31] == LENGTH);
+	CHECK(ibv_destroy_flow_action(action) == EBUSY);
+	CHECK(!ibv_destroy_flow(flow));
+	CHECK(!ibv_destroy_flow_action(action));
+	CHECK(!mlx5dv_devx_obj_destroy(counter));
+	CHECK(!mlx5dv_destroy_flow_matcher(matcher));
+}
+
+int main(void)
+{
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_device_attr device;
-	struct ibv_flow *flow;
 	struct side a, b;
 
 	CHECK(list && list[0]);
@@ -92,36 +191,8 @@ int main(void)
 	open_side(&b, list[0]);
 	CHECK(!ibv_query_device(a.context, &device));
 	CHECK(device.device_cap_flags & IBV_DEVICE_RAW_IP_CSUM);
-	memcpy(rule.eth.val.dst_mac, udp, 6);
-	memset(rule.eth.mask.dst_mac, 0xff, 6);
-	CHECK((flow = ibv_create_flow(b.qp, &rule.attr)));
-	for (int number = 0; number < FRAMES; number++) {
-		struct ibv_sge in = { (uintptr_t)b.memory, ROOM, b.mr->lkey };
-		struct ibv_recv_wr receive = { .wr_id = 100 + number, .sg_list = &in,
-					       .num_sge = 1 }, *bad_receive;
-		struct ibv_sge out = { (uintptr_t)a.memory, LENGTH, a.mr->lkey };
-		struct ibv_send_wr send = { .wr_id = number, .sg_list = &out, .num_sge = 1,
-					    .opcode = IBV_WR_SEND,
-					    .send_flags = IBV_SEND_SIGNALED }, *bad_send;
-		int checksums = number % 2;
-		struct ibv_wc wc;
-
-		if (checksums)
-			send.send_flags |= IBV_SEND_IP_CSUM;
-		memcpy(a.memory, udp, LENGTH);
-		a.memory[LENGTH - 1] = number;
-		CHECK(!ibv_post_recv(b.qp, &receive, &bad_receive));
-		CHECK(!ibv_post_send(a.qp, &send, &bad_send));
-		CHECK(wait_for(a.cq).wr_id == send.wr_id);
-		wc = wait_for(b.cq);
-		CHECK(wc.wr_id == receive.wr_id && wc.byte_len == LENGTH);
-		CHECK(!(wc.wc_flags & IBV_WC_IP_CSUM_OK) == !checksums);
-		CHECK(b.memory[LENGTH - 1] == number);
-		if (!checksums)
-			CHECK(!memcmp(b.memory, a.memory, LENGTH));
-	}
-	CHECK(ibv_destroy_qp(b.qp) == EBUSY);
-	CHECK(!ibv_destroy_flow(flow));
+	count_frames(&a, &b);
+	change_headers(&a, &b);
 	close_side(&b);
 	close_side(&a);
 	ibv_free_device_list(list);
