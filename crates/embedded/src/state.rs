@@ -32,6 +32,8 @@ use crate::watch::{Doorbell, DoorbellWatch};
 use crate::{Result, refuse};
 
 const PAGE: u64 = 4096;
+/// Length of the GID table of an InfiniBand port, the shortest that a ConnectX has.
+const INFINIBAND_GIDS: usize = 8;
 /// Maximum number of turns before a queue pair is destroyed.
 const MAX_FLUSH_TURNS: u32 = 16;
 
@@ -261,9 +263,9 @@ impl State {
 
     /// Returns the length of the GID table: entries beyond the GIDs are empty.
     pub(crate) fn gid_table_length(&self) -> usize {
-        match self.has_host_addresses() {
+        match self.is_ethernet() {
             true => MAX_ADDRESSES,
-            false => self.gids.len(),
+            false => INFINIBAND_GIDS,
         }
     }
 

@@ -555,3 +555,17 @@ fn unknown_profiles_are_rejected() {
     assert!(names.contains(&"ib") && names.contains(&"roce"));
     assert_eq!(errno(Embedded::new("none")), 19);
 }
+
+#[test]
+fn a_gid_table_has_empty_entries() {
+    for (profile, gids, length) in [("roce", 2, 16), ("ib", 1, 8)] {
+        let host = Host::single(profile);
+        let mut entries = vec![uverbs::GidEntry::default(); length];
+        assert_eq!(host.context.query_gid_table(&mut entries).unwrap(), gids);
+        let entry = |index| errno(host.context.query_gid_entry(1, index));
+        assert_eq!(entry(gids as u32 - 1), 0);
+        assert_eq!(entry(gids as u32), libc::ENODATA);
+        assert_eq!(entry(length as u32 - 1), libc::ENODATA);
+        assert_eq!(entry(length as u32), libc::EINVAL);
+    }
+}

@@ -36,6 +36,8 @@ const DYNAMIC: [&str; 8] = [
 
 /// Maximum number of GIDs of a port, which are dynamic attributes, too.
 const MAX_GIDS: usize = 16;
+/// As above, of an InfiniBand port.
+const INFINIBAND_GIDS: usize = 8;
 
 /// Returns the index of a GID attribute.
 pub(crate) fn gid_index(name: &str) -> Option<usize> {
@@ -92,7 +94,7 @@ const V2: &str = "RoCE v2";
 const PCI_DEVICES: &str = "sys/devices/ringverbs";
 
 /// Returns the files of a tree. With `has_host`, the device has addresses of the host, and
-/// possibly a GID for each. Ethernet ports belong to the interface.
+/// possibly a GID for each. Ports belong to the interface.
 fn files(profiles: &[&str], has_host: bool, interface: Option<&str>) -> Vec<File> {
     let (major, minor) = MANAGER;
     let fixed = [
@@ -104,13 +106,18 @@ fn files(profiles: &[&str], has_host: bool, interface: Option<&str>) -> Vec<File
     let mut files = Vec::from(fixed.map(|(path, text)| (path.to_owned(), Content::Text(text))));
     for (number, profile) in profiles.iter().enumerate() {
         let ethernet = profile.starts_with("roce");
+        // Entries without a GID have a type, too.
+        let mut gids = [V2; MAX_GIDS];
         let gids: &[&str] = match (ethernet, has_host) {
-            (true, true) => &[V2; MAX_GIDS],
-            (true, false) => &[V1, V2],
-            (false, _) => &[V1],
+            (true, true) => &gids,
+            (true, false) => {
+                gids[0] = V1;
+                &gids
+            }
+            (false, _) => &[V1; INFINIBAND_GIDS],
         };
         device(number, ethernet, gids, &mut files);
-        if let Some(name) = interface.filter(|_| ethernet) {
+        if let Some(name) = interface {
             let link = Content::Link(format!("/sys/class/net/{name}"));
             files.push((format!("{}/net/{name}", pci_device(number)), link));
         }
@@ -283,17 +290,20 @@ mod tests {
         let text = |path: &str| fs::read_to_string(at(path)).ok();
         let ibdev = text("sys/class/infiniband_verbs/uverbs1/ibdev");
         assert_eq!(ibdev.unwrap(), "mlx5_1\n");
-        let second = "sys/class/infiniband/mlx5_1/ports/1/gids/1";
-        assert_eq!(text(second), None);
+        let last = |number| format!("sys/class/infiniband/mlx5_1/ports/1/gids/{number}");
+        assert_eq!(text(&last(7)).unwrap(), "\n");
+        assert_eq!(text(&last(8)), None);
         assert_eq!(text("dev/infiniband/uverbs1").unwrap(), "\n");
         let kind = "class/infiniband/mlx5_0/ports/1/gid_attrs/types/0";
         assert_eq!(text(&format!("sys/{kind}")).unwrap(), "IB/RoCE v1\n");
+        let other = "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/1";
+        assert_eq!(text(other).unwrap(), "RoCE v2\n");
         let vendor = "sys/class/infiniband/mlx5_1/device/infiniband_verbs/uverbs1/device/vendor";
         assert_eq!(text(vendor).unwrap(), "0x15b3\n");
         let interface = |number| at(&format!("sys/class/infiniband/mlx5_{number}/device/net"));
         let link = fs::read_link(interface(0).join("lo")).unwrap();
         assert_eq!(link, Path::new("/sys/class/net/lo"));
-        assert!(!interface(1).exists(), "an InfiniBand port has none");
+        assert!(interface(1).join("lo").exists());
         let real = at("sys/class/infiniband/mlx5_1").canonicalize().unwrap();
         assert!(real.ends_with("ffff:00:01.0/infiniband/mlx5_1"), "{real:?}");
         fs::remove_dir_all(&directory).unwrap();
