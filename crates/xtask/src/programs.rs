@@ -214,7 +214,7 @@ fn run_in_guest(
     options: &[String],
     handle_line: &mut dyn FnMut(Line<'_>),
 ) -> Result<bool> {
-    let mut script = String::from("exec rxe-driver");
+    let mut script = format!("{}\nexec rxe-driver", suite::HUGE_PAGES);
     for option in options {
         script.push_str(&format!(" '{}'", option.replace('\'', "")));
     }

@@ -37,6 +37,9 @@ pub struct Request {
 /// Time limit for all cases of a guest. An idle machine needs a third of it.
 pub const LIMIT: Duration = Duration::from_secs(75 * 60);
 
+/// Reserves huge pages in a guest, which some tests of pyverbs need.
+pub const HUGE_PAGES: &str = "echo 40 > /proc/sys/vm/nr_hugepages";
+
 /// Boots the guest of `suite` and runs the cases in it.
 pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
     let began = Instant::now();

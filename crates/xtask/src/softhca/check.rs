@@ -191,11 +191,11 @@ fn programs(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<G
     let folder = share.0.join("programs");
     fs::rename(folder.join("connectx.txt"), folder.join("manifest.txt"))?;
     options.push_str(" --programs /opt/programs");
-    // Some tests of pyverbs need huge pages.
+    let huge_pages = suite::HUGE_PAGES;
     let script = format!(
         "{SETUP}
 cp -r /share/programs /opt/programs
-echo 40 > /proc/sys/vm/nr_hugepages
+{huge_pages}
 {SUITE}{options} || exit 1
 {counters}
 {interface}
