@@ -160,6 +160,7 @@ impl State {
         request.set_handle(ATTR_FLOW_HANDLE, handle);
         Ok(())
     }
+
     pub(crate) fn create_header_change(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let changes = request
             .bytes(ATTR_CHANGE_HEADER_ACTIONS)
