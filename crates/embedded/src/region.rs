@@ -62,10 +62,11 @@ const WRITABLE: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_ATOMIC)
     .union(AccessFlags::MW_BIND);
 
-/// Access flags that can change without a new key, as with mlx5_ib.
+/// Access flags that can change without a new key, as with current versions of mlx5_ib.
 const IN_PLACE_FLAGS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_READ)
     .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_ATOMIC)
     .union(AccessFlags::RELAXED_ORDERING);
 
 /// `IB_MR_REREG_...`.
