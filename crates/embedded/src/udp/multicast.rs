@@ -6,6 +6,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::slice::Chunks;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -108,7 +109,7 @@ impl MulticastGroups {
     pub(super) fn receive(
         &self,
         buffers: &mut ReceiveBuffers,
-        mut each: impl FnMut(IpAddr, MessageInfo, std::slice::Chunks<'_, u8>),
+        mut each: impl FnMut(IpAddr, MessageInfo, Chunks<'_, u8>),
     ) -> bool {
         if self.count.load(Ordering::Acquire) == 0 {
             return false;
@@ -122,10 +123,11 @@ impl MulticastGroups {
             let Some(group) = groups.iter().find(is_ready) else {
                 continue;
             };
-            any |= 0
-                != buffers.receive::<FIRST_RECV_MESSAGES>(group.socket.as_fd(), |info, message| {
-                    each(group.address, info, message);
+            let messages = buffers
+                .receive::<FIRST_RECV_MESSAGES>(group.socket.as_fd(), |info, message| {
+                    each(group.address, info, message)
                 });
+            any |= messages != 0;
         }
         any
     }
