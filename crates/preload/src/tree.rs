@@ -301,9 +301,10 @@ mod tests {
         let vendor = "sys/class/infiniband/mlx5_1/device/infiniband_verbs/uverbs1/device/vendor";
         assert_eq!(text(vendor).unwrap(), "0x15b3\n");
         let interface = |number| at(&format!("sys/class/infiniband/mlx5_{number}/device/net"));
-        let link = fs::read_link(interface(0).join("lo")).unwrap();
-        assert_eq!(link, Path::new("/sys/class/net/lo"));
-        assert!(interface(1).join("lo").exists());
+        for number in [0, 1] {
+            let link = fs::read_link(interface(number).join("lo")).unwrap();
+            assert_eq!(link, Path::new("/sys/class/net/lo"));
+        }
         let real = at("sys/class/infiniband/mlx5_1").canonicalize().unwrap();
         assert!(real.ends_with("ffff:00:01.0/infiniband/mlx5_1"), "{real:?}");
         fs::remove_dir_all(&directory).unwrap();

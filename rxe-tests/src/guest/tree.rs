@@ -29,12 +29,16 @@ const MAX_MOVING_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// The first process of the initramfs.
 const INIT: &str = include_str!("../../guest/init");
 
-/// The last step of building a tree, run in the tree. The tests of rdma-core are those of
-/// python3-pyverbs.
-const CLEAN_UP: &str = "
-mkdir -p ctl share opt/rdma-core
+/// Keeps the tests of rdma-core, which python3-pyverbs has among its documentation.
+const KEEP_TESTS: &str = "
+mkdir -p opt/rdma-core
 cp -r usr/share/doc/rdma-core/tests opt/rdma-core
 gzip -dr opt/rdma-core/tests
+";
+
+/// The last step of building a tree, run in the tree.
+const CLEAN_UP: &str = "
+mkdir -p ctl share
 rm -rf var/lib/apt/lists/* etc/resolv.conf usr/share/doc/*
 printf '127.0.0.1 localhost ringverbs\\n::1 localhost\\n' > etc/hosts
 ";
@@ -307,6 +311,7 @@ impl<'a> Builder<'a> {
         self.configure()?;
         self.packages()?;
         self.kernel()?;
+        self.run_in_tree("copying tests", 5, &format!("cd /\n{KEEP_TESTS}"))?;
         self.clean_up()
     }
 
@@ -514,7 +519,11 @@ echo "$version" > /boot/version
         let mut command = Command::new("sh");
         command
             .current_dir(&self.tree)
-            .args(["-ec", &format!("{MAINTAINER_STEPS}{CLEAN_UP}"), "sh"])
+            .args([
+                "-ec",
+                &format!("{MAINTAINER_STEPS}{KEEP_TESTS}{CLEAN_UP}"),
+                "sh",
+            ])
             .arg(self.dir);
         step(
             &format!("{}: configuring packages", self.suite),
