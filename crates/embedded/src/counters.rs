@@ -34,11 +34,12 @@ const MAX_POINTS: u32 = u16::MAX as u32 / POINT as u32;
 pub(crate) struct Counters {
     /// The device's counter.
     pub(crate) number: u32,
-    /// What the values count. Without meaning if no flow uses them.
+    /// The counted value for each index, as the first flow describes them; not used while no
+    /// flow uses the counters.
     points: Vec<Point>,
 }
 
-/// What a value counts.
+/// Assigns packets or bytes to a value (`struct mlx5_ib_flow_counters_desc`).
 #[derive(Clone, Copy, Debug)]
 struct Point {
     /// 0 packets, 1 bytes.

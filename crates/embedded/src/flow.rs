@@ -222,7 +222,7 @@ pub(crate) enum Destination {
     Tir(u32),
 }
 
-/// What a flow does with matching frames.
+/// The actions of a flow on matching frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Actions {
     pub(crate) destination: Destination,

@@ -1,10 +1,11 @@
 //! Queries of the device, its port and its GIDs.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 
 use mmap_rs::MmapOptions;
 use softhca::bits::{Field, field};
 use softhca::command::opcode as op;
+use softhca::packet::ip_of_gid;
 use uverbs::QpType;
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
@@ -59,7 +60,7 @@ fn mac_of(gid: &[u8; 16]) -> Result<[u8; 6]> {
 
 /// Returns the MAC address of a multicast GID.
 pub(crate) fn multicast_mac(gid: &[u8; 16]) -> Option<[u8; 6]> {
-    match Ipv6Addr::from(*gid).to_canonical() {
+    match ip_of_gid(*gid) {
         IpAddr::V4(address) if address.is_multicast() => {
             let [_, b, c, d] = address.octets();
             Some([0x01, 0, 0x5e, b & 0x7f, c, d])

@@ -174,6 +174,26 @@ impl Program {
             .set(field(0x108, 31, 0), umem)
     }
 
+    /// Creates a queue pair and its completion queue in a page.
+    fn queues(&self, page: &Page) -> Queues {
+        for entry in 0..4 {
+            // Owned by the device, invalid.
+            page.set(entry * 64 + 60, 0xf1);
+        }
+        let (memory, umem) = self.umem(page, 4096, LOCAL_WRITE).unwrap();
+        let (cq, output) = self.create(&self.cq(umem)).unwrap();
+        let cqn = NUMBER.get(&output);
+        let (qp, output) = self.create(&self.qp(umem, cqn)).unwrap();
+        let qpn = NUMBER.get(&output);
+        Queues {
+            qp,
+            qpn,
+            cq,
+            cqn,
+            memory,
+        }
+    }
+
     fn modify(&self, qp: &DevxObject<Shared>, input: &Input) {
         let mut output = [0; 16];
         let handle = qp.handle().into();
@@ -196,6 +216,15 @@ impl Program {
         self.modify(qp, &to_rtr);
         self.modify(qp, &modify(op::RTR2RTS_QP));
     }
+}
+
+/// A queue pair in memory of the program. Dropped in this order.
+struct Queues {
+    qp: DevxObject<Shared>,
+    qpn: u32,
+    cq: DevxObject<Shared>,
+    cqn: u32,
+    memory: Umem<Shared>,
 }
 
 /// Posts a signaled NOP, the first since the reset.
@@ -240,15 +269,13 @@ fn queues_in_memory_of_the_program_work() {
     let page = Page::new();
     let embedded = Embedded::new("ib").unwrap();
     let program = Program::new(&embedded);
-    for entry in 0..4 {
-        // Owned by the device, invalid.
-        page.set(entry * 64 + 60, 0xf1);
-    }
-    let (memory, umem) = program.umem(&page, 4096, LOCAL_WRITE).unwrap();
-    let (cq, output) = program.create(&program.cq(umem)).unwrap();
-    let cqn = NUMBER.get(&output);
-    let (qp, output) = program.create(&program.qp(umem, cqn)).unwrap();
-    let qpn = NUMBER.get(&output);
+    let Queues {
+        memory,
+        cq,
+        cqn,
+        qp,
+        qpn,
+    } = program.queues(&page);
     // A second object of the same queues keeps them, and the memory.
     assert_eq!(errno(&memory.destroy()), EBUSY);
     assert_eq!(errno(&cq.destroy()), EBUSY);
@@ -331,24 +358,15 @@ fn as_many_sends_as_before_may_follow_a_reset() {
     let page = Page::new();
     let embedded = Embedded::new("ib").unwrap();
     let program = Program::new(&embedded);
-    for entry in 0..4 {
-        // Owned by the device, invalid.
-        page.set(entry * 64 + 60, 0xf1);
-    }
-    let (memory, umem) = program.umem(&page, 4096, LOCAL_WRITE).unwrap();
-    let (cq, output) = program.create(&program.cq(umem)).unwrap();
-    let cqn = NUMBER.get(&output);
-    let (qp, output) = program.create(&program.qp(umem, cqn)).unwrap();
-    let qpn = NUMBER.get(&output);
+    let queues = program.queues(&page);
+    let (qp, qpn) = (&queues.qp, queues.qpn);
     for entry in 0..3 {
-        program.connect(&qp, qpn);
+        program.connect(qp, qpn);
         post_nop(&page, qpn);
         wait_until(|| page.get(entry * 64 + 60) & 0xf1 == 0);
-        program.modify(&qp, &Input::new(op::TO_RST_QP, 16).set(NUMBER, qpn));
+        program.modify(qp, &Input::new(op::TO_RST_QP, 16).set(NUMBER, qpn));
         page.set(SENDS as usize + 4, 0);
     }
-    drop((qp, cq, memory));
-    drop(program);
 }
 
 #[test]

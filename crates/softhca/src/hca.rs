@@ -546,7 +546,16 @@ impl<P: Platform> Hca<P> {
         } else {
             self.core.stats.doorbells += 1;
         }
-        match self.core.queues.get_mut(queue) {
+        if !self.ring_sends(queue, copy) {
+            self.core
+                .report_misuse(|| format!("a doorbell of queue {queue:#x}, which does not exist"));
+        }
+    }
+
+    /// Rings the doorbell of a send queue, with the WQE that was written to a BlueFlame buffer.
+    /// Returns false if there is no such queue.
+    fn ring_sends(&mut self, number: u32, copy: Option<BlueFlame>) -> bool {
+        match self.core.queues.get_mut(number) {
             Some(Queue::Qp(qp)) => {
                 if let Some(sends) = &mut qp.send {
                     sends.rung = true;
@@ -554,18 +563,18 @@ impl<P: Platform> Hca<P> {
                 if copy.is_some() {
                     qp.blue_flame = copy;
                 }
-                self.transport.ring(queue, transport::Queue::Send);
+                self.transport.ring(number, transport::Queue::Send);
+                true
             }
             Some(Queue::Sq(sq)) => {
                 sq.ring.rung = true;
                 if copy.is_some() {
                     sq.blue_flame = copy;
                 }
-                self.active_sqs.push(queue);
+                self.active_sqs.push(number);
+                true
             }
-            _ => self
-                .core
-                .report_misuse(|| format!("a doorbell of queue {queue:#x}, which does not exist")),
+            _ => false,
         }
     }
 
@@ -574,19 +583,12 @@ impl<P: Platform> Hca<P> {
     /// flushed.
     pub fn ring(&mut self, qpn: u32, queue: transport::Queue) {
         self.core.stats.doorbells += 1;
-        match self.core.queues.get_mut(qpn) {
-            Some(Queue::Sq(sq)) => {
-                sq.ring.rung = true;
-                self.active_sqs.push(qpn);
+        match (queue, self.core.queues.get(qpn)) {
+            (transport::Queue::Receive, Some(Queue::Rq(_))) => self.core.flush_rq(qpn),
+            (transport::Queue::Receive, _) => self.transport.ring(qpn, queue),
+            (transport::Queue::Send, _) => {
+                self.ring_sends(qpn, None);
             }
-            Some(Queue::Rq(_)) => self.core.flush_rq(qpn),
-            Some(Queue::Qp(qp)) => {
-                if let (transport::Queue::Send, Some(sends)) = (queue, &mut qp.send) {
-                    sends.rung = true;
-                }
-                self.transport.ring(qpn, queue);
-            }
-            None => {}
         }
     }
 

@@ -330,15 +330,14 @@ pub(super) fn multicast_gid(ip: IpAddr, is_mapped: bool) -> Option<[u8; 16]> {
         return None;
     }
     Some(match ip {
-        IpAddr::V6(ip) => ip.octets(),
-        IpAddr::V4(ip) if is_mapped => ip.to_ipv6_mapped().octets(),
-        IpAddr::V4(ip) => {
+        IpAddr::V4(ip) if !is_mapped => {
             let mut gid = [0; 16];
             gid[..2].copy_from_slice(&[0xff, 0x0e]);
             gid[10..12].fill(0xff);
             gid[12..].copy_from_slice(&ip.octets());
             gid
         }
+        ip => gid_of_ip(ip),
     })
 }
 

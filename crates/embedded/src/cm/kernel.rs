@@ -14,7 +14,7 @@ use super::Manager;
 use super::id::Port;
 use super::state::State;
 use crate::embedded::Embedded;
-use crate::user::{Access, copyable};
+use crate::user::{Access, copy_in, copyable};
 use crate::{Result, refuse};
 
 /// Path of the device.
@@ -255,21 +255,17 @@ unsafe impl Kernel for ManagerKernel {
         if usize::from(header.in_len) != bytes.len() {
             return refuse(libc::EINVAL);
         }
-        let mut option = [0; MAX_OPTION_LENGTH];
-        let mut length = 0;
+        let mut option = Vec::new();
         if header.cmd == cmd::CMD_SET_OPTION {
             let it: abi::SetOption = body(bytes)?;
-            length = it.optlen as usize;
-            let Some(room) = option.get_mut(..length) else {
+            let length = it.optlen as usize;
+            if length > MAX_OPTION_LENGTH {
                 return refuse(libc::ENOSYS);
-            };
-            copyable(it.optval, length as u64, Access::Read)?;
-            let from = std::ptr::with_exposed_provenance::<u8>(it.optval as usize);
-            // SAFETY: the caller vouches for the value's address and length;
-            // the destination is separate memory and long enough.
-            unsafe { std::ptr::copy_nonoverlapping(from, room.as_mut_ptr(), length) };
+            }
+            // SAFETY: the caller vouches for the value's address and length.
+            option = unsafe { copy_in(it.optval, length) }?;
         }
-        let answer = self.run(|state| execute(state, fd, header.cmd, bytes, &option[..length]))?;
+        let answer = self.run(|state| execute(state, fd, header.cmd, bytes, &option))?;
         if let Answer::Write(address, bytes) = answer {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
             let length = bytes.len().min(header.out_len.into());

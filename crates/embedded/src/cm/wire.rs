@@ -4,7 +4,7 @@
 //! The peer is untrusted. Malformed input is an error that ends the connection.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::id::MTU;
@@ -12,7 +12,7 @@ use nix::sys::socket::MsgFlags;
 use rdmacm::param::{
     MAX_ACCEPT_DATA, MAX_CONNECT_DATA, MAX_REJECT_DATA, MAX_UD_ACCEPT_DATA, MAX_UD_CONNECT_DATA,
 };
-use softhca::packet::gid_of_ip;
+use softhca::packet::{gid_of_ip, ip_of_gid};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// First word of every message: name and version of the protocol.
@@ -138,10 +138,6 @@ impl fmt::Display for Malformed {
     }
 }
 
-fn ip_of(bytes: [u8; 16]) -> IpAddr {
-    Ipv6Addr::from(bytes).to_canonical()
-}
-
 impl Message {
     /// Creates a message with private data only. `private_data` is truncated to
     /// the type's maximum, which the caller has checked.
@@ -197,12 +193,12 @@ impl Message {
 
     /// Returns the sender's address.
     pub(super) fn from(&self) -> SocketAddr {
-        (ip_of(self.from), self.from_port).into()
+        (ip_of_gid(self.from), self.from_port).into()
     }
 
     /// Returns the destination address.
     pub(super) fn to(&self) -> SocketAddr {
-        (ip_of(self.to), self.to_port).into()
+        (ip_of_gid(self.to), self.to_port).into()
     }
 
     pub(super) fn is_ethernet(&self) -> bool {

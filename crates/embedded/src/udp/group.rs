@@ -11,7 +11,7 @@
 
 use std::fs::{self, File};
 use std::io::{IoSlice, IoSliceMut};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use nix::sys::socket::{
     Backlog, MsgFlags, SockFlag, accept4, getsockopt, listen, recvmsg, sendmsg, sockopt,
 };
 use nix::unistd::geteuid;
-use softhca::packet::{Gid, gid_of_ip};
+use softhca::packet::{Gid, gid_of_ip, ip_of_gid};
 use uverbs::Errno;
 
 use crate::directory::{Directory, Sharing};
@@ -63,8 +63,7 @@ pub(crate) struct Forwarded {
 }
 
 fn address_of(gid: &[u8]) -> Option<IpAddr> {
-    let gid: Gid = gid.try_into().ok()?;
-    Some(Ipv6Addr::from(gid).to_canonical())
+    Some(ip_of_gid(gid.try_into().ok()?))
 }
 
 impl Forwarded {

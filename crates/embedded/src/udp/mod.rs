@@ -299,9 +299,7 @@ impl UdpWire {
                 }
             }
         });
-        if !self.arrived.is_empty() {
-            self.port.send_all(0, self.arrived.drain(..));
-        }
+        self.deliver_arrived();
     }
 
     /// Handles a management datagram for an address of the device, or forwards it to the
@@ -486,6 +484,13 @@ impl UdpWire {
         (any, more)
     }
 
+    /// Passes the received frames to the device.
+    fn deliver_arrived(&mut self) {
+        if !self.arrived.is_empty() {
+            self.port.send_all(0, self.arrived.drain(..));
+        }
+    }
+
     /// Receives datagrams for multicast groups. Returns whether there were any.
     fn receive_multicast(&mut self) -> bool {
         let Self {
@@ -496,28 +501,20 @@ impl UdpWire {
             pool,
             ..
         } = self;
-        let any = multicast.receive(buffers, |group, received, message| {
+        let any = multicast.receive(buffers, |meta, message| {
             // The kernel returns what this device has sent, and the fabric has delivered.
             let is_own = |it: &Endpoint| {
                 let mut ports = it.senders.iter().map(|sender| sender.0);
-                it.local.address == received.source && ports.any(|port| port == received.port)
+                it.local.address == meta.source && ports.any(|port| port == meta.port)
             };
             if endpoints.iter().any(is_own) {
                 return;
             }
-            let meta = RecvMeta {
-                source: received.source,
-                port: received.port,
-                destination: group,
-                traffic_class: received.traffic_class,
-            };
             let headers = meta.headers(OTHERS_MAC, DEVICE_MAC);
             let packets = message.filter_map(|it| frame(headers.as_ref(), pool, it));
             arrived.extend(packets.filter(|it| qpn_of(it.frame()) == Some(MULTICAST_QPN)));
         });
-        if !self.arrived.is_empty() {
-            self.port.send_all(0, self.arrived.drain(..));
-        }
+        self.deliver_arrived();
         any
     }
 
@@ -536,13 +533,8 @@ impl UdpWire {
         } = self;
         let (mut has_management, mut datagrams) = (false, 0);
         let endpoint = &endpoints[index];
-        let messages = buffers.receive::<MAX>(endpoint.receiver.as_fd(), |received, message| {
-            let meta = RecvMeta {
-                source: received.source,
-                port: received.port,
-                destination: endpoint.local.address,
-                traffic_class: received.traffic_class,
-            };
+        let (receiver, address) = (endpoint.receiver.as_fd(), endpoint.local.address);
+        let messages = buffers.receive::<MAX>(receiver, address, |meta, message| {
             let headers = meta.headers(OTHERS_MAC, DEVICE_MAC);
             for datagram in message {
                 datagrams += 1;
@@ -575,9 +567,7 @@ impl UdpWire {
                 arrived.push(packet);
             }
         });
-        if !self.arrived.is_empty() {
-            self.port.send_all(0, self.arrived.drain(..));
-        }
+        self.deliver_arrived();
         if has_management {
             self.send_management();
         }

@@ -4,17 +4,17 @@
 //! so processes need not forward such packets. A device does not receive its own: the
 //! fabric has delivered them already.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::slice::Chunks;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
-use softhca::packet::Gid;
+use softhca::packet::{Gid, RecvMeta, ip_of_gid};
 use uverbs::Errno;
 
-use super::socket::{self, FIRST_RECV_MESSAGES, MessageInfo, ReceiveBuffers};
+use super::socket::{self, FIRST_RECV_MESSAGES, ReceiveBuffers};
 use super::watch;
 use crate::{Result, refuse};
 
@@ -69,7 +69,7 @@ impl MulticastGroups {
     /// # Errors
     /// ENOMEM for too many groups; those of the socket calls.
     pub(crate) fn join(&self, group: &Gid) -> Result<()> {
-        let address = Ipv6Addr::from(*group).to_canonical();
+        let address = ip_of_gid(*group);
         let mut groups = self.lock();
         if let Some(group) = groups.iter_mut().find(|it| it.address == address) {
             group.queue_pairs += 1;
@@ -92,7 +92,7 @@ impl MulticastGroups {
 
     /// Removes a queue pair from a group.
     pub(crate) fn leave(&self, group: &Gid) {
-        let address = Ipv6Addr::from(*group).to_canonical();
+        let address = ip_of_gid(*group);
         let mut groups = self.lock();
         let Some(index) = groups.iter().position(|it| it.address == address) else {
             return;
@@ -104,12 +104,12 @@ impl MulticastGroups {
         }
     }
 
-    /// Receives messages. Calls `each` with the group and the datagrams of each message, and
-    /// returns whether there were any.
+    /// Receives messages. Calls `each` with the datagrams of each message, and returns whether
+    /// there were any.
     pub(super) fn receive(
         &self,
         buffers: &mut ReceiveBuffers,
-        mut each: impl FnMut(IpAddr, MessageInfo, Chunks<'_, u8>),
+        mut each: impl FnMut(RecvMeta, Chunks<'_, u8>),
     ) -> bool {
         if self.count.load(Ordering::Acquire) == 0 {
             return false;
@@ -123,10 +123,8 @@ impl MulticastGroups {
             let Some(group) = groups.iter().find(is_ready) else {
                 continue;
             };
-            let messages = buffers
-                .receive::<FIRST_RECV_MESSAGES>(group.socket.as_fd(), |info, message| {
-                    each(group.address, info, message)
-                });
+            let socket = group.socket.as_fd();
+            let messages = buffers.receive::<FIRST_RECV_MESSAGES>(socket, group.address, &mut each);
             any |= messages != 0;
         }
         any

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::slice::Chunks;
 
-use softhca::packet::ROCE_V2_PORT;
+use softhca::packet::{ROCE_V2_PORT, RecvMeta};
 
 /// Maximum number of datagrams and of messages sent in one call.
 pub(super) const MAX_SEND_DATAGRAMS: usize = 128;
@@ -233,22 +233,17 @@ fn set_receive_options(socket: &OwnedFd) {
     // Optional: without it, each message has one datagram.
     let on: libc::c_int = 1;
     let _ = set_option(socket, libc::SOL_UDP, libc::UDP_GRO, &on);
-    // Only CAP_NET_ADMIN may exceed the system's limit; a smaller buffer works, too.
-    if set_option(
-        socket,
-        libc::SOL_SOCKET,
-        libc::SO_RCVBUFFORCE,
-        &SOCKET_BUFFER_SIZE,
-    )
-    .is_err()
-    {
-        let _ = set_option(
-            socket,
-            libc::SOL_SOCKET,
-            libc::SO_RCVBUF,
-            &SOCKET_BUFFER_SIZE,
-        );
-    }
+    request_buffer(socket, [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF]);
+}
+
+/// Requests [`SOCKET_BUFFER_SIZE`] by the first option that the kernel accepts. Only
+/// CAP_NET_ADMIN may exceed the system's limit; a smaller buffer works, too.
+fn request_buffer(socket: &OwnedFd, options: [libc::c_int; 2]) {
+    let request = |&option: &_| {
+        let set = set_option(socket, libc::SOL_SOCKET, option, &SOCKET_BUFFER_SIZE);
+        set.is_ok()
+    };
+    options.iter().any(request);
 }
 
 /// Opens a socket that sends from a port and receives nothing. Multicast leaves by an
@@ -271,21 +266,7 @@ pub(super) fn open_sender(local: ScopedAddress, port: u16, interface: u32) -> io
             )
         }
     };
-    if set_option(
-        &socket,
-        libc::SOL_SOCKET,
-        libc::SO_SNDBUFFORCE,
-        &SOCKET_BUFFER_SIZE,
-    )
-    .is_err()
-    {
-        let _ = set_option(
-            &socket,
-            libc::SOL_SOCKET,
-            libc::SO_SNDBUF,
-            &SOCKET_BUFFER_SIZE,
-        );
-    }
+    request_buffer(&socket, [libc::SO_SNDBUFFORCE, libc::SO_SNDBUF]);
     let mut discard = libc::sock_filter {
         // BPF_RET | BPF_K: accept 0 bytes.
         code: 0x06,
@@ -316,14 +297,6 @@ pub(super) fn attach_steering(
     set_option(socket, level, option, &program)
 }
 
-/// Source and traffic class of a received message.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MessageInfo {
-    pub(super) source: IpAddr,
-    pub(super) port: u16,
-    pub(super) traffic_class: u8,
-}
-
 /// Buffers for received messages.
 pub(super) struct ReceiveBuffers(Vec<u8>);
 
@@ -336,12 +309,13 @@ impl ReceiveBuffers {
         Self(vec![0; MAX_RECV_MESSAGES * Self::BUFFER_SIZE])
     }
 
-    /// Receives up to `MAX` messages, at most [`MAX_RECV_MESSAGES`]. Calls `each` with the
+    /// Receives up to `MAX` messages to `destination`, at most [`MAX_RECV_MESSAGES`]. Calls `each` with the
     /// datagrams of each message, and returns the number of messages.
     pub(super) fn receive<const MAX: usize>(
         &mut self,
         socket: BorrowedFd<'_>,
-        mut each: impl FnMut(MessageInfo, Chunks<'_, u8>),
+        destination: IpAddr,
+        mut each: impl FnMut(RecvMeta, Chunks<'_, u8>),
     ) -> usize {
         let mut names: [SocketAddress; MAX] = std::array::from_fn(|_| SocketAddress::empty());
         let mut controls = [ControlBuffer([0; CONTROL_SIZE]); MAX];
@@ -381,13 +355,14 @@ impl ReceiveBuffers {
             };
             let messages = ControlMessages::read(&controls[index].0, message.msg_controllen as _);
             let length = (header.msg_len as usize).min(buffer.len());
-            let info = MessageInfo {
+            let meta = RecvMeta {
                 source,
                 port,
+                destination,
                 traffic_class: messages.traffic_class,
             };
             each(
-                info,
+                meta,
                 buffer[..length].chunks(messages.segment.unwrap_or(buffer.len())),
             );
         }

@@ -27,7 +27,7 @@ pub use opcode::{CNP, Class, Opcode, OpcodeFlags, op};
 pub(crate) use path::{CE, ECT0};
 pub use path::{
     Gid, Grh, L3, Link, LinkKind, MAX_NETWORK_BYTES, Mac, Network, NetworkError, Path,
-    ROCE_V2_PORT, Roce, Template, gid_of_ip, gid_of_ipv4, ipv4_of,
+    ROCE_V2_PORT, Roce, Template, gid_of_ip, gid_of_ipv4, ip_of_gid, ipv4_of,
 };
 pub use pool::{PACKET_CAPACITY, Packet, Pool};
 pub use psn::Psn;

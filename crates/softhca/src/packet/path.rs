@@ -1,6 +1,6 @@
 //! Network headers: everything before the BTH, per link layer and RoCE version.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use super::header::{BTH_BYTES, ICRC_BYTES, u16_at, u32_at};
 
@@ -142,6 +142,12 @@ pub fn gid_of_ip(address: IpAddr) -> Gid {
         IpAddr::V4(address) => gid_of_ipv4(address.octets()),
         IpAddr::V6(address) => address.octets(),
     }
+}
+
+/// The address that a GID stands for.
+#[must_use]
+pub fn ip_of_gid(gid: Gid) -> IpAddr {
+    Ipv6Addr::from(gid).to_canonical()
 }
 
 /// ECN field of a traffic class: the sender answers to congestion marks.
