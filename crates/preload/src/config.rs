@@ -18,6 +18,18 @@ pub(crate) struct Config {
     pub(crate) directory: PathBuf,
 }
 
+impl Config {
+    /// Returns the network interface of Ethernet ports; `None` if the host has none with that
+    /// address.
+    pub(crate) fn interface(&self) -> Option<String> {
+        match &self.host {
+            Some(host) => Network::interface_of(host),
+            // The connection manager accepts loopback addresses.
+            None => Some("lo".to_owned()),
+        }
+    }
+}
+
 /// Profile and name prefix of a device that reaches other hosts.
 const ROCE_DEVICE: &str = "roce";
 

@@ -21,6 +21,7 @@ mod config;
 mod dynamic;
 mod fault;
 mod internal;
+mod netlink;
 mod paths;
 mod process;
 mod real;

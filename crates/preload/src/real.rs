@@ -108,6 +108,17 @@ libc_functions! {
     memfd_create(name: *const c_char, flags: c_uint) -> c_int, -1;
     timerfd_create(clock: c_int, flags: c_int) -> c_int, -1;
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int, -1;
+    send(fd: c_int, buffer: *const c_void, length: usize, flags: c_int) -> isize, -1;
+    sendto(
+        fd: c_int, buffer: *const c_void, length: usize, flags: c_int,
+        address: *const libc::sockaddr, address_length: libc::socklen_t
+    ) -> isize, -1;
+    sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize, -1;
+    recvfrom(
+        fd: c_int, buffer: *mut c_void, length: usize, flags: c_int,
+        address: *mut libc::sockaddr, address_length: *mut libc::socklen_t
+    ) -> isize, -1;
+    recvmsg(fd: c_int, message: *mut libc::msghdr, flags: c_int) -> isize, -1;
     stat(path: *const c_char, found: *mut libc::stat) -> c_int, -1;
     lstat(path: *const c_char, found: *mut libc::stat) -> c_int, -1;
     fstat(fd: c_int, found: *mut libc::stat) -> c_int, -1;

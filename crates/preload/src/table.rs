@@ -22,8 +22,10 @@ use crate::real;
 const MAX_DESCRIPTORS: usize = 1 << 20;
 /// Mark of a descriptor that this library uses itself.
 const INTERNAL: u8 = u8::MAX;
+/// Mark of a socket for RDMA netlink.
+const NETLINK: u8 = u8::MAX - 1;
 /// Largest generation, after which numbering starts at 1 again.
-const MAX_GENERATION: u8 = INTERNAL - 1;
+const MAX_GENERATION: u8 = NETLINK - 1;
 
 /// Generation of the process in which a number became a descriptor of a device; 0 for other
 /// descriptors.
@@ -68,6 +70,8 @@ pub(crate) enum Lookup {
     Stale,
     /// A descriptor of a device of the process that shares its memory with this one (vfork).
     Foreign,
+    /// A socket for RDMA netlink. It has no state, so children of fork may use it, too.
+    Netlink,
     Open(Arc<Object>),
 }
 
@@ -95,6 +99,7 @@ pub(crate) fn next_generation(generation: u8) -> u8 {
 pub(crate) fn find(fd: RawFd) -> Lookup {
     match mark(fd).map_or(0, |mark| mark.load(Ordering::Acquire)) {
         0 | INTERNAL => Lookup::Other,
+        NETLINK => Lookup::Netlink,
         generation => find_marked(fd, generation),
     }
 }
@@ -127,7 +132,15 @@ pub(crate) fn set_internal(fd: RawFd, internal: bool) {
     }
 }
 
-/// Clears the mark of a stale descriptor.
+/// Marks a socket for RDMA netlink.
+pub(crate) fn set_netlink(fd: RawFd) -> Result<(), Errno> {
+    let mark = mark(fd).ok_or(Errno::new(libc::EMFILE))?;
+    MARKED_END.fetch_max(fd as usize + 1, Ordering::Relaxed);
+    mark.store(NETLINK, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Clears the mark of a descriptor without an object.
 pub(crate) fn clear(fd: RawFd) {
     if let Some(mark) = mark(fd) {
         mark.store(0, Ordering::Relaxed);

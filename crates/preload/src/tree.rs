@@ -22,6 +22,16 @@ pub(crate) const UVERBS_MINOR: u32 = 192;
 /// Device number of the connection manager, a miscellaneous device.
 pub(crate) const MANAGER: (u32, u32) = (10, 122);
 
+/// Versions of the ABI of both.
+pub(crate) const UVERBS_ABI: u64 = 1;
+pub(crate) const MANAGER_ABI: u64 = 4;
+/// Version of the firmware.
+pub(crate) const FIRMWARE: &str = "16.35.4030";
+/// State of ports: `IBV_PORT_ACTIVE`.
+pub(crate) const PORT_ACTIVE: u8 = 4;
+/// Physical state of ports: `LinkUp`.
+pub(crate) const LINK_UP: u8 = 5;
+
 /// Attributes of a device whose content differs between processes.
 const DYNAMIC: [&str; 8] = [
     "node_guid",
@@ -100,12 +110,15 @@ fn files(profiles: &[&str], has_host: bool, interface: Option<&str>) -> Vec<File
     let fixed = [
         ("dev/infiniband/rdma_cm", String::new()),
         ("sys/class/infiniband_verbs/abi_version", "6".to_owned()),
-        ("sys/class/misc/rdma_cm/abi_version", "4".to_owned()),
+        (
+            "sys/class/misc/rdma_cm/abi_version",
+            MANAGER_ABI.to_string(),
+        ),
         ("sys/class/misc/rdma_cm/dev", format!("{major}:{minor}")),
     ];
     let mut files = Vec::from(fixed.map(|(path, text)| (path.to_owned(), Content::Text(text))));
     for (number, profile) in profiles.iter().enumerate() {
-        let ethernet = profile.starts_with("roce");
+        let ethernet = is_ethernet(profile);
         // Entries without a GID have a type, too.
         let mut gids = [V2; MAX_GIDS];
         let gids: &[&str] = match (ethernet, has_host) {
@@ -125,6 +138,11 @@ fn files(profiles: &[&str], has_host: bool, interface: Option<&str>) -> Vec<File
     files
 }
 
+/// Returns whether devices of a profile have an Ethernet port.
+pub(crate) fn is_ethernet(profile: &str) -> bool {
+    profile.starts_with("roce")
+}
+
 /// Returns the name of the PCI device.
 fn pci_name(number: usize) -> String {
     format!("ffff:00:{number:02x}.0")
@@ -141,7 +159,7 @@ fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
     let uverbs = [
         ("ibdev", format!("mlx5_{number}")),
         ("dev", format!("{UVERBS_MAJOR}:{minor}")),
-        ("abi_version", "1".to_owned()),
+        ("abi_version", UVERBS_ABI.to_string()),
     ];
     // A ConnectX-5, as the device reports itself.
     let pci = [
@@ -160,14 +178,16 @@ fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
         true => "Ethernet",
         false => "InfiniBand",
     };
+    let state = format!("{PORT_ACTIVE}: ACTIVE");
+    let physical_state = format!("{LINK_UP}: LinkUp");
     let general = [
         ("node_type", "1: CA"),
-        ("fw_ver", "16.35.4030"),
+        ("fw_ver", FIRMWARE),
         ("hw_rev", "0"),
         ("hca_type", "MT4119"),
         ("board_id", "MT_0000000000"),
-        ("ports/1/state", "4: ACTIVE"),
-        ("ports/1/phys_state", "5: LinkUp"),
+        ("ports/1/state", &state),
+        ("ports/1/phys_state", &physical_state),
         ("ports/1/rate", "100 Gb/sec (4X EDR)"),
         ("ports/1/link_layer", link),
         ("ports/1/lid_mask_count", "0"),
@@ -226,11 +246,7 @@ fn create_tree(config: &Config) -> Result<PathBuf, String> {
         Error::Invalid { what, .. } => what.to_owned(),
         error => error.to_string(),
     })?;
-    let interface = match &config.host {
-        Some(host) => embedded::Network::interface_of(host),
-        // The connection manager accepts loopback addresses.
-        None => Some("lo".to_owned()),
-    };
+    let interface = config.interface();
     let files = files(
         &config.profiles,
         config.host.is_some(),

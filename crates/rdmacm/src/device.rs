@@ -7,11 +7,10 @@
 use std::ffi::CString;
 
 use uverbs::Errno;
-use uverbs::abi::netlink::{NLDEV_CMD_GET_CHARDEV, NlAttr, NlMsgHdr, attr, nldev_type};
-use uverbs::discovery::netlink::{Progress, parse_char_device, read_answer};
+use uverbs::abi::netlink::{NLDEV_CMD_GET_CHARDEV, attr};
+use uverbs::discovery::netlink::{MessageBuilder, Progress, parse_char_device, read_answer};
 use uverbs::discovery::sysfs::parse_device_number;
 use uverbs::kernel::{Descriptor, Kernel};
-use zerocopy::IntoBytes;
 
 use crate::abi::ABI_VERSION;
 use crate::{Command, Error};
@@ -20,8 +19,6 @@ use crate::{Command, Error};
 const NAME: &str = "rdma_cm";
 /// Size of the buffer for a sysfs attribute.
 const MAX_ATTRIBUTE: usize = 64;
-/// `NLM_F_REQUEST`.
-const FLAG_REQUEST: u16 = 1;
 
 /// The connection manager's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,19 +34,9 @@ pub struct CmDevice {
 /// Builds the request for the device's name, on which the kernel loads its
 /// module.
 pub fn netlink_request() -> Vec<u8> {
-    let name = b"rdma_cm\0";
-    let attribute = NlAttr {
-        len: (size_of::<NlAttr>() + name.len()) as u16,
-        attr_type: attr::ATTR_CHARDEV_TYPE,
-    };
-    let header = NlMsgHdr {
-        len: (size_of::<NlMsgHdr>() + size_of::<NlAttr>() + name.len()) as u32,
-        msg_type: nldev_type(NLDEV_CMD_GET_CHARDEV),
-        flags: FLAG_REQUEST,
-        seq: 1,
-        pid: 0,
-    };
-    [header.as_bytes(), attribute.as_bytes(), name].concat()
+    MessageBuilder::request(NLDEV_CMD_GET_CHARDEV, 0)
+        .name(attr::ATTR_CHARDEV_TYPE, NAME)
+        .finish()
 }
 
 fn by_netlink(kernel: &dyn Kernel) -> Option<CmDevice> {

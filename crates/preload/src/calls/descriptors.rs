@@ -8,37 +8,23 @@ use rdmacm::abi::{self, CmdHdr, cmd};
 use uverbs::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{export, result};
-use crate::config;
+use super::{count, export, failed, result, sockets};
 use crate::internal::{self, mark_internal};
 use crate::process::{ProcessState, wake_devices};
 use crate::real::{self, Optional, set_errno};
 use crate::table::{self, Lookup, Object, ObjectKind, find};
-
-const NETLINK_RDMA: c_int = uverbs::abi::netlink::NETLINK_RDMA;
-
-fn failed(errno: c_int) -> c_int {
-    set_errno(errno);
-    -1
-}
-
-fn count(result: Result<usize, Errno>) -> isize {
-    match result {
-        Ok(count) => count as isize,
-        Err(errno) => failed(errno.raw()) as isize,
-    }
-}
 
 /// Registers a duplicate that the C library has created.
 fn register_duplicate(object: Lookup, fd: c_int) -> c_int {
     if fd < 0 {
         return fd;
     }
-    let process = match object {
+    let registered = match object {
         Lookup::Open(object) => ProcessState::current().table.insert(fd, object),
+        Lookup::Netlink => table::set_netlink(fd),
         _ => return fd,
     };
-    if let Err(errno) = process {
+    if let Err(errno) = registered {
         // SAFETY: the descriptor is new.
         unsafe { real::close(fd) };
         return failed(errno.raw());
@@ -50,7 +36,7 @@ fn register_duplicate(object: Lookup, fd: c_int) -> c_int {
 fn unregister(object: &Lookup, fd: c_int) {
     match object {
         Lookup::Open(_) => drop(ProcessState::current().table.remove(fd)),
-        Lookup::Stale => table::clear(fd),
+        Lookup::Stale | Lookup::Netlink => table::clear(fd),
         Lookup::Foreign | Lookup::Other => {}
     }
 }
@@ -146,15 +132,6 @@ fn close_descriptor_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
 }
 
 export! {
-    socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-        // Makes libraries use sysfs, as the kernel's netlink reports other devices.
-        if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA && config::get().is_some() {
-            return failed(libc::EPROTONOSUPPORT);
-        }
-        // SAFETY: guaranteed by the caller.
-        mark_internal(unsafe { real::socket(domain, kind, protocol) })
-    }
-
     accept4(
         fd: c_int, address: *mut libc::sockaddr, length: *mut libc::socklen_t, flags: c_int
     ) -> c_int {
@@ -259,7 +236,7 @@ export! {
     fcntl = fcntl64 (fd: c_int, command: c_int, argument: Optional) -> c_int {
         let object = find(fd);
         match (&object, command) {
-            (Lookup::Open(_), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => {
+            (Lookup::Open(_) | Lookup::Netlink, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => {
                 // SAFETY: guaranteed by the caller.
                 register_duplicate(object, unsafe { real::fcntl(fd, command, argument) })
             }
@@ -319,7 +296,7 @@ export! {
             Lookup::Open(_) => failed(libc::EINVAL) as isize,
             Lookup::Stale | Lookup::Foreign => failed(libc::EIO) as isize,
             // SAFETY: guaranteed by the caller.
-            Lookup::Other => unsafe { real::read(fd, buffer, length) },
+            Lookup::Other | Lookup::Netlink => unsafe { real::read(fd, buffer, length) },
         }
     }
 
@@ -340,6 +317,11 @@ export! {
                 let command = unsafe { slice::from_raw_parts(buffer.cast(), length) };
                 count(write_manager_command(&object, fd, command))
             }
+            Lookup::Netlink => {
+                // SAFETY: guaranteed by the caller.
+                let request = unsafe { slice::from_raw_parts(buffer.cast(), length) };
+                count(sockets::request(fd, request))
+            }
             Lookup::Open(_) => failed(libc::EINVAL) as isize,
             Lookup::Stale | Lookup::Foreign => failed(libc::EIO) as isize,
             // SAFETY: guaranteed by the caller.
@@ -352,7 +334,7 @@ export! {
         offset: i64
     ) -> *mut c_void {
         let offset = match find(if flags & libc::MAP_ANONYMOUS != 0 { -1 } else { fd }) {
-            Lookup::Other => Ok(offset),
+            Lookup::Other | Lookup::Netlink => Ok(offset),
             Lookup::Open(object) if matches!(object.kind, ObjectKind::Device(_)) => {
                 let shared = flags & libc::MAP_SHARED != 0;
                 let allowed = shared && protection & libc::PROT_EXEC == 0;

@@ -3,6 +3,7 @@
 mod descriptors;
 mod paths;
 mod signals;
+mod sockets;
 mod waiting;
 
 use std::ffi::c_int;
@@ -11,12 +12,23 @@ use uverbs::Errno;
 
 use crate::real::set_errno;
 
+/// Sets `errno`, and returns the value of a C function that failed.
+fn failed(errno: c_int) -> c_int {
+    set_errno(errno);
+    -1
+}
+
 /// Converts a result to the return value of a C function.
 fn result(result: Result<c_int, Errno>) -> c_int {
-    result.unwrap_or_else(|errno| {
-        set_errno(errno.raw());
-        -1
-    })
+    result.unwrap_or_else(|errno| failed(errno.raw()))
+}
+
+/// As above, for a number of bytes.
+fn count(result: Result<usize, Errno>) -> isize {
+    match result {
+        Ok(count) => count as isize,
+        Err(errno) => failed(errno.raw()) as isize,
+    }
 }
 
 /// Exports functions, with aliases of `_LARGEFILE64_SOURCE` after `=`.

@@ -10,16 +10,12 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::device::{CharDevice, Device, DriverId, NodeType, is_component};
 use super::sysfs;
 use crate::abi::netlink::{
-    NLDEV_CMD_GET, NLDEV_CMD_GET_CHARDEV, NLDEV_CMD_SYS_GET, NlAttr, NlMsgHdr, attr, nldev_type,
+    FLAG_DUMP, FLAG_REQUEST, MSG_DONE, MSG_ERROR, MSG_NOOP, NLDEV_CMD_GET, NLDEV_CMD_GET_CHARDEV,
+    NLDEV_CMD_SYS_GET, NlAttr, NlMsgHdr, attr, nldev_type,
 };
 use crate::kernel::Kernel;
 use crate::{Command, Errno, Error};
 
-const FLAG_REQUEST: u16 = 1;
-const FLAG_DUMP: u16 = 0x300;
-const MSG_NOOP: u16 = 1;
-const MSG_ERROR: u16 = 2;
-const MSG_DONE: u16 = 3;
 /// Clears the nested and byte order bits of an attribute's type, and RDMA's
 /// "mandatory" bit.
 const ATTR_TYPE_MASK: u16 = 0x1fff;
@@ -198,6 +194,19 @@ pub fn parse_device(payload: &[u8]) -> Result<DeviceMessage, ParseError> {
     })
 }
 
+/// Returns the major and the minor number from their format in messages, `huge_encode_dev`
+/// of the kernel: the low byte and bits 20 and up are the minor number.
+fn decode_device_number(number: u64) -> (u32, u32) {
+    let minor = (number & 0xff) | ((number >> 12) & 0xf_ff00);
+    (((number & 0xf_ff00) >> 8) as u32, minor as u32)
+}
+
+/// Encodes a major number below 4096 and a minor number below 2^20 for a message.
+pub fn encode_device_number(major: u32, minor: u32) -> u64 {
+    let (major, minor) = (u64::from(major), u64::from(minor));
+    (minor & 0xff) | (major << 8) | ((minor & 0xf_ff00) << 12)
+}
+
 /// Parses the answer about a character device.
 ///
 /// # Errors
@@ -216,15 +225,10 @@ pub fn parse_char_device(payload: &[u8]) -> Result<CharDevice, ParseError> {
         }
     }
     let dev = dev.ok_or(ParseError::Missing(attr::ATTR_CHARDEV))?;
-    // huge_encode_dev of the kernel: the low byte and bits 20 and up are the
-    // minor number.
-    let (major, minor) = (
-        (dev & 0xf_ff00) >> 8,
-        (dev & 0xff) | ((dev >> 12) & 0xf_ff00),
-    );
+    let (major, minor) = decode_device_number(dev);
     Ok(CharDevice {
         name: device_name.ok_or(ParseError::Missing(attr::ATTR_CHARDEV_NAME))?,
-        dev_t: libc::makedev(major as u32, minor as u32),
+        dev_t: libc::makedev(major, minor),
         // The upper half is reserved.
         abi_version: abi.ok_or(ParseError::Missing(attr::ATTR_CHARDEV_ABI))? as u32,
         driver_id: driver,
@@ -246,62 +250,76 @@ pub fn parse_copy_on_fork(payload: &[u8]) -> Result<bool, ParseError> {
     Ok(false)
 }
 
-/// A request under construction.
+/// A message under construction.
 #[derive(Clone, Debug)]
-pub struct Request(Vec<u8>);
+pub struct MessageBuilder(Vec<u8>);
 
-impl Request {
-    fn new(command: u16, flags: u16) -> Self {
-        let header = NlMsgHdr {
+impl MessageBuilder {
+    /// Begins a message, whose length in `header` is ignored.
+    pub fn new(header: NlMsgHdr) -> Self {
+        Self(header.as_bytes().to_vec())
+    }
+
+    /// Begins a request with the flags, in addition to that of all requests.
+    pub fn request(command: u16, flags: u16) -> Self {
+        Self::new(NlMsgHdr {
             len: 0,
             msg_type: nldev_type(command),
             flags: FLAG_REQUEST | flags,
             seq: 1,
             pid: 0,
-        };
-        Self(header.as_bytes().to_vec())
+        })
     }
 
-    fn attribute(mut self, number: u16, value: &[u8]) -> Self {
-        // Cannot truncate: values are short names and integers.
-        let len = (size_of::<NlAttr>() + value.len()) as u16;
-        self.0.extend_from_slice(
-            NlAttr {
-                len,
-                attr_type: number,
-            }
-            .as_bytes(),
-        );
-        self.0.extend_from_slice(value);
+    /// Appends bytes and their padding.
+    pub fn bytes(mut self, bytes: &[u8]) -> Self {
+        self.0.extend_from_slice(bytes);
         self.0.resize(self.0.len().next_multiple_of(4), 0);
         self
     }
 
-    fn finish(mut self) -> Vec<u8> {
+    /// Appends an attribute. Values are short names and integers.
+    pub fn attribute(mut self, number: u16, value: &[u8]) -> Self {
+        debug_assert!(value.len() < 1024);
+        let header = NlAttr {
+            len: (size_of::<NlAttr>() + value.len()) as u16,
+            attr_type: number,
+        };
+        self.0.extend_from_slice(header.as_bytes());
+        self.bytes(value)
+    }
+
+    /// Appends an attribute of a name, which the format ends with a NUL.
+    pub fn name(self, number: u16, name: &str) -> Self {
+        self.attribute(number, format!("{name}\0").as_bytes())
+    }
+
+    /// Returns the message.
+    pub fn finish(mut self) -> Vec<u8> {
         let len = (self.0.len() as u32).to_ne_bytes();
         if let Some(field) = self.0.get_mut(..4) {
             field.copy_from_slice(&len);
         }
         self.0
     }
+}
 
-    /// Builds the request for all devices.
-    pub fn devices() -> Vec<u8> {
-        Self::new(NLDEV_CMD_GET, FLAG_DUMP).finish()
-    }
+/// Builds the request for all devices.
+pub fn devices_request() -> Vec<u8> {
+    MessageBuilder::request(NLDEV_CMD_GET, FLAG_DUMP).finish()
+}
 
-    /// Builds the request for the uverbs character device of a device.
-    pub fn char_device(index: u32) -> Vec<u8> {
-        Self::new(NLDEV_CMD_GET_CHARDEV, 0)
-            .attribute(attr::ATTR_DEV_INDEX, index.as_bytes())
-            .attribute(attr::ATTR_CHARDEV_TYPE, b"uverbs\0")
-            .finish()
-    }
+/// Builds the request for the uverbs character device of a device.
+pub fn char_device_request(index: u32) -> Vec<u8> {
+    MessageBuilder::request(NLDEV_CMD_GET_CHARDEV, 0)
+        .attribute(attr::ATTR_DEV_INDEX, index.as_bytes())
+        .name(attr::ATTR_CHARDEV_TYPE, "uverbs")
+        .finish()
+}
 
-    /// Builds the request for the state of the RDMA subsystem.
-    pub fn system() -> Vec<u8> {
-        Self::new(NLDEV_CMD_SYS_GET, 0).finish()
-    }
+/// Builds the request for the state of the RDMA subsystem.
+pub fn system_request() -> Vec<u8> {
+    MessageBuilder::request(NLDEV_CMD_SYS_GET, 0).finish()
 }
 
 /// State of an exchange after a datagram.
@@ -401,7 +419,7 @@ pub fn devices(kernel: &dyn Kernel) -> Result<Vec<Device>, Error> {
         kernel,
         Command::ListDevices,
         (NLDEV_CMD_GET, true),
-        &Request::devices(),
+        &devices_request(),
         |payload| {
             found.push(parse_device(payload)?);
             Ok(())
@@ -457,7 +475,7 @@ pub fn char_device(kernel: &dyn Kernel, index: u32) -> Result<CharDevice, Error>
         kernel,
         command,
         (NLDEV_CMD_GET_CHARDEV, false),
-        &Request::char_device(index),
+        &char_device_request(index),
         |payload| {
             found = Some(parse_char_device(payload)?);
             Ok(())
@@ -477,7 +495,7 @@ pub fn copy_on_fork(kernel: &dyn Kernel) -> bool {
         kernel,
         Command::GetSystem,
         (NLDEV_CMD_SYS_GET, false),
-        &Request::system(),
+        &system_request(),
         |payload| {
             answer = parse_copy_on_fork(payload)?;
             Ok(())

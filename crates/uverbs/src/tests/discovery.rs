@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::abi::netlink::{NLDEV_CMD_GET, NLDEV_CMD_GET_CHARDEV, NLDEV_CMD_SYS_GET, nldev_type};
 use crate::discovery::netlink::{
-    self, DeviceMessage, ParseError, Progress, Request, parse_char_device, parse_device,
-    read_answer,
+    self, DeviceMessage, ParseError, Progress, char_device_request, devices_request,
+    parse_char_device, parse_device, read_answer, system_request,
 };
 use crate::discovery::{self, CharDevice, Device, DriverId, NodeType, sysfs};
 use crate::kernel::fake::{Call, FakeKernel};
@@ -115,15 +115,15 @@ fn netlink_requests_have_the_kernel_s_format() {
     // As recorded, except for this host's byte order.
     if cfg!(target_endian = "little") {
         assert_eq!(
-            Request::devices(),
+            devices_request(),
             b"\x10\0\0\0\x01\x14\x01\x03\x01\0\0\0\0\0\0\0"
         );
         assert_eq!(
-            Request::char_device(0),
+            char_device_request(0),
             b"\x24\0\0\0\x0f\x14\x01\0\x01\0\0\0\0\0\0\0\x08\0\x01\0\0\0\0\0\x0b\0\x45\0uverbs\0\0"
         );
         assert_eq!(
-            Request::system(),
+            system_request(),
             b"\x10\0\0\0\x06\x14\x01\0\x01\0\0\0\0\0\0\0"
         );
     }

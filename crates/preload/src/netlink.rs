@@ -1,0 +1,225 @@
+//! RDMA netlink: answers to requests about the devices.
+
+use embedded::Embedded;
+use uverbs::Errno;
+use uverbs::abi::netlink::{
+    FLAG_ACK, FLAG_CAPPED, FLAG_DUMP, FLAG_MULTI, FLAG_REQUEST, MSG_DONE, MSG_ERROR, NLDEV_CMD_GET,
+    NLDEV_CMD_GET_CHARDEV, NLDEV_CMD_PORT_GET, NLDEV_CMD_SYS_GET, NlMsgHdr, attr, nldev_type,
+};
+use uverbs::discovery::netlink::{
+    Attributes, Message, MessageBuilder, Messages, encode_device_number,
+};
+use uverbs::discovery::{DriverId, NodeType};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::process::ProcessState;
+use crate::{config, tree};
+
+const GET: u16 = nldev_type(NLDEV_CMD_GET);
+const PORT_GET: u16 = nldev_type(NLDEV_CMD_PORT_GET);
+const SYS_GET: u16 = nldev_type(NLDEV_CMD_SYS_GET);
+const GET_CHARDEV: u16 = nldev_type(NLDEV_CMD_GET_CHARDEV);
+
+/// Returns the datagrams that answer the requests of a datagram, which a socket with this
+/// port has sent.
+pub(crate) fn answers(datagram: &[u8], port: u32) -> Vec<Vec<u8>> {
+    let mut datagrams = Vec::new();
+    // As in the kernel, nothing is answered from the first malformed message on.
+    for request in Messages::new(datagram).map_while(Result::ok) {
+        if request.header.flags & FLAG_REQUEST != 0 {
+            answer(&request, port, &mut datagrams);
+        }
+    }
+    datagrams
+}
+
+/// Adds the datagrams that answer a request.
+fn answer(request: &Message<'_>, port: u32, datagrams: &mut Vec<Vec<u8>>) {
+    let NlMsgHdr {
+        msg_type: kind,
+        flags,
+        seq,
+        ..
+    } = request.header;
+    let begin = |msg_type, flags| {
+        MessageBuilder::new(NlMsgHdr {
+            len: 0,
+            msg_type,
+            flags,
+            seq,
+            pid: port,
+        })
+    };
+    let dump = flags & FLAG_DUMP == FLAG_DUMP;
+    let begin_part = || begin(kind, if dump { FLAG_MULTI } else { 0 });
+    let objects = Arguments::parse(request.payload).and_then(|arguments| match (kind, dump) {
+        (GET, true) => Ok(devices()
+            .map(|device| device.describe(begin_part()))
+            .collect()),
+        (GET, false) => Ok(vec![arguments.device()?.describe(begin_part())]),
+        (PORT_GET, true) => Ok(vec![arguments.device()?.describe_port(begin_part())]),
+        (PORT_GET, false) => Ok(vec![arguments.port()?.describe_port(begin_part())]),
+        (SYS_GET, false) => Ok(vec![describe_system(begin_part())]),
+        (GET_CHARDEV, false) => Ok(vec![arguments.describe_char_device(begin_part())?]),
+        _ => Err(Errno::new(libc::EOPNOTSUPP)),
+    });
+    let error = objects.as_ref().map_or_else(|errno| -errno.raw(), |_| 0);
+    datagrams.extend(objects.into_iter().flatten().map(MessageBuilder::finish));
+    if error == 0 && dump {
+        let done = begin(MSG_DONE, FLAG_MULTI).bytes(error.as_bytes());
+        datagrams.push(done.finish());
+    } else if error != 0 || flags & FLAG_ACK != 0 {
+        let message = begin(MSG_ERROR, FLAG_CAPPED).bytes(error.as_bytes());
+        datagrams.push(message.bytes(request.header.as_bytes()).finish());
+    }
+}
+
+/// The attributes of requests.
+#[derive(Default)]
+struct Arguments<'a> {
+    device: Option<u32>,
+    port: Option<u32>,
+    char_device: Option<&'a [u8]>,
+}
+
+impl<'a> Arguments<'a> {
+    fn parse(payload: &'a [u8]) -> Result<Self, Errno> {
+        let invalid = Errno::new(libc::EINVAL);
+        let integer = |value| u32::read_from_bytes(value).map_err(|_| invalid);
+        let mut arguments = Self::default();
+        for attribute in Attributes::new(payload) {
+            match attribute.map_err(|_| invalid)? {
+                (attr::ATTR_DEV_INDEX, value) => arguments.device = Some(integer(value)?),
+                (attr::ATTR_PORT_INDEX, value) => arguments.port = Some(integer(value)?),
+                (attr::ATTR_CHARDEV_TYPE, value) => arguments.char_device = Some(value),
+                _ => {}
+            }
+        }
+        Ok(arguments)
+    }
+
+    /// Returns the device that the request names.
+    fn device(&self) -> Result<Device, Errno> {
+        let index = self.device.ok_or(Errno::new(libc::EINVAL))?;
+        let device = devices().nth(index as usize);
+        device.ok_or(Errno::new(libc::ENODEV))
+    }
+
+    /// Returns the device whose port the request names.
+    fn port(&self) -> Result<Device, Errno> {
+        match self.port {
+            Some(1) => self.device(),
+            _ => Err(Errno::new(libc::EINVAL)),
+        }
+    }
+
+    /// Describes the character device that the request names.
+    fn describe_char_device(&self, message: MessageBuilder) -> Result<MessageBuilder, Errno> {
+        let describe = |name: &str, (major, minor), abi: u64| {
+            message
+                .name(attr::ATTR_CHARDEV_NAME, name)
+                .attribute(attr::ATTR_CHARDEV_ABI, abi.as_bytes())
+                .attribute(
+                    attr::ATTR_CHARDEV,
+                    encode_device_number(major, minor).as_bytes(),
+                )
+        };
+        match self.char_device {
+            Some(b"uverbs\0") => {
+                let index = self.device()?.index;
+                let number = (tree::UVERBS_MAJOR, tree::UVERBS_MINOR + index);
+                let message = describe(&format!("uverbs{index}"), number, tree::UVERBS_ABI);
+                Ok(message.attribute(attr::ATTR_UVERBS_DRIVER_ID, DriverId::MLX5.0.as_bytes()))
+            }
+            Some(b"rdma_cm\0") => Ok(describe("rdma_cm", tree::MANAGER, tree::MANAGER_ABI)),
+            _ => Err(Errno::new(libc::ENODEV)),
+        }
+    }
+}
+
+/// A device of this process.
+struct Device {
+    index: u32,
+    device: &'static Embedded,
+}
+
+/// Returns the devices; none, after an error was printed, if they or their files cannot be
+/// created.
+fn devices() -> impl Iterator<Item = Device> {
+    let files = tree::root();
+    let devices = files.and_then(|_| ProcessState::current().devices().ok());
+    let devices = devices.unwrap_or_default();
+    (0..)
+        .zip(devices)
+        .map(|(index, device)| Device { index, device })
+}
+
+impl Device {
+    /// Adds what identifies the device.
+    fn identify(&self, message: MessageBuilder) -> MessageBuilder {
+        message
+            .attribute(attr::ATTR_DEV_INDEX, self.index.as_bytes())
+            .name(attr::ATTR_DEV_NAME, &format!("mlx5_{}", self.index))
+    }
+
+    fn is_ethernet(&self) -> bool {
+        let profile = config::get().and_then(|config| config.profiles.get(self.index as usize));
+        profile.is_some_and(|profile| tree::is_ethernet(profile))
+    }
+
+    /// Describes the device.
+    fn describe(&self, message: MessageBuilder) -> MessageBuilder {
+        let guid = self.device.node_guid();
+        let protocol = if self.is_ethernet() { "roce" } else { "ib" };
+        self.identify(message)
+            .attribute(attr::ATTR_PORT_INDEX, 1_u32.as_bytes())
+            .name(attr::ATTR_FW_VERSION, tree::FIRMWARE)
+            .attribute(attr::ATTR_NODE_GUID, guid.as_bytes())
+            .attribute(attr::ATTR_SYS_IMAGE_GUID, guid.as_bytes())
+            .attribute(attr::ATTR_DEV_NODE_TYPE, NodeType::CA.0.as_bytes())
+            .name(attr::ATTR_DEV_PROTOCOL, protocol)
+    }
+
+    /// Describes the port.
+    fn describe_port(&self, message: MessageBuilder) -> MessageBuilder {
+        let message = self
+            .identify(message)
+            .attribute(attr::ATTR_PORT_INDEX, 1_u32.as_bytes())
+            .attribute(attr::ATTR_PORT_STATE, &[tree::PORT_ACTIVE])
+            .attribute(attr::ATTR_PORT_PHYS_STATE, &[tree::LINK_UP]);
+        if self.is_ethernet() {
+            return self.describe_interface(message);
+        }
+        let lid = u32::from(self.device.lid());
+        let gids = self.device.gids();
+        let prefix = gids.first().and_then(|gid| gid.first_chunk()).copied();
+        message
+            .attribute(
+                attr::ATTR_SUBNET_PREFIX,
+                u64::from_be_bytes(prefix.unwrap_or_default()).as_bytes(),
+            )
+            .attribute(attr::ATTR_LID, lid.as_bytes())
+            .attribute(attr::ATTR_SM_LID, lid.as_bytes())
+            .attribute(attr::ATTR_LMC, &[0])
+    }
+
+    /// Adds the port's network interface.
+    fn describe_interface(&self, message: MessageBuilder) -> MessageBuilder {
+        let name = config::get().and_then(config::Config::interface);
+        let index = name.as_deref().map(nix::net::if_::if_nametoindex);
+        match (name, index) {
+            (Some(name), Some(Ok(index))) => message
+                .attribute(attr::ATTR_NDEV_INDEX, index.as_bytes())
+                .name(attr::ATTR_NDEV_NAME, &name),
+            _ => message,
+        }
+    }
+}
+
+/// Describes the RDMA subsystem. Devices are shared by network namespaces, and a fork does not
+/// harm registered memory: a device has the addresses of its process.
+fn describe_system(message: MessageBuilder) -> MessageBuilder {
+    message
+        .attribute(attr::SYS_ATTR_NETNS_MODE, &[1])
+        .attribute(attr::SYS_ATTR_COPY_ON_FORK, &[1])
+}
