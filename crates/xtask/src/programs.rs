@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rxe_tests::compare::{Results, Verdict};
 use rxe_tests::driver::embedded::COLLECTIVES;
-use rxe_tests::guest::host::which;
+use rxe_tests::guest::host::{self, which};
 use rxe_tests::guest::vm::{self, Line};
 use rxe_tests::guest::{Job, Suite, tree};
 use rxe_tests::record::{Case, Outcome, Provider, Record};
@@ -40,6 +40,9 @@ pub const NEEDS: &[(&str, &str)] = &[
 /// The folder of rdma-core's compressed tests in Debian's python3-pyverbs.
 const PYVERBS: &str = "/usr/share/doc/rdma-core/tests";
 
+/// The folder of rdma-core's tests in guests' trees.
+const TREE_PYVERBS: &str = "/opt/rdma-core/tests";
+
 /// The MPI program.
 const COLLECTIVES_SOURCE: &str = "crates/preload/tests/c/collectives.c";
 
@@ -62,6 +65,9 @@ pub struct Arguments {
     /// Run them in a guest of this Debian release, also trixie-arm64
     #[arg(long)]
     suite: Option<Suite>,
+    /// With --suite, run them in its tree on this machine, without a guest; needs root
+    #[arg(long, requires = "suite")]
+    chroot: bool,
     /// A folder built by `cargo xtask dist`, instead of building now
     #[arg(long)]
     dist: Option<PathBuf>,
@@ -86,6 +92,7 @@ pub fn full(suite: Option<Suite>, port: &str, filter: &[String]) -> Result<Outco
         filter: filter.to_vec(),
         in_place: false,
         suite,
+        chroot: false,
         dist: None,
     };
     let outcomes = run_on_port(&arguments, &arguments.dist()?, port)?;
@@ -169,6 +176,9 @@ fn run_on_port(arguments: &Arguments, dist: &Path, port: &str) -> Result<Outcome
         Line::Text(line) => println!("{line}"),
     };
     let succeeded = match arguments.suite {
+        Some(suite) if arguments.chroot => {
+            run_in_chroot(suite, arguments, dist, &options, &mut handle_line)?
+        }
         Some(suite) => run_in_guest(suite, arguments, dist, &options, &mut handle_line)?,
         None => run_on_host(port, arguments, &options, &mut handle_line)?,
     };
@@ -198,12 +208,77 @@ fn run_on_host(
     if arguments.full {
         command.arg("--pyverbs").arg(unpack_pyverbs(&work.0));
     }
+    run_driver(command, handle_line)
+}
+
+/// Runs the driver and handles its output.
+fn run_driver(mut command: Command, handle_line: &mut dyn FnMut(Line<'_>)) -> Result<bool> {
     let mut child = command.stdout(Stdio::piped()).spawn()?;
     let out = child.stdout.take().context("no output of the driver")?;
     for line in BufReader::new(out).lines() {
         handle_line(vm::parse_line(&line?));
     }
     Ok(child.wait()?.success())
+}
+
+/// Packages that guests do not need.
+const FRAMEWORKS: &str = "libfabric-bin libopenmpi-dev openmpi-bin ucx-utils";
+
+/// Runs the driver in a tree whose changes vanish with the mounts. $1 the tree, $2 an empty
+/// folder, $3 the plugin's folder, $4 the driver, $5 the MPI program's source, $6 packages
+/// to install, then the driver's arguments.
+const ENTER: &str = r#"
+tree=$1 work=$2 plugin=$3 driver=$4 source=$5 packages=$6; shift 6
+mount -t tmpfs none "$work"; cd "$work"; mkdir upper other root
+mount -t overlay -o "lowerdir=$tree,upperdir=upper,workdir=other" overlay root
+cd root; mount -t proc proc proc; mount --rbind /dev dev; mount --rbind /sys sys
+mkdir opt/ringverbs; mount --bind "$plugin" opt/ringverbs
+cp "$driver" usr/local/bin/rxe-driver; cp "$source" root/collectives.c; cp /etc/resolv.conf etc
+enter() {
+    chroot . /usr/bin/env -i PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
+        LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"
+}
+if [ "$packages" ]; then
+    enter apt-get -qq update; enter apt-get -qq -y install $packages > apt.log 2>&1 || cat apt.log
+    enter mpicc -O1 -o /usr/local/bin/ringverbs-collectives /root/collectives.c
+fi
+enter rxe-driver "$@"
+"#;
+
+/// Runs the driver in the tree of a suite, with the tree's programs.
+fn run_in_chroot(
+    suite: Suite,
+    arguments: &Arguments,
+    dist: &Path,
+    options: &[String],
+    handle_line: &mut dyn FnMut(Line<'_>),
+) -> Result<bool> {
+    ensure!(host::is_root(), "a tree needs root (mount and chroot)");
+    let architecture = suite.architecture();
+    ensure!(
+        architecture.user.is_none(),
+        "programs of {suite} do not run on this machine"
+    );
+    let image = tree::image(suite, None)?;
+    let work = TempDir::new("programs-chroot")?;
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--", "sh", "-ec", ENTER, "sh"])
+        .arg(image.tree())
+        .args([&work.0, dist, &driver::build()?])
+        .arg(driver::root().join(COLLECTIVES_SOURCE))
+        .arg(if arguments.full { FRAMEWORKS } else { "" })
+        .args(options)
+        .args([
+            "--rdma-core",
+            &image.rdma_core()?,
+            "--scratch",
+            "/tmp/scratch",
+        ]);
+    if arguments.full {
+        command.args(["--pyverbs", TREE_PYVERBS]);
+    }
+    run_driver(command, handle_line)
 }
 
 /// Runs the driver in a guest, with the programs of its tree.
@@ -219,7 +294,7 @@ fn run_in_guest(
         script.push_str(&format!(" '{}'", option.replace('\'', "")));
     }
     if arguments.full {
-        script.push_str(" --pyverbs /opt/rdma-core/tests");
+        script.push_str(&format!(" --pyverbs {TREE_PYVERBS}"));
     }
     let job = Job {
         script,

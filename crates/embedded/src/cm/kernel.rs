@@ -42,9 +42,11 @@ impl Answer {
     }
 }
 
-/// Parses the command's structure; EINVAL if the length differs.
+/// Parses the command's structure; EINVAL if the command is shorter. As in the kernel, it may
+/// be longer: librdmacm's structures may be newer.
 fn body<T: FromBytes>(bytes: &[u8]) -> Result<T> {
-    T::read_from_bytes(bytes).or_else(|_| refuse(libc::EINVAL))
+    let read = T::read_from_prefix(bytes);
+    read.map_or_else(|_| refuse(libc::EINVAL), |(value, _)| Ok(value))
 }
 
 /// Returns the first `size` bytes of an address field.
