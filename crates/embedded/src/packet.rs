@@ -130,8 +130,8 @@ fn transition(from: QpState, to: QpState) -> Option<([Option<u32>; 2], Mask, Mas
         (QpState::RESET, QpState::INIT) => ([None, Some(READY)], Mask::PORT, none),
         (QpState::INIT, QpState::INIT) => ([None, None], none, Mask::PORT),
         (QpState::INIT, QpState::RTR) => ([None, None], none, none),
-        (QpState::RTR, QpState::RTS) => ([Some(READY), None], none, none),
-        (QpState::RTS, QpState::RTS) => ([None, None], none, none),
+        (QpState::RTR, QpState::RTS) => ([Some(READY), None], none, Mask::RATE_LIMIT),
+        (QpState::RTS, QpState::RTS) => ([None, None], none, Mask::RATE_LIMIT),
         _ => return None,
     })
 }
@@ -314,6 +314,9 @@ impl State {
         };
         let rest = mask - Mask::STATE;
         require(rest.contains(must) && (rest - must - may).is_empty())?;
+        if rest.contains(Mask::RATE_LIMIT) {
+            return refuse(libc::EOPNOTSUPP);
+        }
         let queues = [
             (op::MODIFY_SQ, packet.sq, states[0]),
             (op::MODIFY_RQ, packet.rq, states[1]),

@@ -140,7 +140,11 @@ impl State {
                 return self.modify_qp(fd, request, &requested, STANDARD_ATTRIBUTES);
             }
             EX_MODIFY_QP => {
-                let requested: ExModifyQp = request.core()?;
+                let mut requested: ExModifyQp = request.core()?;
+                if requested.rate_limit == 0 {
+                    // No limit, as before.
+                    requested.base.attr_mask &= !RATE_LIMIT;
+                }
                 let known = STANDARD_ATTRIBUTES | RATE_LIMIT;
                 self.modify_qp(fd, request, &requested.base, known)?;
                 let response_length = size_of::<ExModifyQpResp>() as u32;
