@@ -176,6 +176,17 @@ fn libfabric() -> Vec<Case> {
     pairs.into_iter().chain([info]).collect()
 }
 
+/// Returns the command of ucx_perftest, which some releases of Debian build with MPI: without
+/// a terminal it then expects to be started by mpirun.
+fn ucx_perftest() -> &'static str {
+    let program = which("ucx_perftest").and_then(|path| fs::read(path).ok());
+    let mut names = program.iter().flat_map(|bytes| bytes.windows(7));
+    match names.any(|name| name == b"libmpi.") {
+        true => "ucx_perftest -P 0",
+        false => "ucx_perftest",
+    }
+}
+
 fn ucx() -> Vec<Case> {
     const TRANSPORTS: [&str; 5] = [
         "rc",
@@ -197,12 +208,12 @@ fn ucx() -> Vec<Case> {
         "stream_bw -s 65536",
         "stream_lat",
     ];
+    let perftest = ucx_perftest();
     let mut cases = Vec::new();
     for transport in TRANSPORTS {
         for test in TESTS {
-            let run = format!(
-                "env UCX_TLS={transport} UCX_NET_DEVICES={{dev}}:1 ucx_perftest -p {{port}}"
-            );
+            let run =
+                format!("env UCX_TLS={transport} UCX_NET_DEVICES={{dev}}:1 {perftest} -p {{port}}");
             let case = pair(
                 "UCX",
                 &format!("{transport} {test}"),
@@ -224,11 +235,12 @@ fn ucx() -> Vec<Case> {
         "-x rc_verbs -t fadd",
         "-x rc_verbs -t cswap",
     ] {
+        let run = format!("{perftest} -p {{port}} -d {{dev}}:1 {test} -n 300 -w 10");
         cases.push(pair(
             "UCX",
             &format!("uct {test}"),
-            "ucx_perftest -p {port}".to_owned(),
-            format!("ucx_perftest -p {{port}} {{addr}} -d {{dev}}:1 {test} -n 300 -w 10"),
+            run.clone(),
+            format!("{run} {{addr}}"),
         ));
     }
     cases
