@@ -96,6 +96,13 @@ pub fn programs(line: &str) -> Vec<&str> {
     found
 }
 
+/// Returns whether UCX is installed without its module for verbs, as Debian's sid has it.
+fn is_ucx_without_verbs() -> bool {
+    let folders = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    let mut modules = folders.map(|folder| folder.path().join("ucx"));
+    modules.any(|folder| folder.is_dir() && !folder.join("libuct_ib.so.0").exists())
+}
+
 /// Returns a message that names the package of a missing program of a case.
 pub fn missing_program(case: &Case) -> Option<String> {
     let lines = match &case.shape {
@@ -104,6 +111,9 @@ pub fn missing_program(case: &Case) -> Option<String> {
             vec![server, client]
         }
     };
+    if lines.iter().any(|line| line.contains("ucx")) && is_ucx_without_verbs() {
+        return Some("the installed UCX has no verbs".to_owned());
+    }
     let mut all = lines.into_iter().flat_map(|line| programs(line));
     let program = all.find(|program| which(program).is_none())?;
     let package = match program {
