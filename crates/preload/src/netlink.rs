@@ -223,3 +223,59 @@ fn describe_system(message: MessageBuilder) -> MessageBuilder {
         .attribute(attr::SYS_ATTR_NETNS_MODE, &[1])
         .attribute(attr::SYS_ATTR_COPY_ON_FORK, &[1])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without a configuration there are no devices.
+    #[test]
+    fn any_request_is_answered_by_messages() {
+        let request = |command, flags| {
+            MessageBuilder::request(command, flags)
+                .attribute(attr::ATTR_DEV_INDEX, 0_u32.as_bytes())
+                .name(attr::ATTR_CHARDEV_TYPE, "rdma_cm")
+                .finish()
+        };
+        let mut errors = Vec::new();
+        for command in 0..32 {
+            for flags in [0, FLAG_ACK, FLAG_DUMP, FLAG_DUMP | FLAG_ACK] {
+                let request = request(command, flags);
+                for at in 0..request.len() {
+                    for value in [0, 1, 4, 0x7f, 0xff] {
+                        let mut changed = request.clone();
+                        changed[at] = value;
+                        check(&changed);
+                        check(&changed[..at]);
+                    }
+                }
+                for message in check(&request) {
+                    let (code, _) = i32::read_from_prefix(&message).unwrap_or_default();
+                    errors.push((command, flags, -code));
+                }
+            }
+        }
+        assert!(errors.contains(&(NLDEV_CMD_GET, 0, libc::ENODEV)));
+        assert!(errors.contains(&(NLDEV_CMD_GET, FLAG_DUMP, 0)));
+        assert!(errors.contains(&(NLDEV_CMD_PORT_GET, FLAG_ACK, libc::EINVAL)));
+        assert!(errors.contains(&(NLDEV_CMD_GET_CHARDEV, FLAG_ACK, 0)));
+        assert!(errors.contains(&(9, FLAG_DUMP, libc::EOPNOTSUPP)));
+    }
+
+    /// Returns the payloads of errors and ends.
+    fn check(request: &[u8]) -> Vec<Vec<u8>> {
+        let mut ends = Vec::new();
+        for datagram in answers(request, 5) {
+            let messages = Messages::new(&datagram).collect::<Result<Vec<_>, _>>();
+            let messages = messages.unwrap();
+            assert_eq!(messages.len(), 1);
+            let Message { header, payload } = messages[0];
+            assert_eq!(header.pid, 5);
+            match header.msg_type {
+                MSG_ERROR | MSG_DONE => ends.push(payload.to_vec()),
+                _ => assert!(Attributes::new(payload).all(|it| it.is_ok())),
+            }
+        }
+        ends
+    }
+}
