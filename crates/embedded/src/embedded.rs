@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use softhca::transport::Counters;
 
+use crate::addresses::MAX_ADDRESSES;
 use crate::device::Device;
 use crate::object::ObjectData;
 use crate::runner::Runner;
@@ -26,6 +27,11 @@ pub struct Embedded {
 }
 
 impl Embedded {
+    /// Length of the GID table of an Ethernet port. Entries without a GID are empty.
+    pub const ETHERNET_GIDS: usize = MAX_ADDRESSES;
+    /// As above, of an InfiniBand port: the shortest that a ConnectX has.
+    pub const INFINIBAND_GIDS: usize = 8;
+
     /// Returns a handle for a thread that polls one completion queue:
     /// [`idle`](Self::idle) then waits for completions of that queue and for remote writes,
     /// not for any activity of the network.

@@ -18,8 +18,9 @@ use uverbs::AsyncEventType as Async;
 use uverbs::abi::write::{AsyncEventDesc, CompEventDesc};
 use zerocopy::IntoBytes;
 
-use crate::addresses::{HostAddress, MAX_ADDRESSES};
+use crate::addresses::HostAddress;
 use crate::command::{self, Input, PAGES_AT, make};
+use crate::embedded::Embedded;
 use crate::event::{Event, EventCounter, EventFile};
 use crate::files::File;
 use crate::flow::Flows;
@@ -32,8 +33,6 @@ use crate::watch::{Doorbell, DoorbellWatch};
 use crate::{Result, refuse};
 
 const PAGE: u64 = 4096;
-/// Length of the GID table of an InfiniBand port, the shortest that a ConnectX has.
-const INFINIBAND_GIDS: usize = 8;
 /// Maximum number of turns before a queue pair is destroyed.
 const MAX_FLUSH_TURNS: u32 = 16;
 
@@ -264,8 +263,8 @@ impl State {
     /// Returns the length of the GID table: entries beyond the GIDs are empty.
     pub(crate) fn gid_table_length(&self) -> usize {
         match self.is_ethernet() {
-            true => MAX_ADDRESSES,
-            false => INFINIBAND_GIDS,
+            true => Embedded::ETHERNET_GIDS,
+            false => Embedded::INFINIBAND_GIDS,
         }
     }
 

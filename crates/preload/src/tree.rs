@@ -12,6 +12,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use embedded::Embedded;
 use uverbs::Error;
 
 use crate::config::{self, Config, print_error};
@@ -44,15 +45,10 @@ const DYNAMIC: [&str; 8] = [
     "ports/1/hw_counters/rp_cnp_handled",
 ];
 
-/// Maximum number of GIDs of a port, which are dynamic attributes, too.
-const MAX_GIDS: usize = 16;
-/// As above, of an InfiniBand port.
-const INFINIBAND_GIDS: usize = 8;
-
 /// Returns the index of a GID attribute.
 pub(crate) fn gid_index(name: &str) -> Option<usize> {
     let index = name.strip_prefix("ports/1/gids/")?;
-    (0..MAX_GIDS).find(|number| number.to_string() == index)
+    (0..Embedded::ETHERNET_GIDS).find(|number| number.to_string() == index)
 }
 
 /// Splits the path of a dynamic attribute, below `/sys`, into the number of the
@@ -120,14 +116,14 @@ fn files(profiles: &[&str], has_host: bool, interface: Option<&str>) -> Vec<File
     for (number, profile) in profiles.iter().enumerate() {
         let ethernet = is_ethernet(profile);
         // Entries without a GID have a type, too.
-        let mut gids = [V2; MAX_GIDS];
+        let mut gids = [V2; Embedded::ETHERNET_GIDS];
         let gids: &[&str] = match (ethernet, has_host) {
             (true, true) => &gids,
             (true, false) => {
                 gids[0] = V1;
                 &gids
             }
-            (false, _) => &[V1; INFINIBAND_GIDS],
+            (false, _) => &[V1; Embedded::INFINIBAND_GIDS],
         };
         device(number, ethernet, gids, &mut files);
         if let Some(name) = interface {
