@@ -176,7 +176,7 @@ pub struct PostSummary {
 }
 
 fn failed(step: &str) -> impl FnOnce(ringverbs::Error) -> Error {
-    Error::verb(format!("perf: {step}"))
+    move |error| Error::verb(format!("perf: {step}"))(error)
 }
 
 /// Determines the end of a phase.
