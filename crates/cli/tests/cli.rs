@@ -133,7 +133,7 @@ fn perf_refuses_unsupported_options_before_measuring() {
         (&["--type", "ud", "--op", "read"], "UD has no reads"),
         (&["--type", "uc", "--op", "atomic"], "UC has no atomics"),
         (
-            &["--sizes", big, "--depth", "65", "-q", "2"],
+            &["--op", "read", "--sizes", big, "--depth", "65", "-q", "2"],
             "try --depth 32,",
         ),
         (&["--depth", "4096", "-q", "256"], "at most 65536"),

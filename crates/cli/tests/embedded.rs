@@ -199,7 +199,7 @@ fn perf_measures_for_the_duration() {
 
 #[test]
 fn depth_is_as_requested_or_reported() {
-    let sizes = ["--sizes", "8,16777216", "-n", "1"];
+    let sizes = ["--sizes", "8,33554432", "-n", "1"];
     assert_eq!(perf_report(&sizes)["depth"], 64);
     let send = [&sizes[..], &["--op", "send"]].concat();
     assert_eq!(perf_report(&send)["depth"], 32);

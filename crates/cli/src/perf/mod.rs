@@ -43,7 +43,8 @@ use stats::{Bandwidth, Latency, Row};
 Latency: half of the round trip of a send, and on UC also of a write, which then carries
 immediate data; for other operations the time from posting to completion.
 Bandwidth: of the messages that arrived, with --depth operations outstanding on each queue
-pair; M is a million. Messages that UC and UD lose are counted.
+pair; M is a million. Sends and writes are from one buffer, and one in a quarter of the depth
+is signaled. Messages that UC and UD lose are counted.
 Examples:
   ringverbs perf                                  writes of 4 KiB, within this process
   ringverbs perf --op send --sizes 8..65536       a sweep over powers of two

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use ringverbs::{
     AccessFlags, AddressHandle, Buffer, Completion, CompletionQueue, Context, Endpoint,
-    LocalAddress, Operation, PortAddress, ProtectionDomain, QueuePair, RemoteAddr, RemoteRegion,
-    Transport, WorkRequest,
+    LocalAddress, Operation, PortAddress, PostError, ProtectionDomain, QueuePair, RemoteAddr,
+    RemoteRegion, SharedBuffer, Transport, WorkRequest,
 };
 
 use super::error::PerfError;
@@ -40,6 +40,11 @@ pub const DEFAULT_DEPTH: u32 = 64;
 const GRH: usize = 40;
 /// The bit of a token that the other side in this process sets.
 const OTHER_SIDE: u64 = 1 << 32;
+/// The bits of a token below [`OTHER_SIDE`]: the index of the connection.
+const CONNECTION: u64 = OTHER_SIDE - 1;
+/// The token's number of operations, from this bit: a completion is also that of the
+/// unsignaled operations before it.
+const COUNT_SHIFT: u32 = 33;
 /// The Q_Key of datagrams.
 const QKEY: u32 = 0x1111_1111;
 
@@ -67,6 +72,24 @@ impl Setup {
         }
     }
 
+    /// Buffers for the operations of a queue pair: what is sent or written is the same for
+    /// all.
+    fn buffers(&self) -> u32 {
+        match self.operation {
+            PerfOperation::Send | PerfOperation::Write => 0,
+            PerfOperation::Read | PerfOperation::Atomic => self.depth,
+        }
+    }
+
+    /// Returns every how many operations of a queue pair one is signaled. Those with a buffer
+    /// of their own are: its completion returns it.
+    fn signal_interval(&self) -> u32 {
+        match self.buffers() {
+            0 => self.depth.div_ceil(4),
+            _ => 1,
+        }
+    }
+
     /// Completions of a side.
     fn cq_entries(&self) -> u32 {
         let queue_pair = self.depth.saturating_add(self.recv_depth());
@@ -83,10 +106,10 @@ impl Setup {
         }
     }
 
-    /// Size of all buffers of a side in bytes.
+    /// Size of the buffers of all queue pairs of a side in bytes.
     pub fn memory(&self) -> u64 {
         let receives = u64::from(self.recv_depth()) * self.recv_buffer_size() as u64;
-        let queue_pair = u64::from(self.depth) * self.buffer_size() as u64 + receives;
+        let queue_pair = u64::from(self.buffers()) * self.buffer_size() as u64 + receives;
         queue_pair.saturating_mul(self.queue_pairs.into())
     }
 
@@ -123,6 +146,8 @@ struct Connection {
     /// Destination of datagrams.
     path: Option<(AddressHandle, u32)>,
     outstanding: u32,
+    /// Operations since the last signaled one.
+    unsignaled: u32,
 }
 
 /// One side of a measurement.
@@ -135,6 +160,9 @@ struct Side {
     token_base: u64,
     /// Free buffers for operations.
     free: Vec<Buffer>,
+    /// What is sent or written: of the largest size, and of the phase's.
+    largest_message: Option<SharedBuffer>,
+    message: Option<SharedBuffer>,
     /// Memory for the other side's operations.
     region: Option<RemoteRegion>,
     /// The other side's memory.
@@ -184,6 +212,12 @@ fn failed(step: &str) -> impl FnOnce(ringverbs::Error) -> Error {
 struct Countdown {
     goal: Goal,
     start: Instant,
+}
+
+impl Pipeline {
+    fn is_running(&self) -> bool {
+        self.countdown.is_running(self.operations)
+    }
 }
 
 impl Countdown {
@@ -257,14 +291,27 @@ impl Side {
             let region = domain.alloc(size.saturating_mul(count));
             region.map(|region| region.into_buffers(size).take(count))
         };
-        let free = buffers(setup.buffer_size(), depth * count).map_err(failed("memory"))?;
+        let size = setup.buffer_size();
+        let (free, message) = match setup.buffers() {
+            0 => (Vec::new(), Some(buffers(size, 1))),
+            number => (
+                buffers(size, number * count)
+                    .map_err(failed("memory"))?
+                    .collect(),
+                None,
+            ),
+        };
+        let message = message.transpose().map_err(failed("memory"))?;
+        let message = message.and_then(|mut message| message.next());
         let mut side = Self {
             setup,
             local,
             region: Self::alloc_remote(&domain, setup)?,
             connections: Vec::new(),
             token_base,
-            free: free.collect(),
+            free,
+            largest_message: message.map(Buffer::freeze),
+            message: None,
             remote: RemoteAddr::new(0, 0),
             outstanding: 0,
             next: 0,
@@ -293,6 +340,7 @@ impl Side {
                 qp,
                 path: None,
                 outstanding: 0,
+                unsignaled: 0,
             });
         }
         if recv_depth > 0 {
@@ -365,6 +413,11 @@ impl Side {
     fn begin_phase(&mut self, phase: &Phase) -> Result<(), Error> {
         self.phase = phase.number;
         self.size = phase.size;
+        let message = self.largest_message.as_ref();
+        let message = message
+            .map(|it| it.slice(..phase.size as usize))
+            .transpose();
+        self.message = message.map_err(failed("setting a message's length"))?;
         self.echo = phase.echo;
         self.received = 0;
         self.last_immediate = None;
@@ -415,33 +468,80 @@ impl Side {
         lossy.then(|| u32::from(self.phase) << 24 | (number & 0xff_ffff) as u32)
     }
 
-    /// Posts an operation, for which there must be a free buffer.
+    /// Posts a signaled operation.
     fn post(&mut self, at: usize, immediate: Option<u32>) -> Result<(), Error> {
-        let (Some(mut buffer), Some(connection)) = (self.free.pop(), self.connections.get_mut(at))
-        else {
-            return Err(PerfError::NoBuffer.into());
+        self.post_signaled(at, immediate, true)
+    }
+
+    /// Posts an operation, for which there must be a free buffer if it needs one.
+    fn post_signaled(
+        &mut self,
+        at: usize,
+        immediate: Option<u32>,
+        signaled: bool,
+    ) -> Result<(), Error> {
+        let Some(connection) = self.connections.get_mut(at) else {
+            return Ok(());
         };
-        let resized = buffer.set_len(self.size as usize);
-        resized.map_err(failed("setting a buffer's length"))?;
-        let with_immediate = |request: WorkRequest<Buffer>| match immediate {
-            Some(value) => request.immediate(value),
-            None => request,
-        };
-        let request = match (self.setup.operation, &connection.path) {
-            (PerfOperation::Send, Some((path, qpn))) => {
-                with_immediate(WorkRequest::send(buffer)).to(path, *qpn, QKEY)
-            }
-            (PerfOperation::Send, None) => with_immediate(WorkRequest::send(buffer)),
-            (PerfOperation::Write, _) => with_immediate(WorkRequest::write(buffer, self.remote)),
-            (PerfOperation::Read, _) => WorkRequest::read(buffer, self.remote),
-            (PerfOperation::Atomic, _) => WorkRequest::fetch_add(buffer, self.remote, 1),
-        };
-        let posted = connection
-            .qp
-            .post(request.token(self.token_base | at as u64));
         connection.outstanding += 1;
+        connection.unsignaled += 1;
         self.outstanding += 1;
-        posted.map_err(|error| failed("posting")(error.into_error()))
+        let signaled = signaled || connection.unsignaled == self.setup.signal_interval();
+        let count = u64::from(connection.unsignaled) << COUNT_SHIFT;
+        let token = self.token_base | count | at as u64;
+        let posted = match &self.message {
+            Some(message) => {
+                let message = message.clone();
+                let request = match (self.setup.operation, &connection.path) {
+                    (PerfOperation::Send, Some((path, qpn))) => {
+                        WorkRequest::send(message).to(path, *qpn, QKEY)
+                    }
+                    (PerfOperation::Send, None) => WorkRequest::send(message),
+                    _ => WorkRequest::write(message, self.remote),
+                };
+                let request = match immediate {
+                    Some(value) => request.immediate(value),
+                    None => request,
+                };
+                let request = match signaled {
+                    true => request,
+                    false => request.unsignaled(),
+                };
+                let posted = connection.qp.post(request.token(token));
+                posted.map_err(PostError::into_error)
+            }
+            None => {
+                let mut buffer = self.free.pop().ok_or(PerfError::NoBuffer)?;
+                let resized = buffer.set_len(self.size as usize);
+                resized.map_err(failed("setting a buffer's length"))?;
+                let request = match self.setup.operation {
+                    PerfOperation::Atomic => WorkRequest::fetch_add(buffer, self.remote, 1),
+                    _ => WorkRequest::read(buffer, self.remote),
+                };
+                let posted = connection.qp.post(request.token(token));
+                posted.map_err(PostError::into_error)
+            }
+        };
+        if signaled {
+            connection.unsignaled = 0;
+        }
+        posted.map_err(failed("posting"))
+    }
+
+    /// Posts as many of the phase's operations as the depth of a connection allows. The last
+    /// one is signaled.
+    fn fill(&mut self, at: usize, pipeline: &mut Pipeline) -> Result<(), Error> {
+        let outstanding = self.connections.get(at).map(|it| it.outstanding);
+        let mut room = self.setup.depth - outstanding.unwrap_or(self.setup.depth);
+        let mut more = room > 0 && pipeline.is_running();
+        while more {
+            let immediate = self.immediate(pipeline.operations);
+            pipeline.operations += 1;
+            room -= 1;
+            more = room > 0 && pipeline.is_running();
+            self.post_signaled(at, immediate, !more)?;
+        }
+        Ok(())
     }
 
     /// Returns the next connection, round robin, that has room for an operation.
@@ -462,8 +562,7 @@ impl Side {
     fn advance(&mut self) -> Result<(), Error> {
         while let Some((at, immediate)) = self.pending_replies.front().copied() {
             let connection = self.connections.get(at);
-            let full = connection.is_none_or(|it| it.outstanding >= self.setup.depth);
-            if full || self.free.is_empty() {
+            if connection.is_none_or(|it| it.outstanding >= self.setup.depth) {
                 break;
             }
             self.pending_replies.pop_front();
@@ -472,12 +571,8 @@ impl Side {
         let Some(mut pipeline) = self.pipeline.filter(|it| it.time.is_none()) else {
             return Ok(());
         };
-        while pipeline.countdown.is_running(pipeline.operations) {
-            let Some(at) = self.next_connection() else {
-                break;
-            };
-            self.post(at, self.immediate(pipeline.operations))?;
-            pipeline.operations += 1;
+        for at in 0..self.connections.len() {
+            self.fill(at, &mut pipeline)?;
         }
         if self.outstanding == 0 {
             pipeline.time = Some(pipeline.countdown.start.elapsed());
@@ -498,20 +593,18 @@ impl Side {
                 .into());
             }
         };
-        let at = (completion.token & !OTHER_SIDE) as usize;
-        let operation = completion.operation;
-        let Some(buffer) = completion.take_buffer() else {
-            return Ok(());
-        };
-        if operation == Operation::Receive {
+        let at = (completion.token & CONNECTION) as usize;
+        let buffer = completion.take_buffer();
+        if completion.operation != Operation::Receive {
+            let count = (completion.token >> COUNT_SHIFT) as u32;
+            if let Some(connection) = self.connections.get_mut(at) {
+                connection.outstanding -= count;
+            }
+            self.outstanding -= count;
+            self.free.extend(buffer);
+        } else if let Some(buffer) = buffer {
             self.post_receive(at, buffer)?;
             self.count_message(at, immediate);
-        } else {
-            if let Some(connection) = self.connections.get_mut(at) {
-                connection.outstanding -= 1;
-            }
-            self.outstanding -= 1;
-            self.free.push(buffer);
         }
         Ok(())
     }

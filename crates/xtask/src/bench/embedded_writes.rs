@@ -107,7 +107,7 @@ pub fn table(figures: &[Figure], latency: Option<(f64, f64)>, bulk: Option<(f64,
         let reference = (gigabytes(copy.rate, 65536.0), rate / copy.rate);
         let rate = format!("{:.2} GB/s", gigabytes(rate, 65536.0));
         row(
-            "two processes, sends of 64 KiB from and to 64 buffers each",
+            "two processes, sends of 64 KiB to 64 buffers in turns",
             rate,
             Some(reference),
         );
