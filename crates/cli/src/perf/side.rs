@@ -42,8 +42,8 @@ const GRH: usize = 40;
 const OTHER_SIDE: u64 = 1 << 32;
 /// The bits of a token below [`OTHER_SIDE`]: the index of the connection.
 const CONNECTION: u64 = OTHER_SIDE - 1;
-/// The token's number of operations, from this bit: a completion is also that of the
-/// unsignaled operations before it.
+/// The first bit of a token's number of operations that complete with a signaled one: itself,
+/// and the unsignaled ones posted before it.
 const COUNT_SHIFT: u32 = 33;
 /// The Q_Key of datagrams.
 const QKEY: u32 = 0x1111_1111;
@@ -72,21 +72,24 @@ impl Setup {
         }
     }
 
-    /// Buffers for the operations of a queue pair: what is sent or written is the same for
-    /// all.
-    fn buffers(&self) -> u32 {
-        match self.operation {
-            PerfOperation::Send | PerfOperation::Write => 0,
-            PerfOperation::Read | PerfOperation::Atomic => self.depth,
-        }
+    /// Returns whether all operations read the same memory, rather than store data in a buffer
+    /// of their own.
+    fn has_source(&self) -> bool {
+        matches!(self.operation, PerfOperation::Send | PerfOperation::Write)
     }
 
-    /// Returns every how many operations of a queue pair one is signaled. Those with a buffer
-    /// of their own are: its completion returns it.
-    fn signal_interval(&self) -> u32 {
-        match self.buffers() {
-            0 => self.depth.div_ceil(4),
-            _ => 1,
+    /// Buffers for the data that the operations of a queue pair return.
+    fn buffers(&self) -> u32 {
+        if self.has_source() { 0 } else { self.depth }
+    }
+
+    /// Maximum number of operations of a queue pair that are posted in a group, of which the
+    /// last one is signaled. The completion of an operation returns its buffer, if it has one.
+    fn group_size(&self) -> u32 {
+        if self.has_source() {
+            self.depth.div_ceil(4)
+        } else {
+            1
         }
     }
 
@@ -146,8 +149,6 @@ struct Connection {
     /// Destination of datagrams.
     path: Option<(AddressHandle, u32)>,
     outstanding: u32,
-    /// Operations since the last signaled one.
-    unsignaled: u32,
 }
 
 /// One side of a measurement.
@@ -160,8 +161,9 @@ struct Side {
     token_base: u64,
     /// Free buffers for operations.
     free: Vec<Buffer>,
-    /// What is sent or written: of the largest size, and of the phase's.
-    largest_message: Option<SharedBuffer>,
+    /// Memory that sends and writes read, for messages of the maximum size.
+    source: Option<SharedBuffer>,
+    /// The part of it that the phase's messages read.
     message: Option<SharedBuffer>,
     /// Memory for the other side's operations.
     region: Option<RemoteRegion>,
@@ -292,25 +294,17 @@ impl Side {
             region.map(|region| region.into_buffers(size).take(count))
         };
         let size = setup.buffer_size();
-        let (free, message) = match setup.buffers() {
-            0 => (Vec::new(), Some(buffers(size, 1))),
-            number => (
-                buffers(size, number * count)
-                    .map_err(failed("memory"))?
-                    .collect(),
-                None,
-            ),
-        };
-        let message = message.transpose().map_err(failed("memory"))?;
-        let message = message.and_then(|mut message| message.next());
+        let number = (setup.buffers() * count).max(1);
+        let mut own = buffers(size, number).map_err(failed("memory"))?;
+        let source = setup.has_source().then(|| own.next()).flatten();
         let mut side = Self {
             setup,
             local,
             region: Self::alloc_remote(&domain, setup)?,
             connections: Vec::new(),
             token_base,
-            free,
-            largest_message: message.map(Buffer::freeze),
+            free: own.collect(),
+            source: source.map(Buffer::freeze),
             message: None,
             remote: RemoteAddr::new(0, 0),
             outstanding: 0,
@@ -340,7 +334,6 @@ impl Side {
                 qp,
                 path: None,
                 outstanding: 0,
-                unsignaled: 0,
             });
         }
         if recv_depth > 0 {
@@ -413,10 +406,8 @@ impl Side {
     fn begin_phase(&mut self, phase: &Phase) -> Result<(), Error> {
         self.phase = phase.number;
         self.size = phase.size;
-        let message = self.largest_message.as_ref();
-        let message = message
-            .map(|it| it.slice(..phase.size as usize))
-            .transpose();
+        let source = self.source.as_ref();
+        let message = source.map(|it| it.slice(..phase.size as usize)).transpose();
         self.message = message.map_err(failed("setting a message's length"))?;
         self.echo = phase.echo;
         self.received = 0;
@@ -468,26 +459,20 @@ impl Side {
         lossy.then(|| u32::from(self.phase) << 24 | (number & 0xff_ffff) as u32)
     }
 
-    /// Posts a signaled operation.
-    fn post(&mut self, at: usize, immediate: Option<u32>) -> Result<(), Error> {
-        self.post_signaled(at, immediate, true)
-    }
-
-    /// Posts an operation, for which there must be a free buffer if it needs one.
-    fn post_signaled(
+    /// Posts an operation, for which there must be a free buffer if it needs one. It is
+    /// signaled if `completes` is the number of operations that complete with it.
+    fn post(
         &mut self,
         at: usize,
         immediate: Option<u32>,
-        signaled: bool,
+        completes: Option<u32>,
     ) -> Result<(), Error> {
         let Some(connection) = self.connections.get_mut(at) else {
             return Ok(());
         };
         connection.outstanding += 1;
-        connection.unsignaled += 1;
         self.outstanding += 1;
-        let signaled = signaled || connection.unsignaled == self.setup.signal_interval();
-        let count = u64::from(connection.unsignaled) << COUNT_SHIFT;
+        let count = u64::from(completes.unwrap_or(0)) << COUNT_SHIFT;
         let token = self.token_base | count | at as u64;
         let posted = match &self.message {
             Some(message) => {
@@ -503,9 +488,9 @@ impl Side {
                     Some(value) => request.immediate(value),
                     None => request,
                 };
-                let request = match signaled {
-                    true => request,
-                    false => request.unsignaled(),
+                let request = match completes {
+                    Some(_) => request,
+                    None => request.unsignaled(),
                 };
                 let posted = connection.qp.post(request.token(token));
                 posted.map_err(PostError::into_error)
@@ -522,26 +507,25 @@ impl Side {
                 posted.map_err(PostError::into_error)
             }
         };
-        if signaled {
-            connection.unsignaled = 0;
-        }
         posted.map_err(failed("posting"))
     }
 
-    /// Posts as many of the phase's operations as the depth of a connection allows. The last
-    /// one is signaled.
-    fn fill(&mut self, at: usize, pipeline: &mut Pipeline) -> Result<(), Error> {
-        let outstanding = self.connections.get(at).map(|it| it.outstanding);
-        let mut room = self.setup.depth - outstanding.unwrap_or(self.setup.depth);
-        let mut more = room > 0 && pipeline.is_running();
-        while more {
+    /// Posts a group of the phase's operations on a connection that has room, of which the
+    /// last one is signaled.
+    fn post_group(&mut self, at: usize, pipeline: &mut Pipeline) -> Result<(), Error> {
+        let outstanding = self.connections.get(at).map_or(0, |it| it.outstanding);
+        let room = (self.setup.depth - outstanding).min(self.setup.group_size());
+        let mut count = 0;
+        loop {
             let immediate = self.immediate(pipeline.operations);
             pipeline.operations += 1;
-            room -= 1;
-            more = room > 0 && pipeline.is_running();
-            self.post_signaled(at, immediate, !more)?;
+            count += 1;
+            let is_last = count == room || !pipeline.is_running();
+            self.post(at, immediate, is_last.then_some(count))?;
+            if is_last {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// Returns the next connection, round robin, that has room for an operation.
@@ -566,13 +550,16 @@ impl Side {
                 break;
             }
             self.pending_replies.pop_front();
-            self.post(at, immediate)?;
+            self.post(at, immediate, Some(1))?;
         }
         let Some(mut pipeline) = self.pipeline.filter(|it| it.time.is_none()) else {
             return Ok(());
         };
-        for at in 0..self.connections.len() {
-            self.fill(at, &mut pipeline)?;
+        while pipeline.is_running() {
+            let Some(at) = self.next_connection() else {
+                break;
+            };
+            self.post_group(at, &mut pipeline)?;
         }
         if self.outstanding == 0 {
             pipeline.time = Some(pipeline.countdown.start.elapsed());
@@ -738,7 +725,7 @@ impl Sides {
             let immediate = self.own.immediate(number);
             let before = self.own.received;
             let start = Instant::now();
-            self.own.post(at, immediate)?;
+            self.own.post(at, immediate, Some(1))?;
             number += 1;
             tick(number);
             while self.own.outstanding > 0 {
