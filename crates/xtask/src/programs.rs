@@ -146,6 +146,9 @@ fn run_on_port(arguments: &Arguments, dist: &Path, port: &str) -> Result<Outcome
         Some(_) => Path::new("/opt/ringverbs"),
         None => dist,
     };
+    if arguments.full && arguments.suite.is_some() {
+        options.extend(["--pyverbs", TREE_PYVERBS].map(str::to_owned));
+    }
     let mut named = vec![("--embedded", dist::PRELOAD), ("--plugin", PLUGIN)];
     if arguments.in_place {
         named.push(("--in-place", LIBMLX5));
@@ -177,9 +180,10 @@ fn run_on_port(arguments: &Arguments, dist: &Path, port: &str) -> Result<Outcome
     };
     let succeeded = match arguments.suite {
         Some(suite) if arguments.chroot => {
-            run_in_chroot(suite, arguments, dist, &options, &mut handle_line)?
+            let packages = if arguments.full { FRAMEWORKS } else { "" };
+            run_in_chroot(suite, packages, dist, &options, &mut handle_line)?
         }
-        Some(suite) => run_in_guest(suite, arguments, dist, &options, &mut handle_line)?,
+        Some(suite) => run_in_guest(suite, dist, &options, &mut handle_line)?,
         None => run_on_host(port, arguments, &options, &mut handle_line)?,
     };
     Ok(judge(results, port, succeeded, began.elapsed()))
@@ -245,10 +249,10 @@ fi
 enter rxe-driver "$@"
 "#;
 
-/// Runs the driver in the tree of a suite, with the tree's programs.
+/// Runs the driver in the tree of a suite, with the tree's programs and further packages.
 fn run_in_chroot(
     suite: Suite,
-    arguments: &Arguments,
+    packages: &str,
     dist: &Path,
     options: &[String],
     handle_line: &mut dyn FnMut(Line<'_>),
@@ -267,7 +271,7 @@ fn run_in_chroot(
         .arg(image.tree())
         .args([&work.0, dist, &driver::build()?])
         .arg(driver::root().join(COLLECTIVES_SOURCE))
-        .arg(if arguments.full { FRAMEWORKS } else { "" })
+        .arg(packages)
         .args(options)
         .args([
             "--rdma-core",
@@ -275,16 +279,12 @@ fn run_in_chroot(
             "--scratch",
             "/tmp/scratch",
         ]);
-    if arguments.full {
-        command.args(["--pyverbs", TREE_PYVERBS]);
-    }
     run_driver(command, handle_line)
 }
 
 /// Runs the driver in a guest, with the programs of its tree.
 fn run_in_guest(
     suite: Suite,
-    arguments: &Arguments,
     dist: &Path,
     options: &[String],
     handle_line: &mut dyn FnMut(Line<'_>),
@@ -292,9 +292,6 @@ fn run_in_guest(
     let mut script = format!("{}\nexec rxe-driver", suite::HUGE_PAGES);
     for option in options {
         script.push_str(&format!(" '{}'", option.replace('\'', "")));
-    }
-    if arguments.full {
-        script.push_str(&format!(" --pyverbs {TREE_PYVERBS}"));
     }
     let job = Job {
         script,
