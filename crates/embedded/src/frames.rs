@@ -5,15 +5,13 @@
 //! on the socket carries wake-ups, which have no content, and its end tells each side that
 //! the other process has ended. The sender never reads from the socket.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use nix::cmsg_space;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, recv, recvmsg, send, sendmsg,
-};
+use nix::sys::socket::{ControlMessage, MsgFlags, recv, send, sendmsg};
 use ring::{FrameReceiver, FrameSender, ProtocolViolation};
+use softhca::ancillary;
 use softhca::packet::{LinkKind, Packet, Pool};
 
 use crate::directory::Directory;
@@ -191,22 +189,17 @@ impl Incoming {
     }
 }
 
-/// Receives the first message of a connection, with the ring; `None` if it has none.
+/// Receives the first message of a connection, with the ring; `None` if it has none, or other
+/// descriptors beside it, which are closed.
 fn take_ring(socket: &OwnedFd) -> nix::Result<Option<FrameReceiver>> {
-    let mut byte = [0];
-    let mut data = [IoSliceMut::new(&mut byte)];
-    let mut control = cmsg_space!([RawFd; 1]);
-    let flags = NONBLOCKING | MsgFlags::MSG_CMSG_CLOEXEC;
-    let message = recvmsg::<()>(socket.as_raw_fd(), &mut data, Some(&mut control), flags)?;
-    let mut ring = None;
-    for part in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(received) = part {
-            for fd in received {
-                // SAFETY: the descriptor is new and owned by nothing else.
-                let memory = unsafe { OwnedFd::from_raw_fd(fd) };
-                ring = FrameReceiver::new(memory.as_fd()).ok();
-            }
-        }
-    }
+    let received = ancillary::receive(socket.as_fd(), &mut [0], NONBLOCKING.bits());
+    let received = received.map_err(|error| {
+        let number = error.raw_os_error();
+        number.map_or(nix::Error::EIO, nix::Error::from_raw)
+    })?;
+    let ring = match &received.fds[..] {
+        [memory] if !received.is_cut => FrameReceiver::new(memory.as_fd()).ok(),
+        _ => None,
+    };
     Ok(ring)
 }

@@ -5,7 +5,8 @@ mod raw_peer;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -149,9 +150,13 @@ fn memory_without_a_ring_is_rejected() {
     let (small, _) = nix::unistd::pipe().unwrap();
     let file: OwnedFd = File::open("/dev/zero").unwrap().into();
     let (_, ring) = ring::FrameSender::create().unwrap();
-    let sets: [&[&OwnedFd]; 6] = [
+    let sets: [&[&OwnedFd]; 10] = [
         &[],
         &[&small],
+        &[&small; 2],
+        &[&small; 3],
+        &[&small; 253],
+        &[&ring, &small, &small],
         &[&file],
         &[&ring, &file],
         &[&file, &ring],
@@ -166,6 +171,11 @@ fn memory_without_a_ring_is_rejected() {
             exchange.check_messages();
         }
     }
+    let number = |at: &str| std::fs::metadata(at).map(|it| it.ino()).ok();
+    let own = number(&format!("/proc/self/fd/{}", small.as_raw_fd()));
+    let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let open = all.filter(|it| it.path().to_str().and_then(number) == own);
+    assert_eq!(open.count(), 1, "descriptors stay open");
 }
 
 /// Creates a queue pair that sends to a process that does not answer.

@@ -2,6 +2,7 @@
 //! driver; `transport` and `fabric` carry the packets. The front ends are `vfio` here, and
 //! the crate `embedded`.
 
+pub mod ancillary;
 pub mod bits;
 pub mod command;
 #[cfg(feature = "serve")]

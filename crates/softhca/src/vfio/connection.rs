@@ -1,19 +1,19 @@
 //! A connection to QEMU: receives requests and sends replies.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::EventFd;
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 use nix::sys::time::TimeSpec;
 
 use super::dma::{Guest, MapError};
 use super::message::{HEADER_SIZE, Header, MAX_MESSAGE, command, get16, get32, get64};
 use super::pci::{Config, irq, region};
+use crate::ancillary::{self, Received};
 use crate::hca::{BAR_SIZE, Hca, VECTORS};
 
 /// How long to wait after a doorbell for the rest of a BlueFlame write, which
@@ -138,36 +138,27 @@ impl Connection {
             self.end -= self.begin;
             self.begin = 0;
         }
-        let mut slices = [IoSliceMut::new(&mut self.buffer[self.end..])];
-        let mut space = nix::cmsg_space!([RawFd; MAX_FDS]);
-        let received = recvmsg::<()>(
-            self.socket.as_raw_fd(),
-            &mut slices,
-            Some(&mut space),
-            MsgFlags::MSG_CMSG_CLOEXEC,
-        );
-        let received = match received {
+        let received = ancillary::receive(self.socket.as_fd(), &mut self.buffer[self.end..], 0);
+        let Received {
+            length,
+            fds,
+            is_cut,
+        } = match received {
             Ok(received) => received,
-            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(false),
-            Err(errno) => return Err(DisconnectReason::Socket(errno.into())),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return Ok(false),
+                _ => return Err(DisconnectReason::Socket(error)),
+            },
         };
-        let mut fds = Vec::new();
-        let messages = received
-            .cmsgs()
-            .map_err(|_| DisconnectReason::Malformed("too many file descriptors"))?;
-        for message in messages {
-            if let ControlMessageOwned::ScmRights(raw) = message {
-                for fd in raw {
-                    // SAFETY: the kernel has just created this descriptor for this
-                    // process, and nothing else owns its number.
-                    fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
-                }
-            }
+        // Those of a message that has not arrived completely, and of the next one.
+        let waiting: usize = self.fds.iter().map(|(_, fds)| fds.len()).sum();
+        if is_cut || fds.len() > MAX_FDS || waiting > MAX_FDS {
+            return Err(DisconnectReason::Malformed("too many file descriptors"));
         }
-        if received.bytes == 0 {
+        if length == 0 {
             return Err(DisconnectReason::Closed);
         }
-        self.end += received.bytes;
+        self.end += length;
         if !fds.is_empty() {
             // A receive ends at the message that its descriptors came with, so they
             // belong to the message that contains the last byte.
@@ -437,4 +428,50 @@ fn set_irqs(hca: &mut Hca<Guest>, body: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<
         }
     }
     Ok(Vec::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::MetadataExt;
+
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+
+    use super::*;
+    use crate::Settings;
+    use crate::fabric::Fabric;
+    use crate::packet::Pool;
+    use crate::profile::Profile;
+
+    /// A message, or many that are never complete, with more descriptors than a command has.
+    #[test]
+    fn too_many_descriptors_are_closed() {
+        let (passed, _other) = nix::unistd::pipe().unwrap();
+        for counts in [&[17][..], &[18], &[253], &[16; 8]] {
+            let settings = Settings::numbered(Profile::named("roce").unwrap(), 0);
+            let guest = Guest::new(VECTORS);
+            let mut hca = Hca::new(guest, settings, &Fabric::new(1), Pool::new());
+            let (qemu, device) = UnixStream::pair().unwrap();
+            let mut connection = Connection::new(device, &hca).unwrap();
+            for count in counts {
+                let raw = vec![passed.as_raw_fd(); *count];
+                let control = [ControlMessage::ScmRights(&raw)];
+                let (part, flags) = ([IoSlice::new(&[0])], MsgFlags::MSG_NOSIGNAL);
+                sendmsg::<()>(qemu.as_raw_fd(), &part, &control, flags, None).unwrap();
+            }
+            let reason = connection.serve(&mut hca, 64);
+            assert!(
+                matches!(reason, Err(DisconnectReason::Malformed(_))),
+                "{counts:?}"
+            );
+            drop((connection, qemu));
+            let number = |at: &str| std::fs::metadata(at).map(|it| it.ino()).ok();
+            let own = number(&format!("/proc/self/fd/{}", passed.as_raw_fd()));
+            let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+            let open = all.filter(|it| it.path().to_str().and_then(number) == own);
+            // Both ends of the pipe.
+            assert_eq!(open.count(), 2, "{counts:?}");
+        }
+    }
 }
