@@ -157,6 +157,15 @@ impl Directory {
     /// `None` if it is locked already, or the name belongs to another user or
     /// is not a file.
     pub(crate) fn lock(&self, name: &str) -> Result<Option<Flock<File>>> {
+        self.lock_as(name, FlockArg::LockExclusiveNonblock)
+    }
+
+    /// As [`lock`](Self::lock), with a lock that several may hold.
+    pub(crate) fn lock_shared(&self, name: &str) -> Result<Option<Flock<File>>> {
+        self.lock_as(name, FlockArg::LockSharedNonblock)
+    }
+
+    fn lock_as(&self, name: &str, kind: FlockArg) -> Result<Option<Flock<File>>> {
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_CLOEXEC;
         let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         // Each retry means that the file was removed concurrently; the bound stops a
@@ -170,7 +179,7 @@ impl Directory {
             if !is_own(&ours, EntryKind::File) {
                 return Ok(None);
             }
-            let Ok(file) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else {
+            let Ok(file) = Flock::lock(file, kind) else {
                 return Ok(None);
             };
             // Whoever releases a lock removes the file, possibly the one locked here.

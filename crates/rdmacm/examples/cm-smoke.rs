@@ -34,6 +34,7 @@ const RESOLVE: Duration = Duration::from_secs(2);
 
 const EINVAL: i32 = 22;
 const EADDRINUSE: i32 = 98;
+const EADDRNOTAVAIL: i32 = 99;
 const EISCONN: i32 = 106;
 
 fn check(what: &str, holds: bool) -> Result<()> {
@@ -453,7 +454,7 @@ fn refusals(events: &mut Events, ip: IpAddr) -> Result<()> {
     let bound = id.local_addr()?.ok_or("no address")?;
     let other = events.channel.create_id(PortSpace::TCP)?;
     expect("a port that is taken", other.bind(bound), |error| {
-        error.errno().raw() == EADDRINUSE
+        [EADDRINUSE, EADDRNOTAVAIL].contains(&error.errno().raw())
     })?;
 
     let active = resolved(events, PortSpace::TCP, bound)?;

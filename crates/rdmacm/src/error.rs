@@ -148,7 +148,7 @@ impl Error {
                 "another id uses the port"
             }
             (Command::Bind | Command::BindIp, libc::EADDRNOTAVAIL) => {
-                "the address does not belong to this host"
+                "the address does not belong to this host, or another id uses the port"
             }
             (
                 Command::Bind | Command::BindIp | Command::ResolveAddr | Command::ResolveIp,

@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use rdmacm::{RejectReason, SidrStatus};
@@ -28,7 +27,9 @@ use uverbs::Errno;
 use super::id::ACK_TIMEOUT;
 use super::mad::{Attribute, Mad, MadHeader, Subject};
 use super::peer::{ReceiveResult, receive};
-use super::ports::{Ports, random};
+#[cfg(any(test, feature = "test-utils"))]
+use super::ports::Binding;
+use super::ports::{Ports, pair, random};
 use super::wire::{Message, MessageKind, send};
 use crate::Result;
 use crate::udp::ID_BITS;
@@ -83,11 +84,6 @@ impl Dialer {
         let _ = self.wake.write(1);
         Ok(near)
     }
-}
-
-fn pair() -> Result<(OwnedFd, OwnedFd)> {
-    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).map_err(to_errno)
 }
 
 /// State of a communication, after the last message sent or received.
@@ -467,7 +463,7 @@ impl Gateway {
         communication.remote_qpn = message.qp_num;
         communication.request = Some(Box::new(message));
         let port = (message.space, message.to().port());
-        let connected = self.ports.connect_local(port);
+        let connected = self.ports.connect_local(port, destination);
         if let Ok(Some(socket)) = connected {
             if self.communications.len() >= MAX_COMMUNICATIONS {
                 return;
@@ -776,12 +772,12 @@ pub(crate) fn hostile_messages(
     }
     let ports = Arc::clone(&gateway.ports);
     let listening = [0x106, 0x111].map(|space| {
-        let port = ports.reserve(space, 7471).ok()?;
+        let port = ports.reserve(space, 7471, Binding::to_all()).ok()?;
         Some((port.listen(4).ok()?, port))
     });
     gateway.receive(peer, own, &bytes);
-    for (listener, _) in listening.iter().flatten() {
-        let Ok(Some(id)) = ports.accept(listener) else {
+    for (listener, port) in listening.iter().flatten() {
+        let Ok(Some(id)) = port.accept(listener) else {
             continue;
         };
         let kinds = [
@@ -797,7 +793,7 @@ pub(crate) fn hostile_messages(
     gateway.turn();
     // A communication that the program starts.
     if flags & 8 != 0 {
-        if let Ok(Some(socket)) = manager.lock().ports.connect((0x106, 1)) {
+        if let Ok(Some(socket)) = manager.lock().ports.connect((0x106, 1), peer) {
             let message = Message::new(MessageKind::Request, &[])
                 .with_addresses((own, 5).into(), (peer, 6).into());
             send(&socket, &message);

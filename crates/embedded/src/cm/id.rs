@@ -126,7 +126,8 @@ pub(super) struct Id {
     pub(super) deadline: Option<Instant>,
     /// Number of events that were read.
     pub(super) reported: u32,
-    pub(super) ipv6_only: bool,
+    /// AFONLY, once it is set or the id is bound.
+    pub(super) family_only: Option<bool>,
     pub(super) ack_timeout: u8,
     pub(super) tos: u8,
 }
@@ -155,7 +156,7 @@ impl Id {
             notified: false,
             deadline: None,
             reported: 0,
-            ipv6_only: false,
+            family_only: None,
             ack_timeout: ACK_TIMEOUT,
             tos: 0,
         }
@@ -184,7 +185,9 @@ impl Id {
         };
         local.port() == address.port()
             && match (local.ip(), address.ip()) {
-                (IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(_)) => !self.ipv6_only,
+                (IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(_)) => {
+                    self.family_only != Some(true)
+                }
                 (IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V6(_)) => true,
                 (IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V4(_)) => true,
                 (local, to) => {

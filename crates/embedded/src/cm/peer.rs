@@ -104,10 +104,10 @@ impl State {
         let Some(id) = self.ids.get_mut(&number) else {
             return Ok(());
         };
-        let Some(listener) = &id.listener else {
+        let (Some(listener), Some(bound_port)) = (&id.listener, &id.bound_port) else {
             return Ok(());
         };
-        let Some(connection) = self.ports.accept(listener)? else {
+        let Some(connection) = bound_port.accept(listener)? else {
             return Ok(());
         };
         let free = id.pending.iter().position(Option::is_none);

@@ -1,27 +1,27 @@
 //! Port spaces of a network, and connections between the two ends.
 //!
-//! Each listening port is a Unix socket; each connection to it carries the messages of two
-//! ends. The system closes the sockets of a process that ends. In a network of one process
-//! the sockets are abstract, and accept only this process. In a network of a directory, each
-//! bound port is a file there; the holder of the lock on that file owns the port.
+//! Each connection to a listening port is a pair of Unix sockets, which carry the messages of
+//! two ends. The system closes the sockets of a process that ends. In a network of one
+//! process a connection is handed over in memory, so that other processes have nothing to
+//! connect to. In a network of a directory, each bound port has files there; locks on them
+//! show which processes own the port, and for which addresses.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nix::fcntl::Flock;
-use nix::sys::socket::{
-    Backlog, SockFlag, UnixAddr, accept4, bind, connect, getsockname, getsockopt, listen, sockopt,
-};
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, accept4, listen, socketpair};
 use softhca::packet::gid_of_ip;
 use uverbs::Errno;
 
 use super::gateway::Dialer;
 use crate::addresses::AddressList;
-use crate::directory::{Directory, new_socket};
+use crate::directory::Directory;
 use crate::{Result, refuse};
 
 /// First ephemeral port; the last is 65534.
@@ -58,16 +58,143 @@ pub(crate) struct SharedPorts {
 /// A port space, and a port of it.
 pub(super) type PortKey = (u16, u16);
 
+/// The address that a port is bound at. Rules are those of rdma_cm (`cma_check_port`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Binding {
+    pub(super) ip: IpAddr,
+    /// The other address family is not affected, unless its owner affects this one.
+    pub(super) family_only: bool,
+}
+
+impl Binding {
+    /// Returns that of the IPv4 wildcard.
+    #[cfg(any(test, feature = "test-utils"))]
+    pub(super) fn to_all() -> Self {
+        Self {
+            ip: Ipv4Addr::UNSPECIFIED.into(),
+            family_only: true,
+        }
+    }
+
+    /// Returns whether the address stands for all: as in rdma_cm, also a loopback address.
+    fn is_any(self) -> bool {
+        self.ip.is_unspecified() || self.ip.is_loopback()
+    }
+
+    /// Returns whether the binding affects an address family.
+    fn has_family(self, is_ipv4: bool) -> bool {
+        !self.family_only || self.ip.is_ipv4() == is_ipv4
+    }
+
+    /// Returns whether the binding needs the port of an address.
+    fn covers(self, ip: IpAddr) -> bool {
+        match self.is_any() {
+            true => self.has_family(ip.is_ipv4()),
+            false => self.ip == ip,
+        }
+    }
+
+    /// Checks that both can have the same port.
+    ///
+    /// # Errors
+    /// EADDRNOTAVAIL, EADDRINUSE.
+    fn check(self, other: Self) -> Result<()> {
+        let same_family = self.ip.is_ipv4() == other.ip.is_ipv4();
+        if self.family_only && other.family_only && !same_family {
+            return Ok(());
+        }
+        if self.is_any() || other.is_any() {
+            return refuse(libc::EADDRNOTAVAIL);
+        }
+        if self.ip == other.ip {
+            return refuse(libc::EADDRINUSE);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the addresses at which requests to an address may be accepted, the best one first.
+/// Whether one is, its listener decides.
+fn listening_addresses(to: IpAddr) -> [IpAddr; 3] {
+    let (v4, v6) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
+    [to, if to.is_ipv4() { v4 } else { v6 }, v6]
+}
+
 /// Ports of this process.
 pub(super) type PortTable = HashMap<PortKey, PortEntry>;
 
 /// A port of this process.
 #[derive(Debug, Default)]
 pub(super) struct PortEntry {
-    /// The address of its listener.
-    listener: Option<UnixAddr>,
+    owners: Vec<(Binding, Arc<Queue>)>,
     /// Locks on the port of each address, if other processes share the addresses.
     locks: Vec<(IpAddr, Flock<File>)>,
+}
+
+/// Connections to a listener of the same process, which it has not accepted.
+#[derive(Debug, Default)]
+struct Queue(Mutex<Option<Waiting>>);
+
+#[derive(Debug)]
+struct Waiting {
+    sockets: VecDeque<OwnedFd>,
+    backlog: usize,
+    /// Counts the sockets.
+    ready: EventFd,
+}
+
+impl Queue {
+    /// Returns a descriptor that is readable while connections wait.
+    fn listen(&self, backlog: u32) -> Result<OwnedFd> {
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_SEMAPHORE;
+        let ready = EventFd::from_value_and_flags(0, flags).map_err(to_errno)?;
+        let descriptor = OwnedFd::from(ready);
+        let ready = descriptor
+            .try_clone()
+            .map_err(|_| Errno::new(libc::EMFILE))?;
+        // SAFETY: a copy of an eventfd.
+        let ready = unsafe { EventFd::from_owned_fd(ready) };
+        *lock(&self.0) = Some(Waiting {
+            sockets: VecDeque::new(),
+            // The kernel accepts one connection with a backlog of 0.
+            backlog: backlog.max(1) as usize,
+            ready,
+        });
+        Ok(descriptor)
+    }
+
+    fn is_listening(&self) -> bool {
+        lock(&self.0).is_some()
+    }
+
+    /// Hands over one end of a new connection, and returns the other one.
+    fn connect(&self) -> Result<Option<OwnedFd>> {
+        let mut waiting = lock(&self.0);
+        let Some(waiting) = waiting.as_mut() else {
+            return Ok(None);
+        };
+        if waiting.sockets.len() >= waiting.backlog {
+            return refuse(libc::EAGAIN);
+        }
+        let (near, far) = pair()?;
+        waiting.sockets.push_back(far);
+        // Fails only if the counter is full, which also wakes.
+        let _ = waiting.ready.write(1);
+        Ok(Some(near))
+    }
+
+    fn accept(&self) -> Option<OwnedFd> {
+        let mut waiting = lock(&self.0);
+        let waiting = waiting.as_mut()?;
+        let _ = waiting.ready.read();
+        waiting.sockets.pop_front()
+    }
+}
+
+/// Creates the two sockets of a connection.
+pub(super) fn pair() -> Result<(OwnedFd, OwnedFd)> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).map_err(to_errno)
 }
 
 /// A port in use. Dropping it releases the port.
@@ -75,8 +202,10 @@ pub(super) struct PortEntry {
 pub(super) struct BoundPort {
     ports: Arc<Ports>,
     key: PortKey,
-    /// The lock on its file in a directory.
-    lock: Option<Flock<File>>,
+    binding: Binding,
+    queue: Arc<Queue>,
+    /// The locks on its files in a directory, with their names.
+    locks: Vec<(String, Flock<File>)>,
 }
 
 fn to_errno(errno: nix::Error) -> Errno {
@@ -88,52 +217,119 @@ pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-fn lock_name((space, port): PortKey) -> String {
-    format!("cm-{space:x}-{port}.lock")
-}
-
 /// Name of the lock on a port of an address.
 fn lock_name_of((space, port): PortKey, address: IpAddr) -> String {
     let bits = u128::from_be_bytes(gid_of_ip(address));
     format!("cm-{space:x}-{port}-{bits:032x}.lock")
 }
 
-impl SharedPorts {
-    /// Reserves a port of all addresses.
-    ///
-    /// # Errors
-    /// EADDRINUSE if another process has the port of one address; errors of the directory.
-    fn reserve(&self, key: PortKey) -> Result<PortEntry> {
-        let mut entry = PortEntry::default();
-        for address in self.addresses.all() {
-            if let Err(errno) = self.reserve_at(key, address.ip, &mut entry) {
-                self.release(key, entry);
-                return Err(errno);
+/// Name of the lock on a port of all addresses of a family. Owners of one address share it.
+fn family_lock_name((space, port): PortKey, is_ipv4: bool) -> String {
+    let family = if is_ipv4 { 4 } else { 6 };
+    format!("cm-{space:x}-{port}-{family}.lock")
+}
+
+/// Name of the socket that listens at an address.
+fn socket_name((space, port): PortKey, address: IpAddr) -> String {
+    let bits = u128::from_be_bytes(gid_of_ip(address));
+    format!("cm-{space:x}-{port}-{bits:032x}.socket")
+}
+
+/// Locks the files of a port in a directory.
+fn lock_in(
+    directory: &Directory,
+    key: PortKey,
+    binding: Binding,
+) -> Result<Vec<(String, Flock<File>)>> {
+    let all = binding.is_any();
+    let families = [true, false].into_iter();
+    let families = families.filter(|it| binding.has_family(*it));
+    let mut names: Vec<_> = families
+        .map(|it| (family_lock_name(key, it), all, libc::EADDRNOTAVAIL))
+        .collect();
+    if !all {
+        names.push((lock_name_of(key, binding.ip), true, libc::EADDRINUSE));
+    }
+    let mut locks = Vec::new();
+    for (name, exclusive, errno) in names {
+        let locked = match exclusive {
+            true => directory.lock(&name),
+            false => directory.lock_shared(&name),
+        };
+        match locked {
+            Ok(Some(lock)) => locks.push((name, lock)),
+            other => {
+                unlock_in(directory, locks);
+                return other.and(refuse(errno));
             }
         }
-        Ok(entry)
+    }
+    Ok(locks)
+}
+
+/// Releases locks, and removes the files of those that no other process shares.
+fn unlock_in(directory: &Directory, locks: Vec<(String, Flock<File>)>) {
+    for (name, lock) in locks {
+        // A process that has just opened the file detects that it was removed.
+        if lock.relock(FlockArg::LockExclusiveNonblock).is_ok() {
+            directory.remove_lock(&name);
+        }
+    }
+}
+
+/// Beside the member's number in the file of a lock: the owner has the port of all addresses.
+const OF_ALL: &str = "all";
+
+impl SharedPorts {
+    /// Reserves a port of all addresses that a binding covers.
+    ///
+    /// # Errors
+    /// Those of a port that another process has; errors of the directory.
+    fn reserve(&self, key: PortKey, binding: Binding, entry: &mut PortEntry) -> Result<()> {
+        let known = entry.locks.len();
+        for address in self.addresses.all() {
+            if binding.covers(address.ip) {
+                if let Err(errno) = self.reserve_at(key, address.ip, binding, entry) {
+                    self.release(key, entry.locks.split_off(known));
+                    return Err(errno);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Reserves a port also at one more address.
     ///
     /// # Errors
     /// As for [`reserve`](Self::reserve).
-    fn reserve_at(&self, key: PortKey, address: IpAddr, entry: &mut PortEntry) -> Result<()> {
+    fn reserve_at(
+        &self,
+        key: PortKey,
+        address: IpAddr,
+        binding: Binding,
+        entry: &mut PortEntry,
+    ) -> Result<()> {
         if entry.locks.iter().any(|(known, _)| *known == address) {
             return Ok(());
         }
         let name = lock_name_of(key, address);
         let Some(lock) = self.directory.lock(&name)? else {
-            return refuse(libc::EADDRINUSE);
+            let text = self.directory.read(&name).unwrap_or_default();
+            return refuse(match binding.is_any() || text.ends_with(OF_ALL) {
+                true => libc::EADDRNOTAVAIL,
+                false => libc::EADDRINUSE,
+            });
         };
         entry.locks.push((address, lock));
         // Tells other members which one owns the port.
-        self.directory.write(&name, &self.member.to_string())
+        let of_all = if binding.is_any() { OF_ALL } else { "" };
+        let text = format!("{} {of_all}", self.member);
+        self.directory.write(&name, &text)
     }
 
     /// Removes the files of the locks, which are held until then.
-    fn release(&self, key: PortKey, entry: PortEntry) {
-        for (address, _lock) in entry.locks {
+    fn release(&self, key: PortKey, locks: Vec<(IpAddr, Flock<File>)>) {
+        for (address, _lock) in locks {
             self.directory.remove_lock(&lock_name_of(key, address));
         }
     }
@@ -141,12 +337,8 @@ impl SharedPorts {
     /// Returns the number of the process that has a port of an address.
     fn member_of(&self, key: PortKey, address: IpAddr) -> Option<u8> {
         let text = self.directory.read(&lock_name_of(key, address))?;
-        text.parse().ok()
+        text.split(' ').next()?.parse().ok()
     }
-}
-
-fn socket_name((space, port): PortKey) -> String {
-    format!("cm-{space:x}-{port}.socket")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -162,42 +354,56 @@ impl Ports {
     }
 
     /// Reserves a port; 0 selects any free one.
-    pub(super) fn reserve(self: &Arc<Self>, space: u16, port: u16) -> Result<BoundPort> {
+    ///
+    /// # Errors
+    /// EADDRNOTAVAIL, EADDRINUSE, as in rdma_cm; errors of the directory.
+    pub(super) fn reserve(
+        self: &Arc<Self>,
+        space: u16,
+        port: u16,
+        binding: Binding,
+    ) -> Result<BoundPort> {
         if port != 0 {
-            return self.reserve_exactly((space, port));
+            return self.reserve_exactly((space, port), binding);
         }
         let count = u16::MAX - FIRST_EPHEMERAL;
         let first = (random() % u64::from(count)) as u16;
         for step in 0..count {
             let port = FIRST_EPHEMERAL + (first + step) % count;
-            match self.reserve_exactly((space, port)) {
-                Err(errno) if errno.raw() == libc::EADDRINUSE => {}
+            match self.reserve_exactly((space, port), binding) {
+                Err(errno) if [libc::EADDRINUSE, libc::EADDRNOTAVAIL].contains(&errno.raw()) => {}
                 other => return other,
             }
         }
         refuse(libc::EADDRNOTAVAIL)
     }
 
-    fn reserve_exactly(self: &Arc<Self>, key: PortKey) -> Result<BoundPort> {
-        let lock = match &**self {
+    fn reserve_exactly(self: &Arc<Self>, key: PortKey, binding: Binding) -> Result<BoundPort> {
+        let (queue, mut locks) = (Arc::<Queue>::default(), Vec::new());
+        match &**self {
             Self::Process(table) | Self::Hosts(HostPorts { table, .. }) => {
                 let mut table = lock(table);
-                if table.contains_key(&key) {
-                    return refuse(libc::EADDRINUSE);
+                let mut new = PortEntry::default();
+                let entry = table.get_mut(&key).unwrap_or(&mut new);
+                for (owner, _) in &entry.owners {
+                    binding.check(*owner)?;
                 }
-                let entry = self.shared().map(|shared| shared.reserve(key));
-                table.insert(key, entry.transpose()?.unwrap_or_default());
-                None
+                if let Some(shared) = self.shared() {
+                    shared.reserve(key, binding, entry)?;
+                }
+                entry.owners.push((binding, Arc::clone(&queue)));
+                if !new.owners.is_empty() {
+                    table.insert(key, new);
+                }
             }
-            Self::Directory(directory) => match directory.lock(&lock_name(key))? {
-                Some(lock) => Some(lock),
-                None => return refuse(libc::EADDRINUSE),
-            },
-        };
+            Self::Directory(directory) => locks = lock_in(directory, key, binding)?,
+        }
         Ok(BoundPort {
             ports: Arc::clone(self),
             key,
-            lock,
+            binding,
+            queue,
+            locks,
         })
     }
 
@@ -213,7 +419,11 @@ impl Ports {
             return;
         };
         for (key, entry) in &mut *lock(table) {
-            if let Err(errno) = shared.reserve_at(*key, address, entry) {
+            let mut owners = entry.owners.iter().map(|(binding, _)| *binding);
+            let Some(binding) = owners.find(|it| it.covers(address)) else {
+                continue;
+            };
+            if let Err(errno) = shared.reserve_at(*key, address, binding, entry) {
                 let (_, port) = key;
                 tracing::warn!(%address, port, %errno, "port not reserved at a new address");
             }
@@ -239,64 +449,45 @@ impl Ports {
         self.shared().map_or(0, |shared| shared.member)
     }
 
-    /// Connects to the listener on a port; `None` if there is none. A connection to another
-    /// host always succeeds at first.
+    /// Connects to the listener on a port of an address; `None` if there is none. A connection
+    /// to another host always succeeds at first.
     ///
     /// # Errors
     /// EAGAIN if the backlog is full.
-    pub(super) fn connect(&self, key: PortKey) -> Result<Option<OwnedFd>> {
+    pub(super) fn connect(&self, key: PortKey, to: IpAddr) -> Result<Option<OwnedFd>> {
         match self {
             Self::Hosts(hosts) => hosts.dialer.dial().map(Some),
-            _ => self.connect_local(key),
+            _ => self.connect_local(key, to),
         }
     }
 
     /// As [`connect`](Self::connect), to a listener on this host.
-    pub(super) fn connect_local(&self, key: PortKey) -> Result<Option<OwnedFd>> {
+    pub(super) fn connect_local(&self, key: PortKey, to: IpAddr) -> Result<Option<OwnedFd>> {
+        let addresses = listening_addresses(to);
         let table = match self {
             Self::Process(table) | Self::Hosts(HostPorts { table, .. }) => table,
-            Self::Directory(directory) => return directory.connect(&socket_name(key)),
+            Self::Directory(directory) => {
+                for address in addresses {
+                    let socket = directory.connect(&socket_name(key, address))?;
+                    if socket.is_some() {
+                        return Ok(socket);
+                    }
+                }
+                return Ok(None);
+            }
         };
-        let at = lock(table).get(&key).and_then(|entry| entry.listener);
-        let Some(at) = at else {
+        let table = lock(table);
+        let Some(entry) = table.get(&key) else {
             return Ok(None);
         };
-        let socket = new_socket()?;
-        match connect(socket.as_raw_fd(), &at) {
-            Ok(()) => {}
-            Err(nix::Error::ECONNREFUSED) => return Ok(None),
-            Err(errno) => return Err(to_errno(errno)),
-        }
-        Ok(self.is_peer_allowed(&socket).then_some(socket))
-    }
-
-    /// Accepts the next connection to a listening socket; `None` if there is none, or the
-    /// peer is not part of this network.
-    ///
-    /// # Errors
-    /// EMFILE, ENFILE, ENOMEM: the connection stays queued.
-    pub(super) fn accept(&self, listener: &OwnedFd) -> Result<Option<OwnedFd>> {
-        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        let fd = match accept4(listener.as_raw_fd(), flags) {
-            Ok(fd) => fd,
-            Err(nix::Error::EAGAIN | nix::Error::EINTR) => return Ok(None),
-            Err(errno) => return Err(to_errno(errno)),
+        // A loopback address stands for others, too.
+        let rank = |binding: &Binding| {
+            let at = addresses.iter().position(|it| *it == binding.ip);
+            at.unwrap_or(addresses.len())
         };
-        // SAFETY: the descriptor is new and owned by nothing else.
-        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(self.is_peer_allowed(&socket).then_some(socket))
-    }
-
-    /// Returns whether the peer may be part of this network. The permissions of a directory
-    /// protect its sockets; abstract sockets are open to all processes of the host.
-    fn is_peer_allowed(&self, socket: &OwnedFd) -> bool {
-        match self {
-            Self::Directory(_) => true,
-            Self::Process(_) | Self::Hosts(..) => {
-                getsockopt(&socket.as_fd(), sockopt::PeerCredentials)
-                    .is_ok_and(|peer| u32::try_from(peer.pid()) == Ok(std::process::id()))
-            }
-        }
+        let listening = entry.owners.iter().filter(|it| it.1.is_listening());
+        let best = listening.min_by_key(|(binding, _)| rank(binding));
+        best.map_or(Ok(None), |(_, queue)| queue.connect())
     }
 }
 
@@ -307,26 +498,35 @@ impl BoundPort {
 
     /// Listens; at most `backlog` connections are queued.
     pub(super) fn listen(&self, backlog: u32) -> Result<OwnedFd> {
-        let listener = match &*self.ports {
-            Ports::Process(_) | Ports::Hosts(..) => {
-                let listener = new_socket()?;
-                bind(listener.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(to_errno)?;
-                listener
-            }
-            Ports::Directory(directory) => match directory.bind(&socket_name(self.key))? {
-                Some(listener) => listener,
-                None => return refuse(libc::EADDRINUSE),
-            },
+        let Ports::Directory(directory) = &*self.ports else {
+            return self.queue.listen(backlog);
+        };
+        let name = socket_name(self.key, self.binding.ip);
+        let Some(listener) = directory.bind(&name)? else {
+            return refuse(libc::EADDRINUSE);
         };
         // The kernel queues one connection more than requested.
         let waiting = i32::try_from(backlog.saturating_sub(1)).unwrap_or(i32::MAX);
         let backlog = Backlog::new(waiting.min(i32::from(u16::MAX >> 4))).map_err(to_errno)?;
         listen(&listener, backlog).map_err(to_errno)?;
-        if let Ports::Process(table) | Ports::Hosts(HostPorts { table, .. }) = &*self.ports {
-            let name = getsockname::<UnixAddr>(listener.as_raw_fd()).map_err(to_errno)?;
-            lock(table).entry(self.key).or_default().listener = Some(name);
-        }
         Ok(listener)
+    }
+
+    /// Accepts the next connection to the listener; `None` if there is none.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM: the connection stays queued.
+    pub(super) fn accept(&self, listener: &OwnedFd) -> Result<Option<OwnedFd>> {
+        let Ports::Directory(_) = &*self.ports else {
+            return Ok(self.queue.accept());
+        };
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        match accept4(listener.as_raw_fd(), flags) {
+            // SAFETY: the descriptor is new and owned by nothing else.
+            Ok(fd) => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
+            Err(nix::Error::EAGAIN | nix::Error::EINTR) => Ok(None),
+            Err(errno) => Err(to_errno(errno)),
+        }
     }
 }
 
@@ -335,31 +535,48 @@ impl Drop for BoundPort {
         match &*self.ports {
             Ports::Process(table) | Ports::Hosts(HostPorts { table, .. }) => {
                 let mut table = lock(table);
-                if let (Some(entry), Some(shared)) = (table.remove(&self.key), self.ports.shared())
-                {
-                    shared.release(self.key, entry);
+                let Some(entry) = table.get_mut(&self.key) else {
+                    return;
+                };
+                entry
+                    .owners
+                    .retain(|(_, queue)| !Arc::ptr_eq(queue, &self.queue));
+                let (kept, free) = std::mem::take(&mut entry.locks)
+                    .into_iter()
+                    .partition(|(ip, _)| entry.owners.iter().any(|it| it.0.covers(*ip)));
+                entry.locks = kept;
+                if let Some(shared) = self.ports.shared() {
+                    shared.release(self.key, free);
+                }
+                if entry.owners.is_empty() {
+                    table.remove(&self.key);
                 }
             }
             Ports::Directory(directory) => {
-                // The socket exists only if the port was listening. The lock's
-                // file is removed while locked: a process that has just opened
-                // it detects that.
-                directory.remove_socket(&socket_name(self.key));
-                directory.remove_lock(&lock_name(self.key));
+                // The socket exists only if the port was listening.
+                directory.remove_socket(&socket_name(self.key, self.binding.ip));
+                unlock_in(directory, std::mem::take(&mut self.locks));
             }
         }
-        drop(self.lock.take());
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
     use std::path::Path;
 
+    use nix::sys::socket::{UnixAddr, bind, getsockname};
+
     use super::*;
-    use crate::directory::Sharing;
+    use crate::directory::{Sharing, new_socket};
 
     const SPACE: u16 = 0x106;
+    const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    const AT: Binding = Binding {
+        ip: LOCAL,
+        family_only: true,
+    };
 
     fn joined(path: &Path) -> Arc<Ports> {
         let directory = Directory::open(path, Sharing::Own).unwrap();
@@ -380,14 +597,14 @@ mod tests {
     #[test]
     fn a_port_is_exclusive_until_released() {
         with_both_kinds("taken", |ports| {
-            let entry = ports().reserve(SPACE, 7471).unwrap();
-            let again = ports().reserve(SPACE, 7471).unwrap_err();
-            assert_eq!(again.raw(), libc::EADDRINUSE);
-            ports().reserve(SPACE + 1, 7471).unwrap();
+            let entry = ports().reserve(SPACE, 7471, AT).unwrap();
+            let again = ports().reserve(SPACE, 7471, AT).unwrap_err();
+            assert_eq!(again.raw(), libc::EADDRNOTAVAIL);
+            ports().reserve(SPACE + 1, 7471, AT).unwrap();
             drop(entry);
-            let entry = ports().reserve(SPACE, 7471).unwrap();
+            let entry = ports().reserve(SPACE, 7471, AT).unwrap();
             let chosen: Vec<_> = (0..20)
-                .map(|_| ports().reserve(SPACE, 0).unwrap())
+                .map(|_| ports().reserve(SPACE, 0, AT).unwrap())
                 .collect();
             let mut numbers: Vec<u16> = chosen.iter().map(BoundPort::port).collect();
             numbers.sort_unstable();
@@ -400,16 +617,16 @@ mod tests {
     #[test]
     fn the_backlog_is_limited() {
         with_both_kinds("backlog", |ports| {
-            let entry = ports().reserve(SPACE, 7471).unwrap();
-            let connect = || ports().connect((SPACE, 7471));
+            let entry = ports().reserve(SPACE, 7471, AT).unwrap();
+            let connect = || ports().connect((SPACE, 7471), LOCAL);
             assert!(connect().unwrap().is_none(), "bound but not listening");
             let listener = entry.listen(3).unwrap();
             let waiting: Vec<_> = (0..3).map(|_| connect().unwrap().unwrap()).collect();
             assert_eq!(connect().unwrap_err().raw(), libc::EAGAIN);
             for _ in &waiting {
-                ports().accept(&listener).unwrap().unwrap();
+                entry.accept(&listener).unwrap().unwrap();
             }
-            assert!(ports().accept(&listener).unwrap().is_none());
+            assert!(entry.accept(&listener).unwrap().is_none());
             drop((entry, listener));
             assert!(connect().unwrap().is_none());
         });
@@ -421,16 +638,16 @@ mod tests {
         let directory = std::env::temp_dir().join(name);
         let ports = joined(&directory);
         let key = (SPACE, 7471);
-        File::create(directory.join(lock_name(key))).unwrap();
+        File::create(directory.join(family_lock_name(key, true))).unwrap();
         let left = new_socket().unwrap();
-        let at = UnixAddr::new(&directory.join(socket_name(key))).unwrap();
+        let at = UnixAddr::new(&directory.join(socket_name(key, LOCAL))).unwrap();
         bind(left.as_raw_fd(), &at).unwrap();
         drop(left);
-        assert!(ports.connect(key).unwrap().is_none());
-        let entry = ports.reserve(SPACE, 7471).unwrap();
+        assert!(ports.connect(key, LOCAL).unwrap().is_none());
+        let entry = ports.reserve(SPACE, 7471, AT).unwrap();
         let listener = entry.listen(0).unwrap();
-        let reached = ports.connect(key).unwrap();
-        assert!(reached.is_some() && ports.accept(&listener).unwrap().is_some());
+        let reached = ports.connect(key, LOCAL).unwrap();
+        assert!(reached.is_some() && entry.accept(&listener).unwrap().is_some());
         drop(entry);
         std::fs::remove_dir(&directory).unwrap();
     }
@@ -441,44 +658,101 @@ mod tests {
         let name = format!("ringverbs-ports-other-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         let ports = joined(&directory);
-        std::os::unix::fs::symlink("/dev/null", directory.join(lock_name((SPACE, 1)))).unwrap();
-        std::fs::create_dir(directory.join(lock_name((SPACE, 2)))).unwrap();
+        std::os::unix::fs::symlink(
+            "/dev/null",
+            directory.join(family_lock_name((SPACE, 1), true)),
+        )
+        .unwrap();
+        std::fs::create_dir(directory.join(family_lock_name((SPACE, 2), true))).unwrap();
         for port in [1, 2] {
-            let error = ports.reserve(SPACE, port).unwrap_err();
-            assert_eq!(error.raw(), libc::EADDRINUSE);
+            let error = ports.reserve(SPACE, port, AT).unwrap_err();
+            assert_eq!(error.raw(), libc::EADDRNOTAVAIL);
         }
-        File::create(directory.join(socket_name((SPACE, 3)))).unwrap();
-        let entry = ports.reserve(SPACE, 3).unwrap();
+        File::create(directory.join(socket_name((SPACE, 3), LOCAL))).unwrap();
+        let entry = ports.reserve(SPACE, 3, AT).unwrap();
         assert_eq!(entry.listen(1).unwrap_err().raw(), libc::EADDRINUSE);
-        assert!(ports.connect((SPACE, 3)).unwrap().is_none());
+        assert!(ports.connect((SPACE, 3), LOCAL).unwrap().is_none());
         std::fs::remove_dir_all(&directory).unwrap();
     }
 
-    /// A process's own ports reject other processes that have found the name.
-    /// Runs this program again as the other process.
+    /// The rules of rdma_cm, seen with Linux 6.12.
     #[test]
-    fn only_processes_of_this_user_are_admitted() {
-        const NAME: &str = "RINGVERBS_PORT_OF_ANOTHER";
-        if let Ok(name) = std::env::var(NAME) {
-            let at = UnixAddr::new_abstract(name.as_bytes()).unwrap();
-            return connect(new_socket().unwrap().as_raw_fd(), &at).unwrap();
-        }
+    fn addresses_share_a_port_as_in_rdma_cm() {
+        const NONE: i32 = 0;
+        let (not_available, in_use) = (libc::EADDRNOTAVAIL, libc::EADDRINUSE);
+        let cases = [
+            ("0.0.0.0", true, "0.0.0.0", true, not_available),
+            ("127.0.0.1", true, "127.0.0.1", true, not_available),
+            ("127.0.0.1", true, "127.0.0.2", true, not_available),
+            ("0.0.0.0", true, "192.0.2.1", true, not_available),
+            ("192.0.2.1", true, "0.0.0.0", true, not_available),
+            ("192.0.2.1", true, "127.0.0.1", true, not_available),
+            ("192.0.2.1", true, "192.0.2.1", true, in_use),
+            ("192.0.2.1", true, "192.0.2.2", true, NONE),
+            ("2001:db8::1", false, "2001:db8::1", false, in_use),
+            ("2001:db8::1", false, "2001:db8::1", true, in_use),
+            ("2001:db8::1", false, "192.0.2.1", true, NONE),
+            ("2001:db8::1", false, "0.0.0.0", true, not_available),
+            ("2001:db8::1", true, "0.0.0.0", true, NONE),
+            ("::", false, "0.0.0.0", true, not_available),
+            ("::", true, "0.0.0.0", true, NONE),
+            ("::", true, "0.0.0.0", false, not_available),
+            ("::", true, "192.0.2.1", true, NONE),
+            ("::1", true, "127.0.0.1", true, NONE),
+            ("::1", false, "127.0.0.1", true, not_available),
+        ];
+        let binding = |ip: &str, family_only| Binding {
+            ip: ip.parse().unwrap(),
+            family_only,
+        };
+        with_both_kinds("rules", |ports| {
+            for (a, a_only, b, b_only, expected) in cases {
+                for swapped in [false, true] {
+                    let (mut one, mut two) = (binding(a, a_only), binding(b, b_only));
+                    if swapped {
+                        std::mem::swap(&mut one, &mut two);
+                    }
+                    let first = ports().reserve(SPACE, 7471, one).unwrap();
+                    let second = ports().reserve(SPACE, 7471, two);
+                    let errno = second.as_ref().map_or_else(|errno| errno.raw(), |_| NONE);
+                    assert_eq!(errno, expected, "{a} {a_only}, {b} {b_only}, {swapped}");
+                    if let Ok(second) = second {
+                        let there = second.listen(2).unwrap();
+                        let here = first.listen(2).unwrap();
+                        let key = (SPACE, 7471);
+                        let _to_second = ports().connect(key, two.ip).unwrap().unwrap();
+                        assert!(second.accept(&there).unwrap().is_some());
+                        assert!(first.accept(&here).unwrap().is_none());
+                        let _to_first = ports().connect(key, one.ip).unwrap().unwrap();
+                        assert!(first.accept(&here).unwrap().is_some());
+                        drop(second);
+                        // The other one keeps the port.
+                        assert!(ports().reserve(SPACE, 7471, one).is_err());
+                    }
+                    drop(first);
+                    ports().reserve(SPACE, 7471, two).unwrap();
+                }
+            }
+        });
+    }
+
+    /// Other processes have nothing to connect to: a listener in a network of one process is
+    /// no socket.
+    #[test]
+    fn a_network_of_one_process_has_no_listening_socket() {
         let ports = Arc::new(Ports::new(None));
-        let entry = ports.reserve(SPACE, 1).unwrap();
+        let entry = ports.reserve(SPACE, 1, AT).unwrap();
         let listener = entry.listen(2).unwrap();
-        let name = getsockname::<UnixAddr>(listener.as_raw_fd()).unwrap();
-        let name = String::from_utf8(name.as_abstract().unwrap().to_vec()).unwrap();
-        let other_process = std::process::Command::new(std::env::current_exe().unwrap())
-            .args([
-                "cm::ports::tests::only_processes_of_this_user_are_admitted",
-                "--exact",
-            ])
-            .env(NAME, name)
-            .stdout(std::process::Stdio::null())
-            .status();
-        assert!(other_process.unwrap().success());
-        assert!(ports.accept(&listener).unwrap().is_none());
-        let own = ports.connect((SPACE, 1)).unwrap();
-        assert!(own.is_some() && ports.accept(&listener).unwrap().is_some());
+        let own = std::fs::metadata(format!("/proc/self/fd/{}", listener.as_raw_fd()));
+        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+        let number = own.unwrap().ino().to_string();
+        assert!(
+            !sockets
+                .lines()
+                .any(|it| it.split_whitespace().nth(6) == Some(&number))
+        );
+        assert!(getsockname::<UnixAddr>(listener.as_raw_fd()).is_err());
+        let socket = ports.connect((SPACE, 1), LOCAL).unwrap();
+        assert!(socket.is_some() && entry.accept(&listener).unwrap().is_some());
     }
 }

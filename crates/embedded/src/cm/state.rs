@@ -2,6 +2,7 @@
 //! which behave as in rdma_ucm and rdma_cm.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use zerocopy::IntoBytes;
 use super::channel::{Channel, QueuedEvent};
 use super::id::{Id, Phase, Port, QKEY, is_local, multicast_gid, unspecified_to_loopback};
 use super::monitor::{Monitor, MonitoredSocket, Ready};
-use super::ports::Ports;
+use super::ports::{Binding, Ports};
 use super::wire::{Message, MessageKind, send};
 use crate::addresses::AddressList;
 use crate::{Result, refuse};
@@ -60,6 +61,12 @@ fn source_for(to: SocketAddr) -> Option<IpAddr> {
     // Connecting a UDP socket sends nothing.
     socket.connect((to.ip(), ROCE_V2_PORT)).ok()?;
     Some(socket.local_addr().ok()?.ip())
+}
+
+/// Returns the default of AFONLY, as in rdma_cm.
+fn is_family_only(ip: IpAddr) -> bool {
+    let setting = || fs::read("/proc/sys/net/ipv6/bindv6only");
+    ip.is_ipv4() || setting().is_ok_and(|it| it.starts_with(b"1"))
 }
 
 /// Parses an address in the kernel's format.
@@ -250,7 +257,13 @@ impl State {
         let ports = Arc::clone(&self.ports);
         let hosts = self.host_addresses.clone();
         let id = self.id_in(fd, number, &[Phase::Idle])?;
-        let bound_port = ports.reserve(id.space, address.port())?;
+        let family_only = (id.family_only).unwrap_or_else(|| is_family_only(address.ip()));
+        let binding = Binding {
+            ip: address.ip(),
+            family_only,
+        };
+        let bound_port = ports.reserve(id.space, address.port(), binding)?;
+        id.family_only = Some(family_only);
         id.port = id.port.at(address.ip(), hosts.as_deref());
         id.local = Some((address.ip(), bound_port.port()).into());
         id.bound_port = Some(bound_port);
@@ -311,8 +324,10 @@ impl State {
         let monitor = Arc::clone(&self.monitor);
         let id = self.id_in(fd, number, &[Phase::Idle, Phase::Bound])?;
         if id.bound_port.is_none() {
-            let bound_port = ports.reserve(id.space, 0)?;
-            id.local = Some((IpAddr::from([0, 0, 0, 0]), bound_port.port()).into());
+            let ip = IpAddr::from([0, 0, 0, 0]);
+            let family_only = id.family_only.unwrap_or(true);
+            let bound_port = ports.reserve(id.space, 0, Binding { ip, family_only })?;
+            id.local = Some((ip, bound_port.port()).into());
             id.bound_port = Some(bound_port);
             id.phase = Phase::Bound;
         }
@@ -388,7 +403,7 @@ impl State {
         };
         let data = private_data(param, kind.max_private_data())?;
         let message = build_message(id, kind, data, param).with_addresses(local, peer);
-        let reached = ports.connect((id.space, peer.port()));
+        let reached = ports.connect((id.space, peer.port()), peer.ip());
         let (reason, status) = match reached {
             Ok(Some(socket)) => {
                 let socket = MonitoredSocket::new(&self.monitor, socket, Ready::Socket(number))?;
@@ -559,7 +574,7 @@ impl State {
                 }
                 // A port is free as soon as it is released, so REUSEADDR has no effect.
                 if name == option::OPTION_ID_AFONLY {
-                    id.ipv6_only = flag;
+                    id.family_only = Some(flag);
                 }
             }
             _ => return refuse(libc::ENOSYS),

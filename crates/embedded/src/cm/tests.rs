@@ -410,7 +410,7 @@ fn loopback_addresses_are_local() {
     };
     assert_eq!(bind("203.0.113.1:1").unwrap_err(), libc::EADDRNOTAVAIL);
     let id = bind("[::]:7000").unwrap();
-    assert_eq!(bind("127.0.0.1:7000").unwrap_err(), libc::EADDRINUSE);
+    assert_eq!(bind("127.0.0.1:7000").unwrap_err(), libc::EADDRNOTAVAIL);
     assert!(id.addresses().unwrap().device.is_none());
     id.listen(0).unwrap();
     // An unspecified IPv6 address includes IPv4, unless IPv6-only is set.
@@ -429,6 +429,8 @@ fn loopback_addresses_are_local() {
     only.bind("[::]:7000".parse::<SocketAddr>().unwrap())
         .unwrap();
     only.listen(0).unwrap();
+    // The port of the other family is free.
+    drop(bind("127.0.0.1:7000").unwrap());
     let active = resolved_id(&channel, PortSpace::TCP, "127.0.0.1:7000".parse().unwrap());
     active.connect(&param(1, b"")).unwrap();
     assert_rejected(
@@ -789,7 +791,7 @@ fn a_silent_peer_times_out_on(drive: Drive) {
 /// Connects to a port as another program could.
 fn raw_peer(device: &Embedded, to: SocketAddr) -> OwnedFd {
     let ports = std::sync::Arc::clone(&device.runner.manager().lock().ports);
-    ports.connect((0x106, to.port())).unwrap().unwrap()
+    ports.connect((0x106, to.port()), to.ip()).unwrap().unwrap()
 }
 
 fn send_bytes(socket: &OwnedFd, bytes: &[u8]) {
