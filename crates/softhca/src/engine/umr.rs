@@ -122,6 +122,17 @@ impl<P: Platform> Core<P> {
         if MUST_BE_USED.is_set(umr) && mkey.free {
             return Err("a UMR of a memory key that is not in use");
         }
+        let frees = mask & mask::FREE != 0 && FREE.is_set(context);
+        if frees && CHECK_QPN.is_set(umr) {
+            // Drivers invalidate a window of type 2 thus, and bind it to a length of 0, which
+            // the specification forbids; only a bind has a variant.
+            if mkey.free {
+                return Err("a UMR that invalidates a memory key that is not in use");
+            }
+            if mask & mask::KEY != 0 && VARIANT.get(context) != 0 {
+                return Err("a bind of a window of type 2 without memory");
+            }
+        }
         if CHECK_QPN.is_set(umr) && ![ANY_QPN, accessor.qpn].contains(&mkey.qpn) {
             return Err("a UMR of a memory key of another queue pair");
         }

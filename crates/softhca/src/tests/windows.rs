@@ -61,6 +61,34 @@ fn a_window_is_bound_and_unbound() {
     assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x13));
 }
 
+/// A window of type 2 cannot be bound to a length of 0, and not be invalidated unless bound.
+#[test]
+fn a_window_of_type_2_is_not_bound_to_nothing() {
+    for (bound, variant, expected) in [
+        (false, 5, BIND_ERROR),
+        (false, 0, BIND_ERROR),
+        (true, 5, BIND_ERROR),
+        (true, 0, 0),
+    ] {
+        let mut driver = Driver::new("ib");
+        let (mut cq, _a, mut b) = driver.pair();
+        let (pd, memory) = (driver.pd, driver.pages(1));
+        let region = driver.create_key(memory, 4096, 0, READ | WRITE);
+        let window = window(&mut driver, pd);
+        if bound {
+            let umr = bind_umr(window, b.number, Some((region, memory, 64)));
+            let syndrome = post_bind(&mut driver, &mut cq, &mut b, window, &umr);
+            assert_eq!(syndrome, 0);
+        }
+        let mut umr = bind_umr(window, ANY_QPN, None);
+        // Check the queue pair.
+        umr[0] |= 1 << 3;
+        umr[55] = variant;
+        let syndrome = post_bind(&mut driver, &mut cq, &mut b, window, &umr);
+        assert_eq!(syndrome, expected, "{bound} {variant}");
+    }
+}
+
 /// Creates a window in a protection domain.
 fn window(driver: &mut Driver, pd: u32) -> u32 {
     let create = Input::new(op::CREATE_MKEY, 0x110)

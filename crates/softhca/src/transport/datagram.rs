@@ -95,25 +95,27 @@ impl<L> Qp<L> {
             return;
         };
         let length = view.payload.len() as u32 + GRH_AREA;
-        let mut status = Status::Success;
-        if length > recv.length {
-            status = Status::LocalLength;
+        let area = view.network.grh_area(view.frame);
+        let local = &mut recv.local;
+        let stored = if length > recv.length {
+            // A sender must not be able to stop the queue pair by a long datagram (class D).
+            None
         } else {
-            let area = view.network.grh_area(view.frame);
-            let local = &mut recv.local;
             let stored = host
                 .scatter(self.number, local, 0, &area)
                 .and_then(|()| host.scatter(self.number, local, GRH_AREA, view.payload.bytes()));
-            if stored == Err(Fault::Absent) {
-                // The datagram is lost; the receive is used for the next one.
-                io.counters.dropped += 1;
-                self.resp.set_spare(recv);
-                return;
-            }
-            if stored.is_err() {
-                status = Status::LocalProtection;
-            }
-        }
+            (stored != Err(Fault::Absent)).then_some(stored)
+        };
+        let Some(stored) = stored else {
+            // The datagram is lost; the receive is used for the next one.
+            io.counters.dropped += 1;
+            self.resp.set_spare(recv);
+            return;
+        };
+        let status = match stored {
+            Ok(()) => Status::Success,
+            Err(_) => Status::LocalProtection,
+        };
         let done = RecvDone {
             status,
             kind: if view.has(OpcodeFlags::IMM) {

@@ -169,7 +169,7 @@ pub enum Status {
     MemoryBind,
     /// The response does not match the request.
     BadResponse,
-    /// A remote write with immediate data could not be reported.
+    /// The memory of a remote write with immediate data is not accessible.
     LocalAccess,
     /// The peer reports an invalid request.
     RemoteInvalidRequest,
@@ -478,7 +478,7 @@ pub trait Host {
     /// Invalidates an rkey for a send with invalidate, before its completion.
     ///
     /// # Errors
-    /// A reliable service answers the request with a NAK.
+    /// The receive ends with an error, and the peer gets no response.
     fn invalidate(&mut self, target: Target, rkey: u32) -> Result<(), Fault>;
 
     /// Returns whether sending is to stop before the next work request (SQD), once.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::packet::{Packet, Pool};
 
 /// Length of the longest message in bytes.
-pub(super) const MAX_MESSAGE: u32 = 1 << 31;
+pub(super) const MAX_MESSAGE: u32 = 1 << 30;
 
 /// Counters of the transport. They only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -27,6 +27,8 @@ enum Refusal {
     Nak(NakCode),
     /// As `Nak`, without an event: a receive has completed with an error.
     Completed(NakCode),
+    /// As `Completed`, but the peer gets no response (class J).
+    Silent,
     /// No receive is posted.
     NotReady,
     /// Memory is absent now.
@@ -120,7 +122,7 @@ impl<L> Qp<L> {
     fn refuse<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, io: &mut Io, refusal: Refusal) {
         if !self.config.service.is_reliable() {
             self.resp.expected = self.resp.expected.plus(1);
-            if let Refusal::Completed(_) = refusal {
+            if let Refusal::Completed(_) | Refusal::Silent = refusal {
                 self.fail(host, QpState::Error);
             } else {
                 io.counters.dropped += 1;
@@ -140,10 +142,11 @@ impl<L> Qp<L> {
                 return;
             }
             Refusal::Nak(NakCode::RemoteAccess) => {
-                (NakCode::RemoteAccess, Some(QpEvent::AccessError))
+                (Some(NakCode::RemoteAccess), Some(QpEvent::AccessError))
             }
-            Refusal::Nak(code) => (code, Some(QpEvent::RequestError)),
-            Refusal::Completed(code) => (code, None),
+            Refusal::Nak(code) => (Some(code), Some(QpEvent::RequestError)),
+            Refusal::Completed(code) => (Some(code), None),
+            Refusal::Silent => (None, None),
         };
         let (psn, msn) = (self.resp.expected, self.resp.msn);
         self.resp.closing = true;
@@ -309,7 +312,7 @@ impl<L> Qp<L> {
                 && host.invalidate(self.target(view), view.imm()).is_err()
             {
                 self.recv_done(host, view, recv, (Status::RemoteInvalidRequest, kind, 0));
-                return Err(Refusal::Completed(NakCode::RemoteAccess));
+                return Err(Refusal::Silent);
             }
             self.end_message();
             self.recv_done(host, view, recv, (Status::Success, kind, offset));
@@ -351,14 +354,23 @@ impl<L> Qp<L> {
                     return Err(INVALID);
                 }
                 if reth.length != 0 {
-                    host.check_remote(
+                    let checked = host.check_remote(
                         self.target(view),
                         reth.rkey,
                         reth.va,
                         reth.length,
                         Access::Write,
-                    )
-                    .map_err(refusal)?;
+                    );
+                    if let Err(fault) = checked {
+                        let recv = match fault {
+                            Fault::Absent => None,
+                            _ if end && view.has(OpcodeFlags::IMM) => {
+                                self.take_recv(host, view, None).ok()
+                            }
+                            _ => None,
+                        };
+                        return Err(self.refuse_write(host, view, recv, fault));
+                    }
                 }
                 (reth.rkey, reth.va, reth.length, reth.length)
             }
@@ -377,10 +389,7 @@ impl<L> Qp<L> {
                 if fault != Fault::Absent {
                     self.resp.message = Message::None;
                 }
-                if let Some(recv) = recv {
-                    self.resp.set_spare(recv);
-                }
-                return Err(refusal(fault));
+                return Err(self.refuse_write(host, view, recv, fault));
             }
         }
         if end {
@@ -405,6 +414,28 @@ impl<L> Qp<L> {
         }
         self.acknowledge_if_asked(view);
         Ok(1)
+    }
+
+    /// Returns the refusal of a write. A receive that it takes ends with an error.
+    fn refuse_write<H: Host<LocalBuffers = L>>(
+        &mut self,
+        host: &mut H,
+        view: &View<'_>,
+        recv: Option<RecvWork<L>>,
+        fault: Fault,
+    ) -> Refusal {
+        match recv {
+            Some(recv) if fault == Fault::Absent => {
+                self.resp.set_spare(recv);
+                Refusal::Absent
+            }
+            Some(recv) => {
+                let result = (Status::LocalAccess, RecvKind::WriteImm, 0);
+                self.recv_done(host, view, recv, result);
+                Refusal::Completed(nak_of(fault))
+            }
+            None => refusal(fault),
+        }
     }
 
     fn execute_read<H: Host<LocalBuffers = L>>(
@@ -609,7 +640,7 @@ impl<L> Qp<L> {
                     // The memory became invalid after the check.
                     self.resp.replies.clear();
                     self.resp.closing = true;
-                    let (code, event) = (nak_of(fault), Some(QpEvent::AccessError));
+                    let (code, event) = (Some(nak_of(fault)), Some(QpEvent::AccessError));
                     self.resp.replies.push_back(Reply::Fatal {
                         psn,
                         msn,
@@ -662,14 +693,10 @@ impl<L> Qp<L> {
                 code,
                 event,
             } => {
-                self.send_aeth(
-                    io,
-                    psn,
-                    Aeth {
-                        syndrome: Syndrome::Nak(code),
-                        msn,
-                    },
-                );
+                if let Some(code) = code {
+                    let syndrome = Syndrome::Nak(code);
+                    self.send_aeth(io, psn, Aeth { syndrome, msn });
+                }
                 self.resp.replies.pop_front();
                 if let Some(event) = event {
                     if self.config.service != Service::DcTarget {

@@ -244,11 +244,11 @@ pub(super) enum Reply {
         msn: u32,
         syndrome: Syndrome,
     },
-    /// A NAK after which the queue pair is in error.
+    /// A NAK, or nothing, after which the queue pair is in error.
     Fatal {
         psn: Psn,
         msn: u32,
-        code: NakCode,
+        code: Option<NakCode>,
         event: Option<QpEvent>,
     },
 }

@@ -233,13 +233,41 @@ fn invalidating_an_unknown_key_is_an_error() {
             w.hcas[1].post_recv(200, 9, 0, 64);
             r.imm = 77;
         },
-        Status::RemoteAccess,
+        // The peer gets no response.
+        Status::RetryExceeded,
     );
+    assert_eq!(world.hcas[0].transport.counters().naks, 0);
     responder_is_in_error(&mut world, &[]);
     assert_eq!(
         recv_statuses(&mut world.hcas[1], 200),
         [(9, Status::RemoteInvalidRequest)]
     );
+}
+
+/// A write with immediate data whose memory is not accessible takes a receive, if there is
+/// one, which tells the program about it. Of a longer message the first packet is refused,
+/// which does not say that a receive is to be taken.
+#[test]
+fn a_write_with_immediate_to_a_wrong_key_fails_its_receive() {
+    for (length, posted, expected, events) in [
+        (8, true, &[(9, Status::LocalAccess)][..], &[][..]),
+        (8, false, &[], &[QpEvent::AccessError]),
+        (3000, true, &[(9, Status::Flushed)], &[QpEvent::AccessError]),
+    ] {
+        let mut world = check_failure(
+            Operation::WriteImm,
+            length,
+            |w, r| {
+                if posted {
+                    w.hcas[1].post_recv(200, 9, 0, 64);
+                }
+                r.rkey = 99;
+            },
+            Status::RemoteAccess,
+        );
+        responder_is_in_error(&mut world, events);
+        assert_eq!(recv_statuses(&mut world.hcas[1], 200), expected);
+    }
 }
 
 /// The memory becomes invalid while a read response is being sent.

@@ -280,7 +280,7 @@ fn messages_longer_than_half_the_psn_range_fail() {
         ..QpConfig::default()
     };
     let mut world = pair(LinkKind::Ib, 64, 1, &config);
-    world.hcas[0].post_send(100, work(1, Operation::Write, 0, (1 << 31) + 1, 0));
+    world.hcas[0].post_send(100, work(1, Operation::Write, 0, (1 << 30) + 1, 0));
     world.settle(SECOND);
     assert_eq!(
         statuses(&mut world.hcas[0], 100),
