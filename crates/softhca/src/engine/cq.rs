@@ -49,6 +49,8 @@ const APP_OPERATION: usize = 41;
 const APP_INFO: usize = 42;
 const BYTE_COUNT: usize = 44;
 const TIMESTAMP: usize = 48;
+/// In the CQE of an error, instead of the time.
+const HARDWARE_SYNDROME: usize = 52;
 const VENDOR_SYNDROME: usize = 54;
 const SYNDROME: usize = 55;
 const QPN: usize = 56;
@@ -108,6 +110,24 @@ pub(crate) enum UnreportedCompletions {
     Solicited,
 }
 
+/// Syndromes in the CQE of an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CqeError {
+    pub(crate) syndrome: u8,
+    pub(crate) vendor: u8,
+    pub(crate) hardware: u8,
+}
+
+impl CqeError {
+    pub(crate) const fn new(syndrome: u8, vendor: u8, hardware: u8) -> Self {
+        Self {
+            syndrome,
+            vendor,
+            hardware,
+        }
+    }
+}
+
 /// Contents of a CQE.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Completion<'a> {
@@ -133,8 +153,7 @@ pub(crate) struct Completion<'a> {
     pub(crate) ml_path: u8,
     pub(crate) l3_l4: u8,
     pub(crate) vlan: u16,
-    /// Syndrome and vendor syndrome.
-    pub(crate) error: Option<(u8, u8)>,
+    pub(crate) error: Option<CqeError>,
     /// Fields of tag matching.
     pub(crate) tag: Option<TagFields>,
     /// Data scattered into the CQE.
@@ -271,7 +290,8 @@ impl<P: Platform> Core<P> {
     /// Handles the arm doorbell: the driver has seen all CQEs before an index and
     /// requests an event for the next one. An event is posted at once if there were
     /// completions since the last event that the driver has not seen. Completions that
-    /// the last event reported cause no second one, seen or not.
+    /// the last event reported cause no second one, seen or not. Of two requests before an
+    /// event the one for any completion stays.
     pub(crate) fn arm_cq(&mut self, word: u32, cqn: u32) {
         const SOLICITED_ONLY: u32 = 1 << 24;
         self.stats.arms += 1;
@@ -294,12 +314,11 @@ impl<P: Platform> Core<P> {
         };
         if missed {
             self.post_requested_event(cqn);
-        } else {
-            cq.armed = if solicited_only {
-                ArmState::Solicited
-            } else {
-                ArmState::Any
-            };
+        } else if !solicited_only {
+            cq.armed = ArmState::Any;
+        } else if cq.armed == ArmState::Disarmed {
+            // A request for any completion stays until its event.
+            cq.armed = ArmState::Solicited;
         }
     }
 }
@@ -368,10 +387,13 @@ pub(crate) fn write<P: Platform>(
     put32(&mut bytes, UIDX, completion.uidx & 0xff_ffff);
     put32(&mut bytes, IMMEDIATE, completion.immediate);
     put32(&mut bytes, BYTE_COUNT, completion.byte_count);
-    put64(&mut bytes, TIMESTAMP, time);
-    if let Some((syndrome, vendor)) = completion.error {
-        bytes[VENDOR_SYNDROME] = vendor;
-        bytes[SYNDROME] = syndrome;
+    match completion.error {
+        Some(error) => {
+            bytes[HARDWARE_SYNDROME] = error.hardware;
+            bytes[VENDOR_SYNDROME] = error.vendor;
+            bytes[SYNDROME] = error.syndrome;
+        }
+        None => put64(&mut bytes, TIMESTAMP, time),
     }
     put32(
         &mut bytes,

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use super::core::Core;
-use super::cq::{self, Completion};
+use super::cq::{self, Completion, CqeError};
 use super::loopback::Origin;
 use super::mkey::{Accessor, Rights};
 use super::qp::{FetchedWqe, Queue, ReceiveEntry, Ring, Strides, take_receive};
@@ -26,14 +26,23 @@ const HEADER_LENGTH: Field = field(12, 31, 16);
 const HEADER: usize = 14;
 const CONTROL: usize = 16;
 
-/// Syndrome and vendor syndrome of a receive that is too short for the frame, and of one
+/// Syndromes of a receive that is too short for the frame, and of one
 /// whose memory cannot be written.
-const TOO_LONG: (u8, u8) = (0x01, 0x51);
-const NOT_WRITABLE: (u8, u8) = (0x04, 0x51);
+const TOO_LONG: CqeError = CqeError::new(0x01, 0xd7, 0);
+const NOT_WRITABLE: CqeError = CqeError::new(0x04, 0x32, 0x92);
 
-/// Syndrome and vendor syndrome of a WQE that is not processed, and of one that cannot be.
-const FLUSHED: (u8, u8) = (0x05, 0xf9);
-const MALFORMED: (u8, u8) = (0x02, 0x68);
+/// Syndromes of a WQE that is not processed, and of one that cannot be.
+const FLUSHED: CqeError = CqeError::new(0x05, 0xf9, 0);
+const MALFORMED: CqeError = CqeError::new(0x02, 0x61, 0x01);
+/// Syndromes of a WQE whose memory cannot be read.
+const NOT_READABLE: CqeError = CqeError::new(0x04, 0x53, 0x9d);
+
+/// Why a WQE of a send queue failed: the syndromes, and what was wrong.
+type WqeError = (CqeError, &'static str);
+
+fn malformed(message: &'static str) -> WqeError {
+    (MALFORMED, message)
+}
 
 /// States of a send or receive queue; frames are sent and received in the second.
 pub(crate) const RESET: u32 = 0;
@@ -92,7 +101,10 @@ impl<P: Platform> Core<P> {
             let request = wqe::opcode_of(entry);
             let result = match request {
                 opcode::NOP => Ok(()),
-                opcode::UMR => self.change_key(accessor, get32(entry, 12), entry),
+                opcode::UMR => {
+                    let changed = self.change_key(accessor, get32(entry, 12), entry);
+                    changed.map_err(malformed)
+                }
                 opcode::SEND => self.gather_frame(accessor, entry).map(|frame| {
                     self.send_frame(&frame, pool, out);
                 }),
@@ -103,11 +115,11 @@ impl<P: Platform> Core<P> {
                         self.send_frame(&segment, pool, out);
                     }
                 }),
-                _ => Err("an opcode invalid for send queues"),
+                _ => Err(malformed("an opcode invalid for send queues")),
             };
-            if let Err(message) = result {
+            if let Err((error, message)) = result {
                 self.report_misuse(|| format!("send queue {sqn}, index {index}: {message}"));
-                self.fail_sq(sqn, index, MALFORMED);
+                self.fail_sq(sqn, index, error);
                 continue;
             }
             if wqe::is_signaled(entry) {
@@ -129,7 +141,7 @@ impl<P: Platform> Core<P> {
 
     /// Moves a send queue to the error state, and completes the WQE at an index with an
     /// error.
-    fn fail_sq(&mut self, sqn: u32, index: u16, error: (u8, u8)) {
+    fn fail_sq(&mut self, sqn: u32, index: u16, error: CqeError) {
         let Some(Queue::Sq(sq)) = self.queues.get_mut(sqn) else {
             return;
         };
@@ -149,12 +161,14 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns the frame of a WQE, including its inline header.
-    fn gather_frame(&self, accessor: Accessor, entry: &[u8]) -> Result<Vec<u8>, &'static str> {
-        let segment = entry.get(CONTROL..).ok_or("no Ethernet segment")?;
+    fn gather_frame(&self, accessor: Accessor, entry: &[u8]) -> Result<Vec<u8>, WqeError> {
+        let segment = entry
+            .get(CONTROL..)
+            .ok_or(malformed("no Ethernet segment"))?;
         let header = HEADER_LENGTH.get(segment) as usize;
         let inline = segment
             .get(HEADER..HEADER + header)
-            .ok_or("an inline header past the entry's end")?;
+            .ok_or(malformed("an inline header past the entry's end"))?;
         let mut frame = inline.to_vec();
         let after = (HEADER + header.max(2)).next_multiple_of(16);
         let mut rest = segment.get(after..).unwrap_or(&[]);
@@ -164,7 +178,7 @@ impl<P: Platform> Core<P> {
                 let n = (first & !(1 << 31)) as usize;
                 let data = rest
                     .get(4..4 + n)
-                    .ok_or("inline data past the entry's end")?;
+                    .ok_or(malformed("inline data past the entry's end"))?;
                 frame.extend_from_slice(data);
                 rest = rest.get((4 + n).next_multiple_of(16)..).unwrap_or(&[]);
                 continue;
@@ -172,7 +186,7 @@ impl<P: Platform> Core<P> {
             let length = first as usize;
             let from = frame.len();
             if from + length > MAX_UNSEGMENTED {
-                return Err("a frame that is too long");
+                return Err(malformed("a frame that is too long"));
             }
             frame.resize(from + length, 0);
             self.read_key(
@@ -182,7 +196,7 @@ impl<P: Platform> Core<P> {
                 &mut frame[from..],
                 Rights::LOCAL_READ,
             )
-            .map_err(|_| "a frame that cannot be read")?;
+            .map_err(|_| (NOT_READABLE, "a frame that cannot be read"))?;
             rest = &rest[16..];
         }
         let flags = CHECKSUMS.get(segment);

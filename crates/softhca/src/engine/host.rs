@@ -1,7 +1,7 @@
 //! Implementation of the transport's [`Host`]: work requests, memory, completions.
 
 use super::core::Core;
-use super::cq::{self, Completion};
+use super::cq::{self, Completion, CqeError};
 use super::eq::event;
 use super::mkey::{Accessor, Location, Rights};
 use super::qp::{Qp, SendId};
@@ -17,25 +17,45 @@ use crate::transport::{
     RecvWork, SendDone, SendWork, Service, Source, Status, Target,
 };
 
-/// Returns the syndrome and the vendor syndrome of a status.
-fn syndrome(status: Status) -> (u8, u8) {
+/// Returns the syndromes of a send that ended with a status. Those of ConnectX cards, as far
+/// as they are known.
+fn send_error(status: Status, request: u8) -> CqeError {
+    let (syndrome, vendor, hardware) = match status {
+        Status::Success => (0, 0, 0),
+        Status::LocalLength => (0x01, 0x6b, 0),
+        Status::LocalQpOperation => (0x02, 0x61, 0x01),
+        Status::LocalProtection if is_send(request) => (0x04, 0x52, 0x93),
+        Status::LocalProtection => (0x04, 0x53, 0x9d),
+        Status::Flushed => (0x05, 0xf9, 0),
+        Status::MemoryBind => (0x06, 0x53, 0),
+        Status::BadResponse => (0x10, 0x69, 0),
+        Status::LocalAccess => (0x11, 0x52, 0),
+        Status::RemoteInvalidRequest => (0x12, 0x8a, 0),
+        Status::RemoteAccess => (0x13, 0x88, 0),
+        Status::RemoteOperation => (0x14, 0x89, 0),
+        Status::RetryExceeded => (0x15, 0x81, 0),
+        Status::RnrRetryExceeded => (0x16, 0x87, 0),
+        Status::RemoteAborted => (0x22, 0x8b, 0),
+        Status::Returned => (0x22, 0x93, 0),
+        Status::Fatal => (0x02, 0x01, 0),
+    };
+    CqeError::new(syndrome, vendor, hardware)
+}
+
+fn is_send(request: u8) -> bool {
+    matches!(
+        request,
+        opcode::SEND | opcode::SEND_IMM | opcode::SEND_INVALIDATE
+    )
+}
+
+/// As [`send_error`], of a receive.
+fn receive_error(status: Status) -> CqeError {
     match status {
-        Status::Success => (0, 0),
-        Status::LocalLength => (0x01, 0x6b),
-        Status::LocalQpOperation => (0x02, 0x68),
-        Status::LocalProtection => (0x04, 0x51),
-        Status::Flushed => (0x05, 0xf9),
-        Status::MemoryBind => (0x06, 0x53),
-        Status::BadResponse => (0x10, 0x69),
-        Status::LocalAccess => (0x11, 0x52),
-        Status::RemoteInvalidRequest => (0x12, 0x8a),
-        Status::RemoteAccess => (0x13, 0x88),
-        Status::RemoteOperation => (0x14, 0x89),
-        Status::RetryExceeded => (0x15, 0x81),
-        Status::RnrRetryExceeded => (0x16, 0x87),
-        Status::RemoteAborted => (0x22, 0x8b),
-        Status::Returned => (0x22, 0x93),
-        Status::Fatal => (0x02, 0x01),
+        Status::LocalLength => CqeError::new(0x01, 0xd7, 0),
+        Status::LocalProtection => CqeError::new(0x04, 0x32, 0x92),
+        Status::LocalAccess => CqeError::new(0x11, 0xc2, 0x92),
+        other => send_error(other, opcode::NOP),
     }
 }
 
@@ -390,7 +410,7 @@ impl<P: Platform> Host for Core<P> {
                 request: id.opcode,
                 uidx,
                 wqe_counter: id.index,
-                error: Some(syndrome(done.status)),
+                error: Some(send_error(done.status, id.opcode)),
                 ..Completion::default()
             },
         );
@@ -505,7 +525,7 @@ impl<P: Platform> Host for Core<P> {
         } else {
             completion.opcode = cq::opcode::RESPONDER_ERROR;
             completion.byte_count = 0;
-            completion.error = Some(syndrome(done.status));
+            completion.error = Some(receive_error(done.status));
             self.count(counter_set, |set| {
                 set.resp_cqe_error += 1;
                 match done.status {

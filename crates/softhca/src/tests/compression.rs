@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use crate::command::opcode as op;
-use crate::engine::cq::{Completion, opcode};
+use crate::engine::cq::{Completion, CqeError, opcode};
 use crate::testing::driver::{Cq, Driver, Input, SIGNALED, remote, segment, word};
 
 const HASH: u32 = 0;
@@ -258,7 +258,7 @@ fn sample() -> impl Strategy<Value = Sample> {
                 (imm, uidx, solicited),
                 (polls, pause),
             )| {
-                let error = (kind >= 13).then_some((4, 0x51));
+                let error = (kind >= 13).then_some(CqeError::new(4, 0x52, 0x93));
                 let data: &[u8] = if scattered == 1 && kind < 5 {
                     &[0xee; 20]
                 } else {
@@ -351,8 +351,9 @@ fn check(completion: &Completion<'_>, entry: &[u8]) -> Result<(), TestCaseError>
     prop_assert_eq!(word(entry, 36), completion.immediate);
     prop_assert_eq!(word(entry, 32), completion.uidx);
     match completion.error {
-        Some((syndrome, vendor)) => {
-            prop_assert_eq!((entry[55], entry[54]), (syndrome, vendor));
+        Some(error) => {
+            let written = CqeError::new(entry[55], entry[54], entry[52]);
+            prop_assert_eq!(written, error);
         }
         None => {
             prop_assert_eq!(word(entry, 20) >> 16, u32::from(completion.checksum));

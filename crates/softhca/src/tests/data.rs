@@ -334,6 +334,58 @@ fn a_solicited_completion_raises_one_event() {
     assert_eq!(arm_cq(&mut driver, &cq, true), 3);
 }
 
+/// A thread that waits for any completion is woken although another one then asks for
+/// solicited ones.
+#[test]
+fn a_request_for_any_completion_is_not_weakened() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, _b) = driver.pair();
+    for (events, kinds) in [(1, &[false, true][..]), (2, &[true, false]), (2, &[true])] {
+        for solicited_only in kinds {
+            arm_cq(&mut driver, &cq, *solicited_only);
+        }
+        driver.post(&mut a, 0x00, SIGNALED, &[]);
+        assert_eq!(driver.hca.stats().eqes, events, "{kinds:?}");
+        while driver.poll(&mut cq).is_some() {}
+    }
+}
+
+/// The last 16 bytes of error CQEs as ConnectX cards were seen to write them, without number,
+/// counter and owner bit: hardware syndrome and type, vendor syndrome, syndrome, operation.
+#[test]
+fn syndromes_are_those_of_cards() {
+    const BAD_KEY: u32 = 0x7fff_ff00;
+    let check = |operation: u8, local: bool, receives: bool, expected: &[[u8; 5]]| {
+        let mut driver = Driver::new("ib");
+        let (mut cq, mut a, mut b) = driver.pair();
+        let (key, memory) = (driver.key, driver.pages(1));
+        if receives {
+            driver.post_recv(&mut b, &segment(4, key, memory));
+        }
+        let mut segments = match operation {
+            0x0a => Vec::new(),
+            _ => remote(memory, if local { key } else { BAD_KEY }),
+        };
+        segments.extend(segment(8, if local { BAD_KEY } else { key }, memory));
+        driver.post(&mut a, operation, SIGNALED, &segments);
+        let mut seen = Vec::new();
+        while let Some(entry) = driver.poll(&mut cq) {
+            assert_eq!(entry[48..52], [0; 4]);
+            seen.push([entry[52], entry[53], entry[54], entry[55], entry[56]]);
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, expected, "{operation:#x} {local}");
+    };
+    check(0x10, false, false, &[[0, 0, 0x88, 0x13, 0x10]]);
+    check(0x08, false, false, &[[0, 0, 0x88, 0x13, 0x08]]);
+    check(0x0a, true, false, &[[0x93, 0, 0x52, 0x04, 0x0a]]);
+    check(0x08, true, false, &[[0x9d, 0, 0x53, 0x04, 0x08]]);
+    let both = [[0, 0, 0x88, 0x13, 0x09], [0x92, 0, 0xc2, 0x11, 0x00]];
+    check(0x09, false, true, &both);
+    let both = [[0, 0, 0x8a, 0x12, 0x0a], [0, 0, 0xd7, 0x01, 0x00]];
+    check(0x0a, false, true, &both);
+}
+
 #[test]
 fn a_cq_that_is_not_polled_overruns() {
     let mut driver = Driver::new("ib");

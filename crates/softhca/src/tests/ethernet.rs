@@ -360,8 +360,8 @@ fn frames_share_a_wqe_of_a_striding_receive_queue() {
 fn the_reserved_lkey_requires_a_flag() {
     const RESERVED: u32 = 0x300;
     for (sends, receives, expected) in [
-        (0, 0, ((13, 2), None)),
-        (0, 1, ((13, 2), None)),
+        (0, 0, ((13, 4), None)),
+        (0, 1, ((13, 4), None)),
         (1, 0, ((0, 0), Some((14, 4)))),
         (1, 1, ((0, 0), Some((2, 0)))),
     ] {
@@ -452,7 +452,7 @@ fn a_send_queue_flushes_in_the_error_state() {
     let flushed = (13, 5);
     assert_eq!(
         interface.completions(&mut sent),
-        [((13, 2), 1), (flushed, 2), (flushed, 3), (flushed, 4)]
+        [((13, 4), 1), (flushed, 2), (flushed, 3), (flushed, 4)]
     );
     assert_eq!(interface.driver.hca.stats().ethernet_sent, 1);
     // The reset discards a doorbell before it, and the doorbell record.
