@@ -214,15 +214,21 @@ fn check_driver(request: &Request) -> Result<bool> {
     }
 }
 
+/// Cuts attributes to the widths of the device's fields, as mlx5_ib does.
+fn cut(attributes: &mut ModifyQp) {
+    attributes.timeout &= 0x1f;
+    attributes.alt_timeout &= 0x1f;
+    attributes.min_rnr_timer &= 0x1f;
+    attributes.retry_cnt &= 0x7;
+    attributes.rnr_retry &= 0x7;
+    attributes.dest_qp_num &= 0xff_ffff;
+}
+
 fn check(attributes: &ModifyQp, mask: Mask) -> Result<()> {
     let has = |flag| mask.contains(flag);
     let wrong = has(Mask::PORT) && attributes.port_num != 1
         || has(Mask::PKEY_INDEX) && attributes.pkey_index != 0
         || has(Mask::PATH_MTU) && !(1..=5).contains(&attributes.path_mtu)
-        || has(Mask::TIMEOUT) && attributes.timeout > 31
-        || has(Mask::RETRY_CNT) && attributes.retry_cnt > 7
-        || has(Mask::RNR_RETRY) && attributes.rnr_retry > 7
-        || has(Mask::MIN_RNR_TIMER) && attributes.min_rnr_timer > 31
         || has(Mask::MAX_QP_RD_ATOMIC) && attributes.max_rd_atomic > MAX_READS
         || has(Mask::MAX_DEST_RD_ATOMIC) && attributes.max_dest_rd_atomic > MAX_READS
         || has(Mask::AV) && attributes.dest.port_num != 1
@@ -379,6 +385,7 @@ impl State {
             return refuse(libc::EINVAL);
         }
         merge(to, from, mask);
+        cut(to);
         Ok(())
     }
 

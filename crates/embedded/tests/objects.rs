@@ -209,6 +209,53 @@ fn state_transitions_are_those_of_the_specification() {
     assert_eq!((init.cap.max_send_wr, init.sq_sig_all), (64, false));
 }
 
+/// The widths are those of the device's fields: mlx5_ib checks none of these values.
+#[test]
+fn attributes_are_cut_to_their_fields() {
+    let host = Host::single("ib");
+    let mut cq = host.cq(4);
+    let qp = host.qp(QpType::RC, &mut cq);
+    connect(&qp, QpType::RC, qp.object.qp_num(), host.path());
+    modify(&qp, &QpAttr::default(), Mask::STATE);
+    let attr = QpAttr {
+        qp_state: QpState::INIT,
+        port_num: 1,
+        qp_access_flags: all(),
+        ..QpAttr::default()
+    };
+    let init = Mask::STATE | Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS;
+    modify(&qp, &attr, init);
+    let attr = QpAttr {
+        qp_state: QpState::RTR,
+        path_mtu: 5,
+        dest_qp_num: 0xff00_0000 | qp.object.qp_num(),
+        rq_psn: 0xff00_0005,
+        max_dest_rd_atomic: 4,
+        min_rnr_timer: 44,
+        ah_attr: host.path(),
+        ..QpAttr::default()
+    };
+    let route = Mask::AV | Mask::PATH_MTU | Mask::DEST_QPN | Mask::RQ_PSN;
+    let reads = Mask::MAX_DEST_RD_ATOMIC | Mask::MIN_RNR_TIMER;
+    modify(&qp, &attr, Mask::STATE | route | reads);
+    let attr = QpAttr {
+        qp_state: QpState::RTS,
+        sq_psn: 0x7f00_0006,
+        timeout: 32 + 14,
+        retry_cnt: 8 + 3,
+        rnr_retry: 8 + 6,
+        max_rd_atomic: 4,
+        ..QpAttr::default()
+    };
+    let retries = Mask::TIMEOUT | Mask::RETRY_CNT | Mask::RNR_RETRY | Mask::MAX_QP_RD_ATOMIC;
+    modify(&qp, &attr, Mask::STATE | Mask::SQ_PSN | retries);
+    let (attr, _) = qp.object.query(Mask::STATE).unwrap();
+    assert_eq!((attr.min_rnr_timer, attr.timeout), (12, 14));
+    assert_eq!((attr.retry_cnt, attr.rnr_retry), (3, 6));
+    assert_eq!((attr.rq_psn, attr.sq_psn), (5, 6));
+    assert_eq!(attr.dest_qp_num, qp.object.qp_num());
+}
+
 #[test]
 fn a_reset_queue_pair_can_be_reused() {
     let host = Host::single("ib");
