@@ -170,7 +170,7 @@ impl Host {
     pub fn path(&self) -> AhAttr {
         let port = self.context.query_port(1).unwrap().legacy;
         let ethernet = port.link_layer == 2;
-        let mut gids = [GidEntry::default(); 2];
+        let mut gids = [GidEntry::default(); 4];
         let count = self.context.query_gid_table(&mut gids[..]);
         // On Ethernet the last GID is that of RoCE v2.
         let gid = gids[..count.unwrap()].last().unwrap();

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use uverbs::Errno;
+use uverbs::abi::verbs::GidEntry;
 use uverbs::kernel::Kernel;
 
 use crate::Result;
@@ -65,6 +66,12 @@ impl Embedded {
         let state = self.device.lock();
         let gid = |index| state.gid_at(index).map_or([0; 16], |entry| entry.gid);
         (0..state.gid_table_length()).map(gid).collect()
+    }
+
+    /// Returns an entry of the port's GID table, as the query of the entry does; `None` if it
+    /// is empty.
+    pub fn gid_entry(&self, index: usize) -> Option<GidEntry> {
+        self.device.lock().gid_entry(index)
     }
 
     /// Returns the LID of an InfiniBand port; 0 on Ethernet.

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use softhca::transport::Counters;
 
-use crate::addresses::MAX_ADDRESSES;
 use crate::device::Device;
 use crate::object::ObjectData;
 use crate::runner::Runner;
@@ -28,7 +27,7 @@ pub struct Embedded {
 
 impl Embedded {
     /// Length of the GID table of an Ethernet port. Entries without a GID are empty.
-    pub const ETHERNET_GIDS: usize = MAX_ADDRESSES;
+    pub const ETHERNET_GIDS: usize = 128;
     /// As above, of an InfiniBand port: the shortest that a ConnectX has.
     pub const INFINIBAND_GIDS: usize = 8;
 

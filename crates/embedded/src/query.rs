@@ -1,6 +1,6 @@
 //! Queries of the device, its port and its GIDs.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use mmap_rs::MmapOptions;
 use softhca::bits::{Field, field};
@@ -44,13 +44,30 @@ const SPEED: u64 = 1000;
 const LINK_INFINIBAND: u8 = 1;
 const LINK_ETHERNET: u8 = 2;
 
-/// Returns the MAC address that a GID contains.
+/// Network of the IPv4 addresses of devices that reach no other hosts. The host accepts all of
+/// 127.0.0.0/8.
+const OWN_NETWORK: [u8; 2] = [127, 80];
+
+/// Returns the IPv4 address of a device that reaches no other hosts, by its MAC address.
+pub(crate) fn own_ipv4([.., high, low]: [u8; 6]) -> Ipv4Addr {
+    let [a, b] = OWN_NETWORK;
+    Ipv4Addr::new(a, b, high, low)
+}
+
+/// Returns the MAC address that a GID contains. An IPv4 address contains its end; the
+/// device's own MAC address has the same start.
 ///
 /// # Errors
 /// EHOSTUNREACH for other GIDs: there is no neighbour discovery.
-fn mac_of(gid: &[u8; 16]) -> Result<[u8; 6]> {
+fn mac_of(gid: &[u8; 16], own: [u8; 6]) -> Result<[u8; 6]> {
     if let Some(mac) = multicast_mac(gid) {
         return Ok(mac);
+    }
+    if let IpAddr::V4(address) = ip_of_gid(*gid) {
+        let [a, b, high, low] = address.octets();
+        if [a, b] == OWN_NETWORK {
+            return Ok([own[0], own[1], own[2], own[3], high, low]);
+        }
     }
     let [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a, b, c, 0xff, 0xfe, d, e, f] = *gid else {
         return refuse(libc::EHOSTUNREACH);
@@ -83,23 +100,24 @@ impl State {
             // Also for the device's own address, which another process may share.
             return Ok(multicast_mac(gid).unwrap_or(OTHERS_MAC));
         }
-        let mac = mac_of(gid)?;
+        let own = self.hca.settings().mac;
+        let mac = mac_of(gid, own)?;
         let is_multicast = mac[0] & 1 != 0;
-        if !is_multicast && mac[..4] != self.hca.settings().mac[..4] {
+        if !is_multicast && mac[..4] != own[..4] {
             return refuse(libc::EHOSTUNREACH);
         }
         Ok(mac)
     }
 
     /// Returns the GID of an index, unless the entry is empty.
-    fn gid_entry(&self, index: usize) -> Option<GidEntry> {
+    pub(crate) fn gid_entry(&self, index: usize) -> Option<GidEntry> {
         let entry = self.gid_at(index)?;
         Some(GidEntry {
             gid: entry.gid,
             gid_index: index as u32,
             port_num: 1,
             gid_type: entry.gid_type,
-            netdev_ifindex: 0,
+            netdev_ifindex: self.interface,
         })
     }
 
@@ -337,6 +355,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use softhca::packet::gid_of_ip;
+
     use super::*;
 
     #[test]
@@ -344,10 +364,17 @@ mod tests {
         let mut gid = [0; 16];
         gid[..2].copy_from_slice(&[0xfe, 0x80]);
         gid[8..].copy_from_slice(&[0x00, 0x50, 0x53, 0xff, 0xfe, 0, 0, 1]);
+        let own = [0x02, 0x50, 7, 8, 0, 9];
+        let mac_of = |gid: &[u8; 16]| mac_of(gid, own).map_err(|errno| errno.raw());
         assert_eq!(mac_of(&gid), Ok([0x02, 0x50, 0x53, 0, 0, 1]));
         gid[11] = 0;
-        assert_eq!(mac_of(&gid).unwrap_err().raw(), libc::EHOSTUNREACH);
+        assert_eq!(mac_of(&gid), Err(libc::EHOSTUNREACH));
         gid[0] = 0xff;
         assert_eq!(mac_of(&gid), Ok([0x33, 0x33, 0xfe, 0, 0, 1]));
+        let other = [0x02, 0x50, 7, 8, 1, 2];
+        assert_eq!(own_ipv4(other), Ipv4Addr::new(127, 80, 1, 2));
+        assert_eq!(mac_of(&gid_of_ip(own_ipv4(other).into())), Ok(other));
+        let foreign = gid_of_ip(Ipv4Addr::LOCALHOST.into());
+        assert_eq!(mac_of(&foreign), Err(libc::EHOSTUNREACH));
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use mmap_rs::{MmapMut, MmapOptions};
+use nix::net::if_::if_nametoindex;
 use softhca::bits::{Field, field, flag, get32};
 use softhca::command::opcode as op;
 use softhca::engine::eq::event;
@@ -19,6 +20,7 @@ use uverbs::abi::write::{AsyncEventDesc, CompEventDesc};
 use zerocopy::IntoBytes;
 
 use crate::addresses::HostAddress;
+use crate::cm::OwnGids;
 use crate::command::{self, Input, PAGES_AT, make};
 use crate::embedded::Embedded;
 use crate::event::{Event, EventCounter, EventFile};
@@ -26,7 +28,7 @@ use crate::files::File;
 use crate::flow::Flows;
 use crate::memory::Process;
 use crate::object::{Events, ObjectData, Objects};
-use crate::query::{GID_IB, GID_ROCE_V1, GID_ROCE_V2};
+use crate::query::{GID_IB, GID_ROCE_V1, GID_ROCE_V2, own_ipv4};
 use crate::subscriptions::Subscription;
 use crate::udp::{HostAddresses, MulticastGroups};
 use crate::watch::{Doorbell, DoorbellWatch};
@@ -78,6 +80,8 @@ pub(crate) struct State {
     pub(crate) abandoned: Vec<(u32, usize)>,
     /// The port's GIDs.
     pub(crate) gids: Vec<PortGid>,
+    /// Index of the network interface of an Ethernet port; 0 if there is none.
+    pub(crate) interface: u32,
     /// The addresses of the device, if they are the host's and peers may be other hosts.
     addresses: Option<HostAddresses>,
     /// Number of address changes that have been applied to the GIDs.
@@ -171,12 +175,19 @@ impl State {
                 .map(PortGid::from)
                 .collect(),
             None if is_ethernet => {
-                vec![
-                    PortGid::new(default, GID_ROCE_V1),
-                    PortGid::new(default, GID_ROCE_V2),
-                ]
+                // As Linux orders them: those of the link-local address, then of the
+                // interface's IPv4 address.
+                let ipv4 = gid_of_ip(own_ipv4(settings.mac).into());
+                let types = |gid| [GID_ROCE_V1, GID_ROCE_V2].map(|kind| PortGid::new(gid, kind));
+                [default, ipv4].into_iter().flat_map(types).collect()
             }
             None => vec![PortGid::new(default, GID_IB)],
+        };
+        let interface = match addresses {
+            Some(addresses) => addresses.interface,
+            // Its routes lead to all loopback addresses.
+            None if is_ethernet => if_nametoindex("lo").unwrap_or(0),
+            None => 0,
         };
         let node_guid = settings.guid;
         let mut hca = Hca::new(process, settings, fabric, pool);
@@ -207,6 +218,7 @@ impl State {
             failed: false,
             abandoned: Vec::new(),
             gids,
+            interface,
             addresses: addresses.cloned(),
             applied_changes: 0,
             has_thread: false,
@@ -298,6 +310,20 @@ impl State {
         }
         self.queue_device_event(1, Async::GID_CHANGE);
         true
+    }
+
+    /// Returns the GIDs that the connection manager uses, of an Ethernet port that reaches no
+    /// other hosts.
+    pub(crate) fn own_gids(&self) -> Option<OwnGids> {
+        if !self.is_ethernet() || self.has_host_addresses() {
+            return None;
+        }
+        // The order of the types of `new`.
+        let at = |index: u8| Some((self.gids.get(usize::from(index))?.gid, index));
+        Some(OwnGids {
+            link_local: at(1)?,
+            ipv4: at(3)?,
+        })
     }
 
     /// Returns the port's first GID.

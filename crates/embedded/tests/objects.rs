@@ -603,7 +603,7 @@ fn unknown_profiles_are_rejected() {
 
 #[test]
 fn a_gid_table_has_empty_entries() {
-    for (profile, gids, length) in [("roce", 2, 16), ("ib", 1, 8)] {
+    for (profile, gids, length) in [("roce", 4, 128), ("ib", 1, 8)] {
         let host = Host::single(profile);
         let mut entries = vec![uverbs::GidEntry::default(); length];
         assert_eq!(host.context.query_gid_table(&mut entries).unwrap(), gids);

@@ -6,19 +6,28 @@ use std::io::{Seek, Write as _};
 use std::os::fd::{IntoRawFd, RawFd};
 
 use embedded::Embedded;
+use nix::net::if_::if_indextoname;
+use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use uverbs::Errno;
 
 use crate::process::ProcessState;
-use crate::tree;
+use crate::tree::{self, GidAttribute};
 
 /// Opens an attribute, by its path below `/sys`, for reading.
 pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
     let (number, name) = tree::dynamic(path).ok_or(Errno::new(libc::ENOENT))?;
     let devices = ProcessState::current().devices()?;
     let device = devices.get(number).ok_or(Errno::new(libc::ENOENT))?;
-    let content = content(device, name).ok_or(Errno::new(libc::ENOENT))?;
+    if GidAttribute::named(name).is_some_and(|(_, index)| index >= device.gids().len()) {
+        return Err(Errno::new(libc::ENOENT));
+    }
     let failed = |errno: nix::Error| Errno::new(errno as i32);
+    let Some(content) = content(device, name) else {
+        // As in sysfs, the file can be opened: reading an epoll instance is EINVAL.
+        let file = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
+        return Ok(file.0.into_raw_fd());
+    };
     let file = memfd_create(c"ringverbs-sysfs", MFdFlags::MFD_CLOEXEC).map_err(failed)?;
     let mut file = File::from(file);
     let written = (file.write_all(content.as_bytes())).and_then(|()| file.rewind());
@@ -26,10 +35,22 @@ pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
     Ok(file.into_raw_fd())
 }
 
-/// Returns the content of an attribute; `None` for a GID that the device does not have.
+/// Returns the content of an attribute; `None` for one that an empty entry of the GID table
+/// does not have.
 fn content(device: &Embedded, name: &str) -> Option<String> {
-    if let Some(index) = tree::gid_index(name) {
-        return Some(words(device.gids().get(index)?) + "\n");
+    if let Some((attribute, index)) = GidAttribute::named(name) {
+        let entry = device.gid_entry(index);
+        let text = match attribute {
+            GidAttribute::Gid => words(&entry.unwrap_or_default().gid),
+            // `ib_uverbs_gid_type`.
+            GidAttribute::Type if entry?.gid_type == 2 => "RoCE v2".to_owned(),
+            GidAttribute::Type => "IB/RoCE v1".to_owned(),
+            GidAttribute::Interface => {
+                let index = Some(entry?.netdev_ifindex).filter(|index| *index != 0)?;
+                if_indextoname(index).ok()?.into_string().ok()?
+            }
+        };
+        return Some(text + "\n");
     }
     let counters = device.counters();
     let mut content = match name {

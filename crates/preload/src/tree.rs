@@ -45,10 +45,39 @@ const DYNAMIC: [&str; 8] = [
     "ports/1/hw_counters/rp_cnp_handled",
 ];
 
-/// Returns the index of a GID attribute.
-pub(crate) fn gid_index(name: &str) -> Option<usize> {
-    let index = name.strip_prefix("ports/1/gids/")?;
-    (0..Embedded::ETHERNET_GIDS).find(|number| number.to_string() == index)
+/// An attribute of an entry of the GID table, in `ports/1`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GidAttribute {
+    Gid,
+    /// The type, or EINVAL for an empty entry.
+    Type,
+    /// The network interface, or EINVAL for an entry without one.
+    Interface,
+}
+
+impl GidAttribute {
+    const ALL: [Self; 3] = [Self::Gid, Self::Type, Self::Interface];
+
+    /// Returns the directory of the attribute of all entries.
+    fn directory(self) -> &'static str {
+        match self {
+            Self::Gid => "ports/1/gids",
+            Self::Type => "ports/1/gid_attrs/types",
+            Self::Interface => "ports/1/gid_attrs/ndevs",
+        }
+    }
+
+    /// Returns the attribute with this name, and the index of its entry.
+    pub(crate) fn named(name: &str) -> Option<(Self, usize)> {
+        Self::ALL.into_iter().find_map(|attribute| {
+            let index = name
+                .strip_prefix(attribute.directory())?
+                .strip_prefix('/')?;
+            let number: usize = index.parse().ok()?;
+            let is_entry = number < Embedded::ETHERNET_GIDS && number.to_string() == index;
+            is_entry.then_some((attribute, number))
+        })
+    }
 }
 
 /// Splits the path of a dynamic attribute, below `/sys`, into the number of the
@@ -56,7 +85,7 @@ pub(crate) fn gid_index(name: &str) -> Option<usize> {
 pub(crate) fn dynamic(path: &str) -> Option<(usize, &str)> {
     let (_, path) = path.rsplit_once("infiniband/mlx5_")?;
     let (number, name) = path.split_once('/')?;
-    let known = DYNAMIC.contains(&name) || gid_index(name).is_some();
+    let known = DYNAMIC.contains(&name) || GidAttribute::named(name).is_some();
     known.then_some((number.parse().ok()?, name))
 }
 
@@ -92,16 +121,11 @@ enum Content {
     Link(String),
 }
 
-/// Types of GIDs.
-const V1: &str = "IB/RoCE v1";
-const V2: &str = "RoCE v2";
-
 /// Directory of the PCI devices in the tree.
 const PCI_DEVICES: &str = "sys/devices/ringverbs";
 
-/// Returns the files of a tree. With `has_host`, the device has addresses of the host, and
-/// possibly a GID for each. Ports belong to the interface.
-fn files(profiles: &[&str], has_host: bool, interface: Option<&str>) -> Vec<File> {
+/// Returns the files of a tree. Ports belong to the interface.
+fn files(profiles: &[&str], interface: Option<&str>) -> Vec<File> {
     let (major, minor) = MANAGER;
     let fixed = [
         ("dev/infiniband/rdma_cm", String::new()),
@@ -114,18 +138,7 @@ fn files(profiles: &[&str], has_host: bool, interface: Option<&str>) -> Vec<File
     ];
     let mut files = Vec::from(fixed.map(|(path, text)| (path.to_owned(), Content::Text(text))));
     for (number, profile) in profiles.iter().enumerate() {
-        let ethernet = is_ethernet(profile);
-        // Entries without a GID have a type, too.
-        let mut gids = [V2; Embedded::ETHERNET_GIDS];
-        let gids: &[&str] = match (ethernet, has_host) {
-            (true, true) => &gids,
-            (true, false) => {
-                gids[0] = V1;
-                &gids
-            }
-            (false, _) => &[V1; Embedded::INFINIBAND_GIDS],
-        };
-        device(number, ethernet, gids, &mut files);
+        device(number, is_ethernet(profile), &mut files);
         if let Some(name) = interface {
             let link = Content::Link(format!("/sys/class/net/{name}"));
             files.push((format!("{}/net/{name}", pci_device(number)), link));
@@ -150,7 +163,7 @@ fn pci_device(number: usize) -> String {
 }
 
 /// Adds the files of a device.
-fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
+fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
     let minor = UVERBS_MINOR as usize + number;
     let uverbs = [
         ("ibdev", format!("mlx5_{number}")),
@@ -212,13 +225,18 @@ fn device(number: usize, ethernet: bool, gids: &[&str], files: &mut Vec<File>) {
     for (name, content) in general {
         add(&rdma_device, name, content);
     }
-    for (index, kind) in gids.iter().enumerate() {
-        add(
-            &rdma_device,
-            &format!("ports/1/gid_attrs/types/{index}"),
-            kind,
-        );
-        add(&rdma_device, &format!("ports/1/gids/{index}"), "");
+    let gids = match ethernet {
+        true => Embedded::ETHERNET_GIDS,
+        false => Embedded::INFINIBAND_GIDS,
+    };
+    for attribute in GidAttribute::ALL {
+        for index in 0..gids {
+            add(
+                &rdma_device,
+                &format!("{}/{index}", attribute.directory()),
+                "",
+            );
+        }
     }
     for name in DYNAMIC {
         add(&rdma_device, name, "");
@@ -243,11 +261,7 @@ fn create_tree(config: &Config) -> Result<PathBuf, String> {
         error => error.to_string(),
     })?;
     let interface = config.interface();
-    let files = files(
-        &config.profiles,
-        config.host.is_some(),
-        interface.as_deref(),
-    );
+    let files = files(&config.profiles, interface.as_deref());
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);
     let name = format!("sysfs-{:016x}", hasher.finish());
@@ -294,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_device_has_files_and_attributes_of_its_own() {
-        let files = files(&["roce", "ib"], false, Some("lo"));
+        let files = files(&["roce", "ib"], Some("lo"));
         let name = format!("ringverbs-tree-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         write(&directory, &files).unwrap();
@@ -306,10 +320,11 @@ mod tests {
         assert_eq!(text(&last(7)).unwrap(), "\n");
         assert_eq!(text(&last(8)), None);
         assert_eq!(text("dev/infiniband/uverbs1").unwrap(), "\n");
-        let kind = "class/infiniband/mlx5_0/ports/1/gid_attrs/types/0";
-        assert_eq!(text(&format!("sys/{kind}")).unwrap(), "IB/RoCE v1\n");
-        let other = "sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/1";
-        assert_eq!(text(other).unwrap(), "RoCE v2\n");
+        for name in ["gids", "gid_attrs/types", "gid_attrs/ndevs"] {
+            let at = |index| format!("sys/class/infiniband/mlx5_0/ports/1/{name}/{index}");
+            assert_eq!(text(&at(127)).unwrap(), "\n");
+            assert_eq!(text(&at(128)), None);
+        }
         let vendor = "sys/class/infiniband/mlx5_1/device/infiniband_verbs/uverbs1/device/vendor";
         assert_eq!(text(vendor).unwrap(), "0x15b3\n");
         let interface = |number| at(&format!("sys/class/infiniband/mlx5_{number}/device/net"));
@@ -320,12 +335,6 @@ mod tests {
         let real = at("sys/class/infiniband/mlx5_1").canonicalize().unwrap();
         assert!(real.ends_with("ffff:00:01.0/infiniband/mlx5_1"), "{real:?}");
         fs::remove_dir_all(&directory).unwrap();
-        let host_files = super::files(&["roce"], true, None);
-        let kind = (
-            format!("{PCI_DEVICES}/ffff:00:00.0/{}", &kind[6..]),
-            Content::Text("RoCE v2\n".to_owned()),
-        );
-        assert!(host_files.contains(&kind), "{host_files:?}");
         let mut names: Vec<_> = files.iter().map(|(name, _)| name).collect();
         names.sort_unstable();
         names.dedup();
@@ -334,15 +343,22 @@ mod tests {
 
     #[test]
     fn dynamic_attributes_are_recognized_by_path() {
-        let path = "class/infiniband/mlx5_3/ports/1/gids/15";
-        assert_eq!(dynamic(path), Some((3, "ports/1/gids/15")));
+        for name in [
+            "ports/1/gids/127",
+            "ports/1/gid_attrs/types/0",
+            "ports/1/gid_attrs/ndevs/15",
+        ] {
+            let path = format!("class/infiniband/mlx5_3/{name}");
+            assert_eq!(dynamic(&path), Some((3, name)));
+        }
         let device = "devices/ringverbs/ffff:00:03.0/infiniband/mlx5_3/node_guid";
         assert_eq!(dynamic(device), Some((3, "node_guid")));
         let counter = "ports/1/hw_counters/np_cnp_sent";
         let path = format!("class/infiniband/mlx5_3/{counter}");
         assert_eq!(dynamic(&path), Some((3, counter)));
         for other in [
-            "class/infiniband/mlx5_3/ports/1/gids/16",
+            "class/infiniband/mlx5_3/ports/1/gids/128",
+            "class/infiniband/mlx5_3/ports/1/gids/01",
             "class/infiniband/mlx5_/node_guid",
             "class/infiniband_verbs/mlx5_0/node_guid",
             "class/infiniband/mlx5_0/device/vendor",

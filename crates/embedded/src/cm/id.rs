@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use nix::ifaddrs::getifaddrs;
 use rdmacm::abi;
-use softhca::packet::gid_of_ip;
+use softhca::packet::{gid_of_ip, ip_of_gid};
 use uverbs::abi::write::{AhAttr, GlobalRoute};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState};
 
@@ -26,6 +26,16 @@ const HOP_LIMIT: u8 = 64;
 /// Maximum number of accepted connections without a request; peers send it immediately.
 pub(super) const MAX_PENDING: usize = 64;
 
+/// A GID of a port, with its index.
+pub(crate) type IndexedGid = ([u8; 16], u8);
+
+/// GIDs of RoCE v2 of a device that reaches no other hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OwnGids {
+    pub(crate) link_local: IndexedGid,
+    pub(crate) ipv4: IndexedGid,
+}
+
 /// A port of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Port {
@@ -35,6 +45,8 @@ pub(super) struct Port {
     pub(super) node_guid: u64,
     /// Index of the GID.
     pub(super) gid_index: u8,
+    /// GIDs of RoCE v2 of a device that reaches no other hosts, with their indices.
+    pub(super) own: Option<OwnGids>,
     /// Path MTU, in MTU encoding.
     pub(super) mtu: u8,
 }
@@ -42,6 +54,9 @@ pub(super) struct Port {
 impl Port {
     /// Returns the port with the GID of an address, if the device has that address.
     pub(super) fn at(self, ip: IpAddr, hosts: Option<&AddressList>) -> Self {
+        if self.own.is_some_and(|own| own.ipv4.0 == gid_of_ip(ip)) {
+            return self.toward(gid_of_ip(ip));
+        }
         let hosts = hosts.map(AddressList::all).unwrap_or_default();
         match hosts.iter().position(|host| host.ip == ip) {
             Some(index) => Self {
@@ -50,6 +65,23 @@ impl Port {
                 ..self
             },
             None => self,
+        }
+    }
+
+    /// Returns the port with the GID of RoCE v2 that can be used with the GID of a peer: both
+    /// are IPv4 addresses, or neither is.
+    pub(super) fn toward(self, peer: [u8; 16]) -> Self {
+        let Some(own) = self.own else {
+            return self;
+        };
+        let (gid, gid_index) = match ip_of_gid(peer) {
+            IpAddr::V4(_) => own.ipv4,
+            IpAddr::V6(_) => own.link_local,
+        };
+        Self {
+            gid,
+            gid_index,
+            ..self
         }
     }
 }
@@ -357,6 +389,7 @@ mod tests {
             lid: 0,
             node_guid: 1,
             gid_index: 0,
+            own: None,
             mtu: MTU,
         };
         let mut id = Id::new(0, port, 0x106, false);

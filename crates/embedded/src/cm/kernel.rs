@@ -94,13 +94,15 @@ impl Embedded {
     pub fn connection_manager(&self) -> Box<dyn Kernel> {
         let state = self.device.lock();
         let settings = state.hca.settings();
+        let own = state.own_gids();
         let port = Port {
             ethernet: state.is_ethernet(),
             gid: state.gid(),
             lid: settings.lid,
             node_guid: state.node_guid,
             // After the GID of RoCE v1, if there is one.
-            gid_index: u8::from(state.is_ethernet() && !state.has_host_addresses()),
+            gid_index: own.map_or(0, |own| own.link_local.1),
+            own,
             mtu: state.mtu(),
         };
         drop(state);

@@ -199,7 +199,8 @@ impl State {
         id.may_be_remote = self.host_addresses.is_some();
         id.port = id
             .port
-            .at(message.to().ip(), self.host_addresses.as_deref());
+            .at(message.to().ip(), self.host_addresses.as_deref())
+            .toward(message.gid);
         id.port.mtu = id.port.mtu.min(message.mtu);
         id.set_peer(message);
         id.tos = listener.tos;

@@ -938,3 +938,48 @@ proptest! {
         });
     }
 }
+
+/// Both ends use GIDs of RoCE v2 that suit each other, whatever addresses they are bound to.
+#[test]
+fn the_address_selects_the_gids_of_both_ends() {
+    let network = Network::new(Drive::Thread).unwrap();
+    let [a, b] = [(); 2].map(|()| network.device("roce").unwrap());
+    let ipv4 = |device: &Embedded| {
+        let [.., c, d] = device.gid_entry(3).unwrap().gid;
+        Ipv4Addr::new(127, 80, c, d)
+    };
+    let loopback = Ipv4Addr::LOCALHOST;
+    for (from, to, index) in [
+        (loopback, loopback, 1),
+        (loopback, ipv4(&b), 1),
+        (ipv4(&a), loopback, 3),
+        (ipv4(&a), ipv4(&b), 3),
+    ] {
+        let (near, far) = (event_channel(&a), event_channel(&b));
+        let listener = far.create_id(PortSpace::TCP).unwrap();
+        listener.bind((IpAddr::from(to), 0)).unwrap();
+        listener.listen(4).unwrap();
+        let at = listener.local_addr().unwrap().unwrap();
+        let active = near.create_id(PortSpace::TCP).unwrap();
+        active.bind((IpAddr::from(from), 0)).unwrap();
+        active.resolve_address(None, at, TIMEOUT).unwrap();
+        next_event(&near, EventKind::ADDR_RESOLVED);
+        active.resolve_route(TIMEOUT).unwrap();
+        next_event(&near, EventKind::ROUTE_RESOLVED);
+        active.connect(&param(1, b"")).unwrap();
+        let (_event, passive) = next_request(&far);
+        passive.accept(&param(2, b"")).unwrap();
+        next_event(&near, EventKind::CONNECT_RESPONSE);
+        for (id, own, peer) in [(&active, &a, &b), (&passive, &b, &a)] {
+            let (attr, _) = id.qp_attr(QpState::RTR).unwrap();
+            let grh = attr.ah_attr.grh;
+            assert_eq!(u32::from(grh.sgid_index), index);
+            assert_eq!(grh.dgid, peer.gid_entry(index as usize).unwrap().gid);
+            let local = match id.gids().unwrap().local {
+                Some(Address::Ib(it)) => it.gid,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(local, own.gid_entry(index as usize).unwrap().gid);
+        }
+    }
+}

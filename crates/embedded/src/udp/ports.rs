@@ -69,6 +69,8 @@ pub(crate) struct UdpPorts {
     /// shared.
     pub(super) member: Option<Member>,
     pub(super) multicast: Arc<MulticastGroups>,
+    /// Index of the interface; 0 if the addresses have none.
+    interface: u32,
     mtu: Mtu,
 }
 
@@ -361,6 +363,7 @@ impl UdpPorts {
             monitor,
             member,
             multicast: Arc::new(multicast),
+            interface: index,
             mtu,
         })
     }
@@ -381,6 +384,7 @@ impl UdpPorts {
         HostAddresses {
             list: Arc::clone(&self.list),
             multicast: Arc::clone(&self.multicast),
+            interface: self.interface,
             mtu: self.mtu,
             member: self.member.as_ref().map_or(0, |member| member.number),
         }
@@ -392,6 +396,8 @@ impl UdpPorts {
 pub(crate) struct HostAddresses {
     pub(crate) list: Arc<AddressList>,
     pub(crate) multicast: Arc<MulticastGroups>,
+    /// Index of the interface; 0 if the addresses have none.
+    pub(crate) interface: u32,
     /// The path MTU of the interface.
     pub(crate) mtu: Mtu,
     /// This process's number among those that share the addresses.
@@ -500,6 +506,7 @@ mod tests {
             let addresses = HostAddresses {
                 list: Arc::new(AddressList::new([IpAddr::from([127, 41, 0, 2])])),
                 multicast: Arc::new(MulticastGroups::new(0).unwrap()),
+                interface: 0,
                 mtu: Mtu::B1024,
                 member,
             };
