@@ -99,6 +99,12 @@ libc_functions! {
         address: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int,
         offset: i64
     ) -> *mut c_void, libc::MAP_FAILED;
+    munmap(address: *mut c_void, length: usize) -> c_int, -1;
+    mremap(
+        address: *mut c_void, old: usize, new: usize, flags: c_int, target: *mut c_void
+    ) -> *mut c_void, libc::MAP_FAILED;
+    mprotect(address: *mut c_void, length: usize, protection: c_int) -> c_int, -1;
+    madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int, -1;
     accept4(
         fd: c_int, address: *mut libc::sockaddr, length: *mut libc::socklen_t, flags: c_int
     ) -> c_int, -1;

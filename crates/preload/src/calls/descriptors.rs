@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::{count, export, failed, result, sockets};
 use crate::internal::{self, mark_internal};
 use crate::process::{ProcessState, wake_devices};
-use crate::real::{self, Optional, set_errno};
+use crate::real::{self, Optional};
 use crate::table::{self, Lookup, Object, ObjectKind, find};
 
 /// Registers a duplicate that the C library has created.
@@ -326,32 +326,6 @@ export! {
             Lookup::Stale | Lookup::Foreign => failed(libc::EIO) as isize,
             // SAFETY: guaranteed by the caller.
             Lookup::Other => unsafe { real::write(fd, buffer, length) },
-        }
-    }
-
-    mmap = mmap64 (
-        address: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int,
-        offset: i64
-    ) -> *mut c_void {
-        let offset = match find(if flags & libc::MAP_ANONYMOUS != 0 { -1 } else { fd }) {
-            Lookup::Other | Lookup::Netlink => Ok(offset),
-            Lookup::Open(object) if matches!(object.kind, ObjectKind::Device(_)) => {
-                let shared = flags & libc::MAP_SHARED != 0;
-                let allowed = shared && protection & libc::PROT_EXEC == 0;
-                let offset = embedded::Embedded::mapping_offset(offset, length);
-                offset.filter(|_| allowed).ok_or(libc::EINVAL)
-            }
-            Lookup::Open(_) => Err(libc::ENODEV),
-            Lookup::Stale | Lookup::Foreign => Err(libc::EIO),
-        };
-        match offset {
-            // SAFETY: guaranteed by the caller; an offset of registers is within
-            // their file.
-            Ok(offset) => unsafe { real::mmap(address, length, protection, flags, fd, offset) },
-            Err(errno) => {
-                set_errno(errno);
-                libc::MAP_FAILED
-            }
         }
     }
 }

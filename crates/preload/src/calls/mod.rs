@@ -1,6 +1,7 @@
 //! The exported functions.
 
 mod descriptors;
+mod memory;
 mod paths;
 mod signals;
 mod sockets;
