@@ -65,6 +65,12 @@ impl Embedded {
         self.runner.wake();
     }
 
+    /// Called before a request for notification that may overwrite the record of an earlier
+    /// one: the devices of the network read the records.
+    pub fn read_armings(&self) {
+        self.runner.read_armings();
+    }
+
     /// Called by a thread whose poll has found nothing: performs pending work of the
     /// network, and if there is none, spins and then sleeps for lengthening intervals, of
     /// at most 5 ms, until there is some. Does nothing on a network that its caller drives

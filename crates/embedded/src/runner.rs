@@ -309,6 +309,13 @@ impl Runner {
         Some(turn)
     }
 
+    /// Makes all devices read the records of requests for notification.
+    pub(crate) fn read_armings(&self) {
+        for device in self.shared.devices().iter() {
+            device.lock().read_armings();
+        }
+    }
+
     /// Sleeps until a turn meets the condition ([`Waiters::wait`]), a frame arrives, or the
     /// time is up. One thread at a time waits for frames; its turns wake the others.
     pub(crate) fn wait(&self, condition: &WaitCondition, limit: Duration) {

@@ -395,6 +395,11 @@ impl State {
         busy
     }
 
+    /// Reads the records of requests for notification.
+    pub(crate) fn read_armings(&mut self) {
+        self.turn_with(DoorbellWatch::scan_arms);
+    }
+
     /// Takes turns before a queue pair is destroyed or set to the error state: a card would
     /// have sent the posted work by then, and some programs do not wait for completions.
     pub(crate) fn flush_sends(&mut self) {

@@ -245,6 +245,11 @@ impl DoorbellWatch {
         for queue in &mut self.queues {
             queue.scan(&mut *on_doorbell);
         }
+        self.scan_arms(on_doorbell);
+    }
+
+    /// Calls `on_doorbell` for each request for notification.
+    pub(crate) fn scan_arms(&mut self, on_doorbell: &mut dyn FnMut(Doorbell)) {
         for arm in &self.arms {
             arm.scan(&mut *on_doorbell);
         }

@@ -183,6 +183,14 @@ pub(crate) fn poll_succeeded() {
     }
 }
 
+/// Called before a request for notification overwrites an earlier one.
+pub(crate) fn read_armings() {
+    if let Some(device) = any_device() {
+        let _scope = internal::enter();
+        device.read_armings();
+    }
+}
+
 /// Joins the network and creates the devices. They exist until the process ends.
 fn join() -> Result<&'static [Embedded], Errno> {
     let config = config::get().ok_or(Errno::new(libc::ENOENT))?;

@@ -595,7 +595,9 @@ impl CompletionQueue {
 
     /// Requests notification for the next unread completion, or the next solicited one
     /// (`ibv_req_notify_cq`), then checks the queue again. Completions that are already in the
-    /// queue raise no event, so the caller may wait for an event only if this returns `false`.
+    /// queue raise no event, so the caller may wait for an event only if this returns `false`. A
+    /// request for any completion stays until its event, also if one for solicited
+    /// completions follows.
     ///
     /// # Errors
     /// [`Error::Invalid`] without a channel; EIO if the device was removed.
@@ -604,6 +606,9 @@ impl CompletionQueue {
             return Err(Error::Invalid {
                 what: "a completion queue without a channel cannot be armed",
             });
+        }
+        if solicited_only {
+            self.engine.arms();
         }
         let ready = self
             .ring

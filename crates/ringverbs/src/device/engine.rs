@@ -89,6 +89,14 @@ impl Engine {
         }
     }
 
+    /// Called before a request for notification that must not weaken an earlier one.
+    pub fn arms(&self) {
+        #[cfg(feature = "embedded")]
+        if let Some(embedded) = &self.embedded {
+            embedded.read_armings();
+        }
+    }
+
     /// Called after a request for notification; the engine's thread takes over.
     pub fn armed(&self) {
         #[cfg(feature = "embedded")]

@@ -73,6 +73,43 @@ fn channel_events_name_their_queue() {
     second.close().unwrap();
 }
 
+/// A thread that waits for any completion is woken, although another then asks for solicited
+/// ones.
+#[test]
+fn a_request_for_any_completion_is_not_weakened() {
+    let context = context();
+    let domain = context.alloc_pd().unwrap();
+    let channel = context.completion_channel().unwrap();
+    let first = context.completion_queue().entries(40).build().unwrap();
+    let builder = context.completion_queue().entries(40);
+    let mut second = builder.channel(&channel).build().unwrap();
+    let builder = domain.queue_pair(Transport::Reliable, &first);
+    let mut a = builder.inline(8).build().unwrap();
+    let builder = domain.queue_pair(Transport::Reliable, &second);
+    let mut b = builder.build().unwrap();
+    let local = context.local_address(1).unwrap();
+    let (at_a, at_b) = (a.endpoint(&local), b.endpoint(&local));
+    a.connect(&local, &at_b).unwrap();
+    b.connect(&local, &at_a).unwrap();
+    let mut parts = domain.alloc(4096).unwrap().into_buffers(64);
+    // Also once the device has read the first request.
+    for (token, pause) in [(1, 0), (2, 0), (3, 20), (4, 0)] {
+        b.receive(parts.next().unwrap(), token).unwrap();
+        assert!(!second.arm(false).unwrap());
+        std::thread::sleep(Duration::from_millis(pause));
+        assert!(!second.arm(true).unwrap());
+        a.send(Inline(b"x"), token).unwrap();
+        let event = channel.wait(SOON).unwrap().unwrap();
+        assert!(event.is_of(&second));
+        wait(&mut second, 1);
+    }
+    // The last event ended the request.
+    b.receive(parts.next().unwrap(), 5).unwrap();
+    assert!(!second.arm(true).unwrap());
+    a.send(Inline(b"x"), 5).unwrap();
+    assert!(channel.wait(SHORT).unwrap().is_none());
+}
+
 #[test]
 fn asynchronous_events_name_their_source() {
     let context = context();
