@@ -9,6 +9,7 @@
     reason = "for tests"
 )]
 
+pub mod attacker;
 pub mod hosts;
 pub mod huge;
 pub mod program;

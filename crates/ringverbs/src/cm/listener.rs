@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use rdmacm::{EventChannel, EventKind, Id, PortSpace};
+use rdmacm::{Event, EventChannel, EventKind, Id, Key, PortSpace};
 
 use super::connection::accept;
 use super::source::ConnectionManager;
@@ -110,29 +110,52 @@ impl Listener {
             let Some(mut event) = self.channel.wait(left)? else {
                 return Ok(None);
             };
-            if event.kind() == EventKind::DEVICE_REMOVAL {
-                return Err(Error::of(&event));
+            if let Some(request) = self.request(&mut event)? {
+                return Ok(Some(request));
             }
-            let Some(mut id) = event.take_request() else {
-                continue;
-            };
-            let message = event.message();
-            let offered = message.connection().map_or((0, 0), |peer| {
-                (peer.responder_resources, peer.initiator_depth)
-            });
-            let private_data = message.private_data().to_vec();
-            // A separate channel, so that another thread can use the request.
-            let channel = self.manager.open()?;
-            id.migrate(&channel)?;
-            return Ok(Some(Request {
-                id,
-                channel,
-                manager: self.manager.clone(),
-                private_data,
-                offered,
-            }));
         }
     }
+
+    /// Returns the request of an event; `None` if it is another event.
+    fn request(&self, event: &mut Event) -> Result<Option<Request>> {
+        if event.kind() == EventKind::DEVICE_REMOVAL && event.is_of(&self.id) {
+            return Err(Error::of(event));
+        }
+        let Some(id) = event.take_request() else {
+            return Ok(None);
+        };
+        let message = event.message();
+        let offered = message.connection().map_or((0, 0), |peer| {
+            (peer.responder_resources, peer.initiator_depth)
+        });
+        Ok(Some(Request {
+            id,
+            manager: self.manager.clone(),
+            private_data: message.private_data().to_vec(),
+            offered,
+        }))
+    }
+
+    /// Returns the next request or event of an accepted request; does not wait.
+    ///
+    /// # Errors
+    /// As [`next_request`](Self::next_request).
+    pub(super) fn next_arrival(&self) -> Result<Option<Arrival>> {
+        let Some(mut event) = self.channel.try_event()? else {
+            return Ok(None);
+        };
+        let request = self.request(&mut event)?;
+        Ok(Some(match request {
+            Some(request) => Arrival::Request(request),
+            None => Arrival::Event(event.key(), event.kind()),
+        }))
+    }
+}
+
+/// An event of a listener's channel.
+pub(super) enum Arrival {
+    Request(Request),
+    Event(Key, EventKind),
 }
 
 impl AsFd for Listener {
@@ -143,10 +166,11 @@ impl AsFd for Listener {
 }
 
 /// A connection request. Dropping it rejects the request.
+///
+/// Until it is accepted it is on the listener's channel, and needs no descriptor.
 #[derive(Debug)]
 pub struct Request {
     id: Id,
-    channel: EventChannel,
     manager: ConnectionManager,
     private_data: Vec<u8>,
     offered: (u8, u8),
@@ -202,18 +226,31 @@ impl Request {
     /// # Errors
     /// [`Error::Manager`] for too much private data; those of the kernel. After an error
     /// the peer is rejected, and the queue pair cannot be used.
-    pub fn accept(self, qp: &mut QueuePair, options: &Options<'_>) -> Result<Connection> {
+    pub fn accept(mut self, qp: &mut QueuePair, options: &Options<'_>) -> Result<Connection> {
+        // A channel of its own, so that another thread can wait for it.
+        let channel = self.manager.open()?;
+        self.id.migrate(&channel)?;
+        Ok(self.begin_accept(qp, options)?.on_channel(channel))
+    }
+
+    /// As [`accept`](Self::accept), but the connection stays on the listener's channel until
+    /// its peer has confirmed, for [`Handshakes`](super::Handshakes). Receives may be posted
+    /// after that: until then, the peer's messages are retried.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept).
+    pub fn begin_accept(self, qp: &mut QueuePair, options: &Options<'_>) -> Result<HalfOpen> {
         let (responder, initiator) = self.offered;
         let depths = (
             options.responder_resources.unwrap_or(responder),
             options.initiator_depth.unwrap_or(initiator),
         );
         accept(&self.id, qp, options, depths)?;
-        Ok(Connection::accepted(
-            self.id,
-            self.channel,
-            self.private_data,
-        ))
+        Ok(HalfOpen {
+            id: self.id,
+            manager: self.manager,
+            private_data: self.private_data,
+        })
     }
 
     /// Rejects the request, with up to 148 bytes of private data.
@@ -222,5 +259,34 @@ impl Request {
     /// Too much private data; those of the kernel.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         Ok(self.id.reject(private_data)?)
+    }
+}
+
+/// An accepted request, on the listener's channel. Dropping it rejects or disconnects the
+/// peer.
+#[derive(Debug)]
+pub struct HalfOpen {
+    id: Id,
+    manager: ConnectionManager,
+    private_data: Vec<u8>,
+}
+
+impl HalfOpen {
+    pub(super) fn key(&self) -> Key {
+        self.id.key()
+    }
+
+    /// Moves the connection to a channel of its own.
+    ///
+    /// # Errors
+    /// EMFILE and other errors of opening a channel.
+    pub fn into_connection(mut self) -> Result<Connection> {
+        let channel = self.manager.open()?;
+        self.id.migrate(&channel)?;
+        Ok(self.on_channel(channel))
+    }
+
+    fn on_channel(self, channel: EventChannel) -> Connection {
+        Connection::accepted(self.id, channel, self.private_data)
     }
 }

@@ -33,6 +33,7 @@
 
 mod connection;
 mod error;
+mod handshakes;
 mod listener;
 #[cfg(feature = "tokio")]
 mod on_tokio;
@@ -40,7 +41,8 @@ mod source;
 
 pub use connection::{Connection, Connector, Service};
 pub use error::Error;
-pub use listener::{Listener, Request};
+pub use handshakes::{Handshake, Handshakes};
+pub use listener::{HalfOpen, Listener, Request};
 #[cfg(feature = "tokio")]
 pub use on_tokio::{AsyncConnection, AsyncConnector, AsyncListener};
 

@@ -10,7 +10,9 @@ use rdmacm::{Event, EventChannel, EventKind, PortSpace};
 use tokio::io::unix::AsyncFd;
 
 use super::source::ConnectionManager;
-use super::{Connection, Connector, Error, Listener, Options, Request, Result, is_awaited};
+use super::{
+    Connection, Connector, Error, HalfOpen, Listener, Options, Request, Result, is_awaited,
+};
 use crate::Device;
 use crate::completion::{WaitFd, watch};
 use crate::future::AsyncQueuePair;
@@ -102,6 +104,16 @@ impl AsyncListener {
         let attempt = || self.listener.next_request(Some(Duration::ZERO));
         retry(&self.watched, attempt).await
     }
+
+    /// Waits until there may be an event for [`Handshakes::next`](super::Handshakes::next),
+    /// which returned `Pending` before.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] if the runtime is shutting down.
+    pub async fn ready(&self) -> Result<()> {
+        self.watched.readable().await.map_err(failed)?.clear_ready();
+        Ok(())
+    }
 }
 
 impl Request {
@@ -124,6 +136,18 @@ impl Request {
         options: &Options<'_>,
     ) -> Result<AsyncConnection> {
         AsyncConnection::new(qp.with(|qp| self.accept(qp, options))??)
+    }
+
+    /// As [`begin_accept`](Self::begin_accept).
+    ///
+    /// # Errors
+    /// As [`begin_accept`](Self::begin_accept).
+    pub fn begin_accept_async(
+        self,
+        qp: &AsyncQueuePair,
+        options: &Options<'_>,
+    ) -> Result<HalfOpen> {
+        qp.with(|qp| self.begin_accept(qp, options))?
     }
 }
 

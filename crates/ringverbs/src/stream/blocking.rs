@@ -18,7 +18,8 @@ use super::{ConnectInfo, StreamOptions, wait};
 /// returns another handle, so that one thread can read while another writes.
 ///
 /// After the last handle is dropped, written data and the end mark are still delivered:
-/// the drop waits up to 100 ms for the peer's device, then a thread waits up to 5 s more.
+/// the drop waits up to 100 ms for the peer's device (not in a runtime of tokio), then a thread
+/// for all such streams waits up to 5 s more.
 /// [`close`](Self::close) reports whether they arrived.
 pub struct RdmaStream {
     shared: Arc<Shared>,

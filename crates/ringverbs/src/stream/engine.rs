@@ -10,7 +10,7 @@ use super::fault::Fault;
 use super::flow::Flow;
 use super::wire::{Hello, ImmediateData};
 use super::{ConnectInfo, StreamOptions, wait};
-use crate::cm::{self, Connection};
+use crate::cm::Connection;
 use crate::completion::{Completion, CompletionQueue, Status};
 use crate::memory::Buffer;
 use crate::operation::Operation;
@@ -22,17 +22,15 @@ const BATCH: usize = 32;
 /// Maximum number of messages per doorbell.
 const DOORBELL: usize = 4;
 
-/// A queue pair with posted receives, before it is connected.
-pub(super) struct StreamResources {
+/// A queue pair without memory, before it is connected.
+pub(super) struct StreamQueues {
     pub qp: QueuePair,
     cq: CompletionQueue,
     channel: CompletionChannel,
-    free: Vec<Buffer>,
-    receives: Vec<Buffer>,
     options: StreamOptions,
 }
 
-impl StreamResources {
+impl StreamQueues {
     pub fn new(domain: &ProtectionDomain, options: &StreamOptions) -> crate::Result<Self> {
         let context = domain.context();
         let (sends, receives) = (u32::from(options.sends), u32::from(options.receives));
@@ -50,14 +48,7 @@ impl StreamResources {
             .send_depth(depth)
             .recv_depth(receives)
             .build()?;
-        let size = options.size as usize;
-        let buffers = |count: u32| -> crate::Result<Vec<Buffer>> {
-            let region = domain.alloc(size * count as usize)?;
-            Ok(region.into_buffers(size).take(count as usize).collect())
-        };
         Ok(Self {
-            free: buffers(sends)?,
-            receives: buffers(receives)?,
             qp,
             cq,
             channel,
@@ -65,15 +56,25 @@ impl StreamResources {
         })
     }
 
-    /// Posts the receives; the queue pair must be in INIT.
-    pub fn post_receives(&mut self) -> crate::Result<()> {
-        let buffers = std::mem::take(&mut self.receives);
+    /// Registers the memory of the stream, posts the receives, and returns the send buffers.
+    /// The queue pair must be in INIT or a later state.
+    pub fn post_receives(&mut self) -> crate::Result<Vec<Buffer>> {
+        let size = self.options.size as usize;
+        let domain = self.qp.domain().clone();
+        let buffers = |count: u16| -> crate::Result<_> {
+            let count = usize::from(count);
+            let region = domain.alloc(size * count)?;
+            Ok(region.into_buffers(size).take(count))
+        };
+        let free = buffers(self.options.sends)?.collect();
+        let receives = buffers(self.options.receives)?;
         self.qp.receive_batch(|batch| {
-            for buffer in buffers {
+            for buffer in receives {
                 batch.receive(buffer, 0).map_err(PostError::into_error)?;
             }
-            Ok(())
-        })
+            Ok::<_, crate::Error>(())
+        })?;
+        Ok(free)
     }
 }
 
@@ -99,8 +100,6 @@ pub(super) struct Engine {
     signal_every: usize,
     /// Whether the completion queue is armed and its event was not read.
     armed: bool,
-    /// The peer is ready to receive.
-    established: bool,
     /// The peer has disconnected.
     peer_disconnected: bool,
     /// Whether a message was flushed, and so may not have arrived.
@@ -109,30 +108,29 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// `established` is true on the side that connected.
+    /// `connection` is established: the peer is ready to receive.
     pub fn new(
-        resources: StreamResources,
+        queues: StreamQueues,
+        free: Vec<Buffer>,
         connection: Connection,
         peer: Hello,
-        established: bool,
     ) -> Self {
-        let options = &resources.options;
+        let options = &queues.options;
         Self {
             flow: Flow::new(options.hello(), peer),
             chunk: options.size.min(peer.size) as usize,
-            signal_every: (resources.free.len() / 4).max(1),
-            qp: resources.qp,
-            cq: resources.cq,
-            channel: resources.channel,
+            signal_every: (free.len() / 4).max(1),
+            qp: queues.qp,
+            cq: queues.cq,
+            channel: queues.channel,
             connection,
-            free: resources.free,
+            free,
             received: VecDeque::new(),
             read_pos: 0,
             to_repost: Vec::new(),
             completions: Vec::with_capacity(BATCH),
             unsignaled: 0,
             armed: false,
-            established,
             peer_disconnected: false,
             message_lost: false,
             fault: None,
@@ -207,9 +205,6 @@ impl Engine {
         let buffer = completion.take_buffer();
         match completion.result {
             Ok(success) if completion.operation == Operation::Receive => {
-                // The first message may arrive before the connection manager
-                // reports that the peer is ready.
-                self.established = true;
                 let Some(buffer) = buffer else { return };
                 let Some(immediate) = success.immediate().and_then(ImmediateData::decode) else {
                     self.fail(Fault::violation(super::flow::Violation::Immediate));
@@ -279,7 +274,7 @@ impl Engine {
 
     /// Sends credits and the end mark if they are due.
     fn send_due(&mut self) {
-        while self.established && !self.is_broken() {
+        while !self.is_broken() {
             let Some(immediate) = self.flow.due() else {
                 break;
             };
@@ -346,7 +341,7 @@ impl Engine {
             return Ok(Some(0));
         }
         let mut total = 0;
-        while self.established && !self.is_broken() && !source.is_empty() {
+        while !self.is_broken() && !source.is_empty() {
             let room = (self.flow.room() as usize).min(self.free.len());
             if room == 0 {
                 break;
@@ -459,12 +454,7 @@ impl Engine {
     /// Processes the events of the connection.
     pub fn handle_connection_events(&mut self) {
         match self.connection.is_over() {
-            Ok(false) => {
-                if self.connection.id().state() == cm::manager::State::Established {
-                    self.established = true;
-                    self.send_due();
-                }
-            }
+            Ok(false) => {}
             Ok(true) if self.peer_disconnected => {}
             Ok(true) => {
                 // A peer waits for delivery before it disconnects, so all its data has
@@ -499,21 +489,29 @@ impl Engine {
     /// Does [`close`](Self::close) without disconnecting.
     pub fn flush_until(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         self.finish();
-        loop {
-            self.progress();
-            if self.is_flushed()?.is_some() {
-                return Ok(());
-            }
-            self.take_events()?;
-            if self.arm()? {
-                continue;
-            }
+        while self.try_flush()?.is_none() {
             let ready = wait::readable(self.fds(), deadline)?;
             if ready[1] {
                 self.handle_connection_events();
             }
             if ready == [false; 2] {
                 return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether everything has arrived; otherwise one of the descriptors will be
+    /// readable.
+    pub fn try_flush(&mut self) -> io::Result<Option<()>> {
+        loop {
+            self.progress();
+            if self.is_flushed()?.is_some() {
+                return Ok(Some(()));
+            }
+            self.take_events()?;
+            if !self.arm()? {
+                return Ok(None);
             }
         }
     }

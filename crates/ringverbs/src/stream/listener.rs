@@ -5,14 +5,13 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::linger::LingeringEngine;
-use super::setup::{accept, each_address, from_manager, from_verbs};
-use super::{RdmaStream, StreamOptions};
+use super::setup::{PassiveSide, begin_accept, each_address, from_manager, from_verbs};
+use super::{RdmaStream, StreamOptions, wait};
 use crate::cm::manager::PortSpace;
-use crate::cm::{Listener, Request};
+use crate::cm::{HalfOpen, Handshake, Handshakes, Listener, Request};
 use crate::{ProtectionDomain, cm};
 
 /// Accepts streams, like `std::net::TcpListener`.
@@ -20,9 +19,16 @@ use crate::{ProtectionDomain, cm};
 /// Any thread may use it; several may accept at once.
 pub struct RdmaListener {
     listener: Listener,
-    /// A protection domain for each device on which a stream has arrived.
-    domains: Mutex<HashMap<String, ProtectionDomain>>,
+    state: Mutex<State>,
     options: StreamOptions,
+}
+
+#[derive(Default)]
+struct State {
+    /// Streams whose peers have not confirmed yet.
+    handshakes: Handshakes<PassiveSide>,
+    /// A protection domain for each device on which a stream has arrived.
+    domains: HashMap<String, ProtectionDomain>,
 }
 
 impl RdmaListener {
@@ -51,7 +57,7 @@ impl RdmaListener {
         })?;
         Ok(Self {
             listener,
-            domains: Mutex::default(),
+            state: Mutex::default(),
             options: options.clone(),
         })
     }
@@ -65,14 +71,18 @@ impl RdmaListener {
         address.ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
     }
 
-    /// Waits for the next stream. Requests of other protocols are rejected silently.
+    /// Waits for the next stream, whose peer has confirmed that it is connected. Requests of
+    /// other protocols are rejected silently.
+    ///
+    /// Before that, a stream has a queue pair but no memory, and at most 64 streams do. Peers
+    /// that never confirm do not keep others from connecting ([`Handshakes`]).
     ///
     /// # Errors
-    /// `OutOfMemory` if the memory of its buffers cannot be registered (see `ulimit -l`);
-    /// EIO if the device was removed. The listener remains usable.
+    /// `OutOfMemory` if the memory of its buffers cannot be registered (see `ulimit -l`), which
+    /// resets the peer's stream; EIO if the device was removed. The listener remains usable.
     pub fn accept(&self) -> io::Result<(RdmaStream, SocketAddr)> {
         loop {
-            if let Some((engine, peer)) = self.accept_within(None)? {
+            if let Some((engine, peer)) = self.accept_ready(true)? {
                 return Ok((RdmaStream::new(engine), peer));
             }
         }
@@ -83,48 +93,31 @@ impl RdmaListener {
         std::iter::repeat_with(|| self.accept().map(|(stream, _)| stream))
     }
 
-    /// Returns `None` if no request arrived in time, or it was of another protocol.
-    pub(super) fn accept_within(
+    /// Returns the next stream. Without one, it waits for events; if not `always`, only while
+    /// requests wait for others to end.
+    pub(super) fn accept_ready(
         &self,
-        timeout: Option<Duration>,
+        always: bool,
     ) -> io::Result<Option<(LingeringEngine, SocketAddr)>> {
-        match self.request_within(timeout)? {
-            Some(request) => self.answer(request),
-            None => Ok(None),
+        loop {
+            let next = self.lock().next(&self.listener, &self.options)?;
+            match next {
+                Handshake::Established(half_open, side) => {
+                    let peer = side.peer_addr;
+                    return Ok(Some((side.finish(half_open)?, peer)));
+                }
+                Handshake::Pending(None) if !always => return Ok(None),
+                Handshake::Pending(until) => {
+                    let fd = self.listener.as_fd();
+                    wait::readable([fd, fd], until)?;
+                }
+            }
         }
     }
 
-    /// Returns the next request, if one arrives in time.
-    pub(super) fn request_within(&self, timeout: Option<Duration>) -> io::Result<Option<Request>> {
-        self.listener.next_request(timeout).map_err(from_manager)
-    }
-
-    /// Answers a stream's request: opens its device, registers memory and creates the
-    /// queues, which takes some time. `None` for a request of another protocol.
-    pub(super) fn answer(
-        &self,
-        request: Request,
-    ) -> io::Result<Option<(LingeringEngine, SocketAddr)>> {
-        let domain = self.domain(&request)?;
-        let Some(peer) = request.peer_addr().map_err(from_manager)? else {
-            return Ok(None);
-        };
-        let engine = accept(request, &domain, &self.options)?;
-        Ok(engine.map(|engine| (engine, peer)))
-    }
-
-    fn domain(&self, request: &Request) -> io::Result<ProtectionDomain> {
-        let device = request.device().map_err(from_manager)?;
-        let mut domains = self.domains.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(domain) = domains.get(device.name()) {
-            return Ok(domain.clone());
-        }
-        let domain = device
-            .open()
-            .and_then(|context| context.alloc_pd())
-            .map_err(from_verbs)?;
-        domains.insert(device.name().to_owned(), domain.clone());
-        Ok(domain)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic leaves the state consistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the connection manager id.
@@ -133,8 +126,55 @@ impl RdmaListener {
     }
 }
 
+impl State {
+    fn next(
+        &mut self,
+        listener: &Listener,
+        options: &StreamOptions,
+    ) -> io::Result<Handshake<PassiveSide>> {
+        let domains = &mut self.domains;
+        let accept = |request: Request| -> Result<Option<(HalfOpen, PassiveSide)>, Failure> {
+            let Some(peer) = request.peer_addr()? else {
+                return Ok(None);
+            };
+            let domain = domain_of(domains, &request)?;
+            Ok(begin_accept(request, peer, &domain, options)?)
+        };
+        (self.handshakes.next(listener, accept)).map_err(|Failure(error)| error)
+    }
+}
+
+/// An error of either kind.
+struct Failure(io::Error);
+
+impl From<cm::Error> for Failure {
+    fn from(error: cm::Error) -> Self {
+        Self(from_manager(error))
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self(error)
+    }
+}
+
+fn domain_of(
+    domains: &mut HashMap<String, ProtectionDomain>,
+    request: &Request,
+) -> io::Result<ProtectionDomain> {
+    let device = request.device().map_err(from_manager)?;
+    if let Some(domain) = domains.get(device.name()) {
+        return Ok(domain.clone());
+    }
+    let context = device.open().map_err(from_verbs)?;
+    let domain = context.alloc_pd().map_err(from_verbs)?;
+    domains.insert(device.name().to_owned(), domain.clone());
+    Ok(domain)
+}
+
 impl AsFd for RdmaListener {
-    /// Readable when there is a request.
+    /// Readable when there is a request, or a peer has confirmed.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }

@@ -4,13 +4,13 @@ use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 
 use super::StreamOptions;
-use super::engine::{Engine, StreamResources};
+use super::engine::{Engine, StreamQueues};
 use super::fault::Fault;
 use super::linger::LingeringEngine;
 use super::wire::Hello;
 use crate::ProtectionDomain;
 use crate::cm::manager::PortSpace;
-use crate::cm::{Connector, Options, Request};
+use crate::cm::{Connector, HalfOpen, Options, Request};
 
 pub(super) fn from_manager(error: crate::cm::Error) -> io::Error {
     Fault::manager(&error).to_io()
@@ -51,31 +51,39 @@ pub(super) fn connect(peer: SocketAddr, options: &StreamOptions) -> io::Result<L
         .open()
         .map_err(from_verbs)?;
     let domain = context.alloc_pd().map_err(from_verbs)?;
-    let mut resources = StreamResources::new(&domain, options).map_err(from_verbs)?;
-    connector.prepare(&mut resources.qp).map_err(from_manager)?;
-    resources.post_receives().map_err(from_verbs)?;
+    let mut queues = StreamQueues::new(&domain, options).map_err(from_verbs)?;
+    connector.prepare(&mut queues.qp).map_err(from_manager)?;
+    let free = queues.post_receives().map_err(from_verbs)?;
     let hello = options.hello().encode();
     let cm_options = Options {
         private_data: &hello,
         ..Options::default()
     };
     let connection = connector
-        .connect(&mut resources.qp, &cm_options, Some(timeout))
+        .connect(&mut queues.qp, &cm_options, Some(timeout))
         .map_err(from_manager)?;
     // Dropping the connection disconnects.
     let peer = Hello::decode(connection.private_data())?;
     Ok(LingeringEngine::new(Engine::new(
-        resources, connection, peer, true,
+        queues, free, connection, peer,
     )))
 }
 
-/// Establishes the passive side. Rejects the request and returns `None` if it is of
-/// another protocol, or the peer has cancelled.
-pub(super) fn accept(
+/// The passive side of a stream whose peer has not confirmed yet.
+pub(super) struct PassiveSide {
+    queues: StreamQueues,
+    peer: Hello,
+    pub peer_addr: SocketAddr,
+}
+
+/// Accepts a request with a queue pair, but without memory. Rejects it and returns `None` if
+/// it is of another protocol, or the peer has cancelled.
+pub(super) fn begin_accept(
     request: Request,
+    peer_addr: SocketAddr,
     domain: &ProtectionDomain,
     options: &StreamOptions,
-) -> io::Result<Option<LingeringEngine>> {
+) -> io::Result<Option<(HalfOpen, PassiveSide)>> {
     let peer = match Hello::decode(request.private_data()) {
         Ok(peer) => peer,
         Err(error) => {
@@ -83,24 +91,38 @@ pub(super) fn accept(
             return Ok(None);
         }
     };
-    let mut resources = StreamResources::new(domain, options).map_err(from_verbs)?;
-    if let Err(error) = request.prepare(&mut resources.qp) {
-        tracing::debug!(%error, "a connection request was cancelled");
-        return Ok(None);
-    }
-    resources.post_receives().map_err(from_verbs)?;
+    let mut queues = StreamQueues::new(domain, options).map_err(from_verbs)?;
     let hello = options.hello().encode();
     let cm_options = Options {
         private_data: &hello,
         ..Options::default()
     };
-    match request.accept(&mut resources.qp, &cm_options) {
-        Ok(connection) => Ok(Some(LingeringEngine::new(Engine::new(
-            resources, connection, peer, false,
-        )))),
+    match request.begin_accept(&mut queues.qp, &cm_options) {
+        Ok(half_open) => {
+            let side = PassiveSide {
+                queues,
+                peer,
+                peer_addr,
+            };
+            Ok(Some((half_open, side)))
+        }
         Err(error) => {
             tracing::debug!(%error, "a connection request could not be accepted");
             Ok(None)
         }
+    }
+}
+
+impl PassiveSide {
+    /// Registers memory, after the peer has confirmed. Until then its messages are retried.
+    pub fn finish(mut self, half_open: HalfOpen) -> io::Result<LingeringEngine> {
+        let connection = half_open.into_connection().map_err(from_manager)?;
+        let free = self.queues.post_receives().map_err(from_verbs)?;
+        Ok(LingeringEngine::new(Engine::new(
+            self.queues,
+            free,
+            connection,
+            self.peer,
+        )))
     }
 }

@@ -11,7 +11,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker, ready};
-use std::time::Duration;
 
 use ::tokio::io::unix::AsyncFd;
 use ::tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -29,7 +28,8 @@ use crate::cm::manager::EventChannel;
 /// [`RdmaStream`](super::RdmaStream) for tokio.
 ///
 /// `shutdown` ends the stream and waits until all data has arrived. Dropping a stream
-/// without it waits up to 100 ms, then up to 5 s more in a thread.
+/// without it does not wait: a thread for all such streams delivers the data, for up to 5 s.
+/// A runtime that shuts down waits up to 100 ms for it.
 pub struct RdmaStream {
     /// Declared before the engine, which closes the descriptors.
     completions: AsyncFd<CompletionChannel>,
@@ -307,15 +307,22 @@ impl fmt::Debug for RdmaStream {
 /// for one stream at a time.
 pub struct RdmaListener {
     listener: AsyncFd<ListenerFd>,
-    /// The task that creates the next stream.
-    pending: Mutex<Option<JoinHandle<SetupResult>>>,
+    pending: Mutex<Pending>,
     runtime: Handle,
+}
+
+/// The task that handles the listener's events.
+#[derive(Default)]
+struct Pending {
+    task: Option<JoinHandle<SetupResult>>,
+    /// Whether the last task ended before it had handled all requests.
+    more: bool,
 }
 
 #[derive(Debug)]
 struct ListenerFd(Arc<StdListener>);
 
-/// The result of answering a request: `None` for a request of another protocol.
+/// The result of handling the listener's events: `None` if no stream is established yet.
 type SetupResult = io::Result<Option<(LingeringEngine, SocketAddr)>>;
 
 impl AsRawFd for ListenerFd {
@@ -353,7 +360,7 @@ impl RdmaListener {
         let runtime = Handle::try_current().map_err(io::Error::other)?;
         Ok(Self {
             listener: watch(ListenerFd(Arc::new(listener)))?,
-            pending: Mutex::new(None),
+            pending: Mutex::default(),
             runtime,
         })
     }
@@ -382,26 +389,26 @@ impl RdmaListener {
     pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(RdmaStream, SocketAddr)>> {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(task) = &mut *pending {
+            if let Some(task) = &mut pending.task {
                 let made = ready!(Pin::new(task).poll(cx));
-                *pending = None;
+                (pending.task, pending.more) = (None, true);
                 if let Some((engine, peer)) = made.map_err(io::Error::other)?? {
                     return Poll::Ready(RdmaStream::new(engine).map(|stream| (stream, peer)));
                 }
+                pending.more = false;
             }
-            let mut guard = ready!(self.listener.poll_read_ready(cx))?;
             let listener = &self.listener.get_ref().0;
-            // There may be more requests, so readiness is cleared only after an attempt
-            // without one.
-            if let Some(request) = listener.request_within(Some(Duration::ZERO))? {
-                let listener = Arc::clone(listener);
-                let answer = move || listener.answer(request);
-                *pending = Some(self.runtime.spawn_blocking(answer));
-                continue;
+            if !pending.more {
+                let mut guard = ready!(self.listener.poll_read_ready(cx))?;
+                // The task handles all events, but others may have followed.
+                if !is_readable(listener.as_fd())? {
+                    guard.clear_ready();
+                    continue;
+                }
             }
-            if !is_readable(self.listener.get_ref().0.as_fd())? {
-                guard.clear_ready();
-            }
+            let listener = Arc::clone(listener);
+            let accept = move || listener.accept_ready(false);
+            pending.task = Some(self.runtime.spawn_blocking(accept));
         }
     }
 }
