@@ -8,6 +8,8 @@ use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, Once, PoisonError, Weak};
 
+use crate::runner::in_scope;
+
 /// A network that may have frames to send.
 pub(crate) trait Flush: Send + Sync {
     /// Waits until the receivers have accepted all frames, at most as long as a
@@ -43,7 +45,9 @@ extern "C" fn at_exit() {
     let Ok(networks) = NETWORKS.try_lock() else {
         return;
     };
-    for network in networks.iter().filter_map(Weak::upgrade) {
-        network.flush();
-    }
+    in_scope(|| {
+        for network in networks.iter().filter_map(Weak::upgrade) {
+            network.flush();
+        }
+    });
 }

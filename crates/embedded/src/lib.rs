@@ -82,7 +82,7 @@ pub use directory::Sharing;
 pub use embedded::Embedded;
 pub use memory::last_accesses;
 pub use network::Network;
-pub use runner::at_thread_start;
+pub use runner::set_scope_hooks;
 pub use softhca;
 pub use time::Limit;
 

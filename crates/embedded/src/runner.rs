@@ -12,7 +12,7 @@ use nix::sys::epoll::Epoll;
 use ring::Sleeper;
 use softhca::fabric::Fabric;
 use softhca::packet::Pool;
-use uverbs::Errno;
+use uverbs::{Errno, threads};
 
 use crate::cm::Manager;
 use crate::device::{Device, Drive};
@@ -252,8 +252,7 @@ impl Runner {
             Drive::Caller => None,
             Drive::Thread | Drive::Watch => {
                 let shared = Arc::clone(&shared);
-                let builder = thread::Builder::new().name("ringverbs-hca".into());
-                match builder.spawn(move || run(&shared, drive)) {
+                match threads::spawn("ringverbs-hca", move || run(&shared, drive)) {
                     Ok(thread) => Some(thread),
                     Err(error) => return refuse(error.raw_os_error().unwrap_or(libc::EAGAIN)),
                 }
@@ -432,19 +431,31 @@ pub(crate) fn cap_sleep(sleep: Duration, due: Option<Duration>) -> Duration {
     due.map_or(sleep, |due| sleep.min(due))
 }
 
-/// The hook set by [`at_thread_start`].
-static THREAD_START_HOOK: OnceLock<fn()> = OnceLock::new();
+/// The functions set by [`set_scope_hooks`].
+static SCOPE_HOOKS: OnceLock<[fn(); 2]> = OnceLock::new();
 
-/// Sets a function that the threads of every network call when they start. Only the first
-/// call has an effect.
-pub fn at_thread_start(hook: fn()) {
-    let _ = THREAD_START_HOOK.set(hook);
+/// Sets functions that a thread calls where code of the devices begins and ends, if nobody
+/// calls that code: the threads of every network when they start, and the flush at exit. Only
+/// the first call has an effect.
+pub fn set_scope_hooks(enter: fn(), leave: fn()) {
+    let _ = SCOPE_HOOKS.set([enter, leave]);
+}
+
+/// Runs code of the devices that nobody calls.
+pub(crate) fn in_scope<T>(run: impl FnOnce() -> T) -> T {
+    let Some([enter, leave]) = SCOPE_HOOKS.get() else {
+        return run();
+    };
+    enter();
+    let result = run();
+    leave();
+    result
 }
 
 /// Initializes a new thread of a network.
 pub(crate) fn init_thread() {
-    if let Some(hook) = THREAD_START_HOOK.get() {
-        hook();
+    if let Some([enter, _]) = SCOPE_HOOKS.get() {
+        enter();
     }
     request_short_slice();
 }

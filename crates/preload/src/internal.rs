@@ -25,13 +25,18 @@ pub(crate) fn enter() -> InternalScope {
 
 impl Drop for InternalScope {
     fn drop(&mut self) {
-        let _ = INSIDE.try_with(|inside| inside.set(inside.get() - 1));
+        leave_scope();
     }
 }
 
-/// Enters code of the devices until the thread ends.
-pub(crate) fn enter_permanently() {
+/// As [`enter`], until [`leave_scope`] or the end of the thread.
+pub(crate) fn enter_scope() {
     std::mem::forget(enter());
+}
+
+/// Leaves code of the devices.
+pub(crate) fn leave_scope() {
+    let _ = INSIDE.try_with(|inside| inside.set(inside.get().saturating_sub(1)));
 }
 
 /// Returns whether this thread runs code of the devices.

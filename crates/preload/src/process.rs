@@ -209,7 +209,7 @@ fn join() -> Result<&'static [Embedded], Errno> {
         }
         errno
     };
-    embedded::at_thread_start(internal::enter_permanently);
+    embedded::set_scope_hooks(internal::enter_scope, internal::leave_scope);
     fault::install();
     // C providers do not call `notify_doorbell`.
     let network = match &config.host {

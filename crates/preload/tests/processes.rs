@@ -39,6 +39,7 @@ fn modes(provider: Provider) {
         "close-standard",
         "unmap",
         "unmap-fault",
+        "signals",
         "threads",
         "threads-fork",
     ] {
@@ -92,6 +93,40 @@ fn together(provider: Provider) {
     world.finish();
 }
 
+/// Processes that end a connection with another host, and exit at once, do end.
+fn exits(provider: Provider) {
+    let _turn = turn();
+    const PAIRS: usize = 6;
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let address = |number: usize| format!("127.{}.{high}.{low}", 200 + number);
+    let world = |number| World::new(provider, String::leak(format!("roce:{}", address(number))));
+    let worlds: Vec<World> = (0..2 * PAIRS).map(world).collect();
+    let libraries = ["-lrdmacm", "-libverbs"];
+    let Some(program) = compiled("cc", "exits.c", &libraries, &worlds[0].directory) else {
+        return;
+    };
+    let program = program.display();
+    for _ in 0..3 {
+        let mut running = Vec::new();
+        for (number, server) in worlds[..PAIRS].iter().enumerate() {
+            let line = format!("{program} serve {}", address(number));
+            running.push(server.start(&line, "server.txt"));
+        }
+        let end = Instant::now() + PATIENCE;
+        for number in 0..PAIRS {
+            let server = &mut running[number];
+            while server.said().is_empty() && server.child.try_wait().unwrap().is_none() {
+                assert!(Instant::now() < end, "nobody listens");
+                sleep(Duration::from_millis(5));
+            }
+            let line = format!("{program} connect {}", address(number));
+            running.push(worlds[PAIRS + number].start(&line, "client.txt"));
+        }
+        running.into_iter().for_each(|mut one| _ = one.good());
+    }
+    worlds.into_iter().for_each(World::finish);
+}
+
 /// Processes are killed at random moments while others continue.
 fn killed(provider: Provider) {
     let _turn = turn();
@@ -128,6 +163,7 @@ fn killed(provider: Provider) {
 }
 
 with_each_provider! {
+    exit_after_connections: exits;
     use_processes_and_descriptors: modes;
     become_daemons: daemons;
     begin_together: together;

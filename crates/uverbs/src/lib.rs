@@ -78,6 +78,7 @@ mod qp_attr;
 mod query;
 mod send_wr;
 pub mod srq;
+pub mod threads;
 pub mod wq;
 pub mod xrcd;
 

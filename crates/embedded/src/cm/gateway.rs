@@ -86,6 +86,20 @@ impl Dialer {
     }
 }
 
+/// A socket that the gateway's epoll instance reports until it is dropped.
+#[derive(Debug)]
+struct WatchedSocket {
+    socket: OwnedFd,
+    epoll: Arc<Epoll>,
+}
+
+impl Drop for WatchedSocket {
+    fn drop(&mut self) {
+        // Closing is not enough: a child of fork may keep the socket open.
+        let _ = self.epoll.delete(&self.socket);
+    }
+}
+
 /// State of a communication, after the last message sent or received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -109,7 +123,7 @@ enum Phase {
 struct Communication {
     phase: Phase,
     /// Connected to the id's socket; `None` once either end has closed.
-    socket: Option<OwnedFd>,
+    socket: Option<WatchedSocket>,
     local: IpAddr,
     remote: IpAddr,
     remote_id: u32,
@@ -137,7 +151,7 @@ pub(crate) struct Gateway {
     ports: Arc<Ports>,
     dialer: Arc<Dialer>,
     guid: u64,
-    epoll: Epoll,
+    epoll: Arc<Epoll>,
     timer: TimerFd,
     communications: BTreeMap<u32, Communication>,
     outgoing: VecDeque<Outgoing>,
@@ -169,7 +183,7 @@ impl Gateway {
             ports,
             dialer,
             guid,
-            epoll,
+            epoll: Arc::new(epoll),
             timer,
             communications: BTreeMap::new(),
             outgoing: VecDeque::new(),
@@ -233,13 +247,16 @@ impl Gateway {
         }
     }
 
-    fn add(&mut self, number: u32, communication: Communication) {
-        if let Some(socket) = &communication.socket {
-            let event = EpollEvent::new(EpollFlags::EPOLLIN, number.into());
-            if self.epoll.add(socket.as_fd(), event).is_err() {
-                return;
-            }
+    /// Adds a communication whose id has the other end of the socket.
+    fn add(&mut self, number: u32, mut communication: Communication, socket: OwnedFd) {
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, number.into());
+        if self.epoll.add(socket.as_fd(), event).is_err() {
+            return;
         }
+        communication.socket = Some(WatchedSocket {
+            socket,
+            epoll: Arc::clone(&self.epoll),
+        });
         self.communications.insert(number, communication);
     }
 
@@ -250,7 +267,7 @@ impl Gateway {
             // Beyond the limit the socket is closed, and its id reports a rejection.
             if self.communications.len() < MAX_COMMUNICATIONS {
                 let number = self.number();
-                self.add(number, Communication::new(Phase::New, Some(socket)));
+                self.add(number, Communication::new(Phase::New), socket);
             }
         }
     }
@@ -263,7 +280,7 @@ impl Gateway {
         let Some(socket) = &communication.socket else {
             return;
         };
-        match receive(socket) {
+        match receive(&socket.socket) {
             ReceiveResult::Nothing => {}
             ReceiveResult::Closed => self.handle_close(number),
             ReceiveResult::Message(kind, message) => {
@@ -442,7 +459,7 @@ impl Gateway {
             false => Phase::ServiceRequestReceived,
         };
         let number = self.number();
-        let mut communication = Communication::new(phase, None);
+        let mut communication = Communication::new(phase);
         communication.local = destination;
         communication.remote = source;
         communication.remote_id = sender;
@@ -469,12 +486,11 @@ impl Gateway {
                 return;
             }
             send(&socket, &message);
-            communication.socket = Some(socket);
             if is_connection {
                 let mra = Mad::mra(&header, Subject::Request, SERVICE_TIMEOUT);
                 communication.last = Some(mra);
             }
-            self.add(number, communication);
+            self.add(number, communication, socket);
             return self.send_last(number);
         }
         // A full backlog is an error, a missing listener is not.
@@ -553,10 +569,10 @@ impl Gateway {
 }
 
 impl Communication {
-    fn new(phase: Phase, socket: Option<OwnedFd>) -> Self {
+    fn new(phase: Phase) -> Self {
         Self {
             phase,
-            socket,
+            socket: None,
             local: [0; 4].into(),
             remote: [0; 4].into(),
             remote_id: 0,
@@ -613,7 +629,7 @@ impl Communication {
 
     fn deliver(&self, message: &Message) {
         if let Some(socket) = &self.socket {
-            send(socket, message);
+            send(&socket.socket, message);
         }
     }
 

@@ -39,6 +39,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::EpollTimeout;
+use uverbs::threads;
 
 use crate::addresses::AddressList;
 use crate::device::Drive;
@@ -131,8 +132,7 @@ impl Manager {
         let mut thread = lock(&self.thread);
         if self.drive != Drive::Caller && thread.is_none() {
             let shared = Arc::clone(&self.shared);
-            let builder = thread::Builder::new().name("ringverbs-cm".into());
-            match builder.spawn(move || shared.run()) {
+            match threads::spawn("ringverbs-cm", move || shared.run()) {
                 Ok(started) => *thread = Some(started),
                 Err(error) => return refuse(error.raw_os_error().unwrap_or(libc::EAGAIN)),
             }

@@ -271,7 +271,10 @@ impl Group {
 
     fn accept(&mut self) {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        while let Ok(fd) = accept4(self.member.listener.as_raw_fd(), flags) {
+        for _ in 0..MAX_MESSAGES_PER_TURN {
+            let Ok(fd) = accept4(self.member.listener.as_raw_fd(), flags) else {
+                return;
+            };
             // SAFETY: the descriptor is new and owned by nothing else.
             let socket = unsafe { OwnedFd::from_raw_fd(fd) };
             // Defense in depth: the directory's permissions already keep other users out.

@@ -67,6 +67,9 @@ const ADDRESS_MONITOR: u64 = GATEWAY + 2;
 const MULTICAST: u64 = GATEWAY + 3;
 /// Interval between two turns of the gateway under load.
 const GATEWAY_INTERVAL: Duration = Duration::from_micros(50);
+/// Maximum number of turns of the gateway, and of management datagrams sent, in a turn.
+const MAX_GATEWAY_TURNS: usize = 64;
+const MAX_MANAGEMENT: usize = 8192;
 /// Shortest time between two corrections of the steering of packets to processes.
 const STEERING_INTERVAL: Duration = Duration::from_secs(1);
 /// Opcode of an unreliable datagram, SEND Only.
@@ -241,10 +244,10 @@ impl UdpWire {
     /// Handles the connection manager's messages.
     fn run_gateway(&mut self) {
         // A turn handles a limited number of sockets.
-        while self.gateway.turn() {}
+        let done = (0..MAX_GATEWAY_TURNS).any(|_| !self.gateway.turn());
         self.receive_forwarded();
         self.send_management();
-        self.gateway_run = Some(Instant::now());
+        self.gateway_run = done.then(Instant::now);
     }
 
     /// Corrects the steering after a packet has arrived at the wrong process.
@@ -369,7 +372,10 @@ impl UdpWire {
 
     /// Queues the connection manager's messages as packets.
     fn send_management(&mut self) {
-        while let Some(Outgoing { from, to, bytes }) = self.gateway.pop() {
+        for _ in 0..MAX_MANAGEMENT {
+            let Some(Outgoing { from, to, bytes }) = self.gateway.pop() else {
+                return;
+            };
             if has_address(&self.endpoints, to) {
                 // To the device itself.
                 let group = self.group.as_mut();

@@ -252,6 +252,34 @@ static void become_daemon(const char *path)
 	_exit(0);
 }
 
+/* A signal that the program blocks, once the devices have threads, waits for it. */
+static void waits_for_signals(void)
+{
+	static const int others[] = { SIGKILL, SIGSTOP, SIGSEGV, SIGBUS, SIGFPE, SIGILL,
+				      SIGTRAP, SIGSYS, 32, 33, 34 };
+	struct timespec patience = { 60, 0 };
+	/* Starts the thread of the connection manager. */
+	int manager = open("/dev/infiniband/rdma_cm", O_RDWR | O_CLOEXEC);
+	sigset_t all, one;
+
+	CHECK(manager >= 0);
+	sigfillset(&all);
+	CHECK(!pthread_sigmask(SIG_BLOCK, &all, NULL));
+	for (int number = 1; number <= 64; number++) {
+		int waits = 1;
+
+		for (size_t n = 0; n < sizeof others / sizeof *others; n++)
+			waits &= number != others[n];
+		if (!waits)
+			continue;
+		sigemptyset(&one);
+		sigaddset(&one, number);
+		CHECK(!kill(getpid(), number));
+		CHECK(sigtimedwait(&one, NULL, &patience) == number);
+	}
+	CHECK(!pthread_sigmask(SIG_UNBLOCK, &all, NULL) && !close(manager));
+}
+
 int main(int argc, char **argv)
 {
 	const char *mode = argc > 1 ? argv[1] : "use";
@@ -313,6 +341,8 @@ int main(int argc, char **argv)
 		unmaps = 1;
 		use(context);
 		handles_faults();
+	} else if (IS("signals")) {
+		waits_for_signals();
 	} else if (IS("threads")) {
 		threads(opens, opens, (void *)10);
 	} else if (IS("threads-fork")) {

@@ -301,16 +301,14 @@ impl Waiter {
             WaitObject::Condvar => {
                 let files = Arc::new(Files::new(context, events_fd, None)?);
                 let shared = Arc::new(MutexCond::default());
-                let thread = std::thread::Builder::new()
-                    .name("completions".into())
-                    .spawn({
-                        let (files, shared) = (Arc::clone(&files), Arc::clone(&shared));
-                        move || notify(&files, &shared)
-                    })
-                    .map_err(|error| Error::System {
-                        what: "the thread that notifies a condition variable",
-                        errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
-                    })?;
+                let thread = uverbs::threads::spawn("completions", {
+                    let (files, shared) = (Arc::clone(&files), Arc::clone(&shared));
+                    move || notify(&files, &shared)
+                })
+                .map_err(|error| Error::System {
+                    what: "the thread that notifies a condition variable",
+                    errno: error.raw_os_error().unwrap_or(libc::EAGAIN),
+                })?;
                 Object::Condvar {
                     files,
                     shared,

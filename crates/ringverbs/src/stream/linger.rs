@@ -175,8 +175,7 @@ impl Lingering {
                 return;
             };
             let of_thread = Arc::clone(&wake);
-            let builder = std::thread::Builder::new().name("ringverbs-linger".to_owned());
-            if builder.spawn(move || self.run(&of_thread)).is_err() {
+            if uverbs::threads::spawn("ringverbs-linger", move || self.run(&of_thread)).is_err() {
                 return;
             }
             state.wake = Some(wake);
