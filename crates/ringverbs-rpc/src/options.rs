@@ -80,7 +80,7 @@ impl Options {
         self
     }
 
-    /// Sets the time limit for establishing a connection; default 10 seconds.
+    /// Sets a client's time limit for establishing a connection; default 10 seconds.
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;

@@ -31,21 +31,32 @@ pub struct Queues {
     keep_alive: Duration,
 }
 
+/// Creates the queue pair of a connection.
+pub fn queue_pair(domain: &ProtectionDomain, options: &Options) -> Result<AsyncQueuePair, Error> {
+    let window = u32::from(options.window);
+    let queue = domain.context().completion_queue();
+    let cq = AsyncCompletionQueue::spawn(queue.entries(8 * window + 16))?;
+    let qp = domain
+        .queue_pair(Transport::Reliable, &cq)
+        .send_depth(6 * window + 8)
+        .recv_depth(window)
+        .inline(INLINE as u32)
+        .build()?;
+    AsyncQueuePair::new(qp, &cq).map_err(|(_, error)| error.into())
+}
+
 impl Queues {
-    pub fn new(domain: &ProtectionDomain, options: &Options) -> Result<Self, Error> {
+    /// Allocates the memory of a connection.
+    pub fn new(
+        qp: AsyncQueuePair,
+        domain: &ProtectionDomain,
+        options: &Options,
+    ) -> Result<Self, Error> {
         let window = usize::from(options.window);
         let message_size = options.message_size as usize;
-        let queue = domain.context().completion_queue();
-        let cq = AsyncCompletionQueue::spawn(queue.entries(8 * window as u32 + 16))?;
-        let qp = domain
-            .queue_pair(Transport::Reliable, &cq)
-            .send_depth(6 * window as u32 + 8)
-            .recv_depth(window as u32)
-            .inline(INLINE as u32)
-            .build()?;
         let messages = || BufferPool::new(domain, &[(message_size, 2 * window)]);
         Ok(Self {
-            qp: AsyncQueuePair::new(qp, &cq).map_err(|(_, error)| error)?,
+            qp,
             sends: messages()?,
             receives: messages()?,
             window,

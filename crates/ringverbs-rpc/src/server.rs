@@ -9,14 +9,18 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use ringverbs::cm::{self, AsyncConnection, AsyncListener, Listener, manager::PortSpace};
+use ringverbs::cm::{
+    self, AsyncConnection, AsyncListener, HalfOpen, Handshake, Handshakes, Listener,
+    manager::PortSpace,
+};
+use ringverbs::future::AsyncQueuePair;
 use ringverbs::{BufferPool, PoolBuffer, ProtectionDomain};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, timeout_at};
 
 use crate::body::{Body, ResponseBody};
-use crate::queues::{Queues, take_buffer};
+use crate::queues::{Queues, queue_pair, take_buffer};
 use crate::wire::{HEADER, Hello, Message, READ_HEADER, ReplyMemory};
 use crate::{Error, Options, Request, Response};
 
@@ -84,10 +88,24 @@ impl Server {
         let handler = Arc::new(handler);
         let mut domains = HashMap::new();
         let mut connections = JoinSet::new();
+        let mut handshakes = Handshakes::new();
         loop {
-            let request = match self.listener.next_request().await {
-                Ok(request) => request,
-                // The request was rejected; others end and free what they occupy.
+            while connections.try_join_next().is_some() {}
+            let is_full = connections.len() >= self.options.max_connections;
+            let accept = |request| Ok(begin_accept(request, &mut domains, &self.options, is_full));
+            let next: Result<_, cm::Error> = handshakes.next(self.listener.get_ref(), accept);
+            let (half_open, accepted) = match next {
+                Ok(Handshake::Established(half_open, accepted)) => (half_open, accepted),
+                Ok(Handshake::Pending(None)) => {
+                    self.listener.ready().await?;
+                    continue;
+                }
+                Ok(Handshake::Pending(Some(until))) => {
+                    let ready = timeout_at(until.into(), self.listener.ready()).await;
+                    ready.unwrap_or(Ok(()))?;
+                    continue;
+                }
+                // Others end and free what they occupy.
                 Err(error) if is_shortage(&error) => {
                     tracing::warn!(%error, "rejected a connection");
                     sleep(PAUSE).await;
@@ -95,24 +113,14 @@ impl Server {
                 }
                 Err(error) => return Err(error.into()),
             };
-            while connections.try_join_next().is_some() {}
-            if connections.len() >= self.options.max_connections {
-                tracing::warn!("rejected a connection: too many connections");
-                let _ = request.reject(&[]);
+            if is_full {
+                tracing::warn!("ended a connection: too many connections");
                 continue;
             }
-            let domain = match domain_of(&mut domains, &request) {
-                Ok(domain) => domain,
-                Err(error) => {
-                    tracing::warn!(%error, "rejected a connection");
-                    let _ = request.reject(&[]);
-                    continue;
-                }
-            };
             let (options, handler) = (self.options.clone(), Arc::clone(&handler));
             connections.spawn(async move {
-                let peer = request.peer_addr().ok().flatten();
-                let ended = match accept(request, &domain, &options).await {
+                let peer = accepted.peer;
+                let ended = match accepted.finish(half_open, &options) {
                     Ok(connection) => Arc::new(connection).serve(handler).await,
                     Err(error) => error,
                 };
@@ -156,43 +164,80 @@ struct ServerConnection {
     peer: Option<SocketAddr>,
 }
 
-async fn accept(
+/// A connection whose client has not confirmed yet: it has no memory.
+struct Accepted {
+    qp: AsyncQueuePair,
+    domain: ProtectionDomain,
+    client: Hello,
+    peer: Option<SocketAddr>,
+}
+
+/// Accepts a request; `None` if it was rejected.
+fn begin_accept(
     request: cm::Request,
-    domain: &ProtectionDomain,
+    domains: &mut HashMap<String, ProtectionDomain>,
     options: &Options,
-) -> Result<ServerConnection, Error> {
-    // Dropping the request rejects it.
-    let client = Hello::decode(request.private_data())?;
-    let peer = request.peer_addr().ok().flatten();
-    let queues = Queues::new(domain, options)?;
-    let (max, count) = (
-        options.max_message as usize,
-        usize::from(options.large_buffers),
-    );
-    let large = match max * count {
-        0 => None,
-        _ => Some(BufferPool::new(domain, &[(max, count)])?),
+    is_full: bool,
+) -> Option<(HalfOpen, Accepted)> {
+    if is_full {
+        tracing::warn!("rejected a connection: too many connections");
+        return None;
+    }
+    // An error drops the request, which rejects it.
+    let accept = || {
+        let client = Hello::decode(request.private_data())?;
+        let domain = domain_of(domains, &request)?;
+        let peer = request.peer_addr()?;
+        let qp = queue_pair(&domain, options)?;
+        let hello = options.hello().encode();
+        let cm_options = cm::Options {
+            private_data: &hello,
+            // Receives are posted after the client has confirmed, when it may send already.
+            rnr_retry_count: 7,
+            ..cm::Options::default()
+        };
+        let half_open = request.begin_accept_async(&qp, &cm_options)?;
+        let accepted = Accepted {
+            qp,
+            domain,
+            client,
+            peer,
+        };
+        Ok::<_, Error>((half_open, accepted))
     };
-    request.prepare_async(&queues.qp)?;
-    queues.post_receives()?;
-    let hello = options.hello().encode();
-    let cm_options = cm::Options {
-        private_data: &hello,
-        rnr_retry_count: 0,
-        ..cm::Options::default()
-    };
-    let connection = request.accept_async(&queues.qp, &cm_options)?;
-    let established = timeout(options.connect_timeout, connection.established()).await;
-    established.map_err(|_| Error::Timeout)??;
-    Ok(ServerConnection {
-        queues,
-        connection,
-        large,
-        permits: Arc::new(Semaphore::new(count)),
-        client,
-        options: options.clone(),
-        peer,
-    })
+    match accept() {
+        Ok(accepted) => Some(accepted),
+        Err(error) => {
+            tracing::warn!(%error, "rejected a connection");
+            None
+        }
+    }
+}
+
+impl Accepted {
+    /// Allocates the memory of the connection, after the client has confirmed.
+    fn finish(self, half_open: HalfOpen, options: &Options) -> Result<ServerConnection, Error> {
+        let connection = AsyncConnection::new(half_open.into_connection()?)?;
+        let queues = Queues::new(self.qp, &self.domain, options)?;
+        let (max, count) = (
+            options.max_message as usize,
+            usize::from(options.large_buffers),
+        );
+        let large = match max * count {
+            0 => None,
+            _ => Some(BufferPool::new(&self.domain, &[(max, count)])?),
+        };
+        queues.post_receives()?;
+        Ok(ServerConnection {
+            queues,
+            connection,
+            large,
+            permits: Arc::new(Semaphore::new(count)),
+            client: self.client,
+            options: options.clone(),
+            peer: self.peer,
+        })
+    }
 }
 
 impl ServerConnection {
