@@ -61,6 +61,23 @@ fn two_devices_communicate_in_each_drive_mode() {
     }
 }
 
+/// Of more packets than the window of a reliable connection.
+#[test]
+fn long_messages_arrive_without_acknowledgements() {
+    const SIZE: usize = 3 << 20;
+    let (a, b) = Host::pair("roce", Drive::Caller);
+    let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
+    let (mut qa, qb) = (a.qp(QpType::UC, &mut cqa), b.qp(QpType::UC, &mut cqb));
+    connect_pair(QpType::UC, (&qa, &a), (&qb, &b));
+    let (from, to) = (a.memory(SIZE), b.memory(SIZE));
+    from.set(SIZE - 8, &[7; 8]);
+    post(&mut qa, 1, Operation::Write(&to, 0), from.sge(0, SIZE));
+    assert_eq!(poll(&a, &mut cqa).status, 0);
+    while to.get(SIZE - 8, 8) != [7; 8] {
+        b.embedded.drive();
+    }
+}
+
 #[test]
 fn reads_and_atomics_return_old_values() {
     let (a, b) = Host::pair("ib", Drive::Caller);

@@ -195,10 +195,12 @@ impl<L> Qp<L> {
         // defined.
         let span = pending.first.distance(req.una).max(0) as u32 + pending.packets;
         let paced = !self.paces || self.may_send(pending);
+        // Without acknowledgements there is no window: a message is in flight until its end.
+        let in_window = !self.config.service.is_reliable() || req.flight() < req.window;
         fence
             && reads
             && paced
-            && (pending.packets == 0 || req.flight() < req.window)
+            && (pending.packets == 0 || in_window)
             && (req.cursor == 0 || span < Psn::RANGE / 2)
     }
 
