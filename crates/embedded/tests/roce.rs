@@ -3,6 +3,8 @@
 
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use embedded_testing::driver::*;
 use ringverbs_embedded::{Drive, Embedded, Network};
@@ -137,6 +139,67 @@ fn an_address_is_shared() {
     exchange(QpType::RC, (&far, &devices[1]), 300_000);
     for device in devices.iter().chain([&far]) {
         assert_eq!(device.embedded.complaints(), [""; 0]);
+    }
+}
+
+/// Over UC, a lost packet loses the message.
+#[test]
+fn processes_of_an_address_lose_no_packet() {
+    const SIZE: usize = 1 << 20;
+    let [a, b] = [(); 2].map(|()| Host::new(&device("127.45.0.4")));
+    let (mut cqa, mut cqb) = (a.cq(64), b.cq(64));
+    let (mut qa, qb) = (a.qp(QpType::UC, &mut cqa), b.qp(QpType::UC, &mut cqb));
+    connect_pair(QpType::UC, (&qa, &a), (&qb, &b));
+    let (from, to) = (a.memory(SIZE), b.memory(SIZE));
+    for round in 0..20 {
+        let last = bytes(round + 1, 8);
+        from.set(SIZE - 8, &last);
+        post(&mut qa, 1, Operation::Write(&to, 0), from.sge(0, SIZE));
+        assert_eq!(poll(&a, &mut cqa).status, 0);
+        let end = Instant::now() + Duration::from_secs(5);
+        while to.get(SIZE - 8, 8) != last {
+            assert!(Instant::now() < end, "round {round}");
+            thread::yield_now();
+        }
+    }
+}
+
+/// The requester learns why its message is refused, not only that there is no answer.
+#[test]
+fn a_refusal_reaches_a_process_of_the_address() {
+    const SIZE: usize = 1 << 20;
+    let [a, b] = [(); 2].map(|()| Host::new(&device("127.45.0.5")));
+    let (from, to) = (a.memory(SIZE), b.memory(64));
+    for round in 0..100 {
+        let (mut cqa, mut cqb) = (a.cq(64), b.cq(64));
+        let mut qa = a.qp(QpType::RC, &mut cqa);
+        let mut qb = b.qp(QpType::RC, &mut cqb);
+        connect_pair(QpType::RC, (&qa, &a), (&qb, &b));
+        receive(&mut qb, 1, to.sge(0, 64));
+        post(&mut qa, 1, Operation::Send, from.sge(0, SIZE));
+        // IBV_WC_REM_INV_REQ_ERR
+        assert_eq!(poll(&a, &mut cqa).status, 9, "round {round}");
+    }
+}
+
+/// A process that does not run delays others for a short time only.
+#[test]
+fn a_stopped_process_of_an_address_delays_no_other() {
+    const SIZE: usize = 1 << 20;
+    let [a, b] = [(); 2].map(|()| Host::new(&device("127.45.0.6")));
+    let network = Network::roce(Drive::Caller, "127.45.0.6").unwrap();
+    let stopped = Host::new(&network.strict_device("roce").unwrap());
+    let (mut cqa, mut cqs) = (a.cq(64), stopped.cq(64));
+    let mut qa = a.qp(QpType::UC, &mut cqa);
+    let qs = stopped.qp(QpType::UC, &mut cqs);
+    connect_pair(QpType::UC, (&qa, &a), (&qs, &stopped));
+    let (from, to) = (a.memory(SIZE), stopped.memory(SIZE));
+    for _ in 0..16 {
+        post(&mut qa, 1, Operation::Write(&to, 0), from.sge(0, SIZE));
+    }
+    exchange(QpType::RC, (&a, &b), 300_000);
+    for _ in 0..16 {
+        assert_eq!(poll(&a, &mut cqa).status, 0);
     }
 }
 

@@ -9,11 +9,13 @@
 //! The number is in the top bits of the member's queue pair numbers and communication ids,
 //! and names the socket by which other members forward packets to it.
 
+use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::{IoSlice, IoSliceMut};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use nix::fcntl::Flock;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -26,6 +28,7 @@ use uverbs::Errno;
 
 use crate::directory::{Directory, Sharing};
 use crate::network::Network;
+use crate::wire::MAX_FRAME_WAIT;
 use crate::{Result, refuse};
 
 /// Maximum number of members.
@@ -191,14 +194,81 @@ impl Drop for Member {
     }
 }
 
+/// A connection to another member; it is only written.
+#[derive(Debug, Default)]
+struct Link {
+    socket: Option<OwnedFd>,
+    /// Messages that the socket had no room for, and since when the first one waits.
+    waiting: VecDeque<Box<[u8]>>,
+    since: Option<Instant>,
+    /// A message has waited too long: until there is room again, what has none is lost, so
+    /// that a member that does not run does not delay the others.
+    is_stalled: bool,
+}
+
+/// Result of sending to another member.
+enum Sent {
+    Yes,
+    NoRoom,
+    NoMember,
+}
+
+impl Link {
+    fn send(&mut self, member: &Member, to: u8, parts: &[IoSlice<'_>]) -> Sent {
+        // The second attempt is for a connection to a member that has ended.
+        for _ in 0..2 {
+            if self.socket.is_none() {
+                self.socket = member.connect(to);
+            }
+            let Some(socket) = &self.socket else {
+                break;
+            };
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+            match sendmsg::<()>(socket.as_raw_fd(), parts, &[], flags, None) {
+                Ok(_) => {
+                    self.is_stalled = false;
+                    return Sent::Yes;
+                }
+                Err(nix::Error::EAGAIN | nix::Error::ENOBUFS) => return Sent::NoRoom,
+                Err(_) => self.socket = None,
+            }
+        }
+        Sent::NoMember
+    }
+
+    /// Sends the messages that wait, in order.
+    fn flush(&mut self, member: &Member, to: u8) {
+        while let Some(first) = self.waiting.pop_front() {
+            match self.send(member, to, &[IoSlice::new(&first)]) {
+                Sent::Yes => self.since = None,
+                Sent::NoRoom => {
+                    self.waiting.push_front(first);
+                    let since = *self.since.get_or_insert_with(Instant::now);
+                    if since.elapsed() < MAX_FRAME_WAIT {
+                        return;
+                    }
+                    let lost = self.waiting.len();
+                    tracing::debug!(to, lost, "packets for a process that does not receive");
+                    self.is_stalled = true;
+                    self.waiting.clear();
+                }
+                Sent::NoMember => self.waiting.clear(),
+            }
+        }
+        self.since = None;
+    }
+}
+
 /// Connections to and from the other members.
 #[derive(Debug)]
 pub(crate) struct Group {
     member: Member,
-    /// Connections to other members, by number; they are only written.
-    outgoing: Vec<Option<OwnedFd>>,
+    /// Connections to other members, by number.
+    outgoing: Vec<Link>,
     /// Connections from other members; they are only read.
     incoming: Vec<Option<OwnedFd>>,
+    /// A link may have messages that wait.
+    has_waiting: bool,
     epoll: Epoll,
 }
 
@@ -207,11 +277,11 @@ impl Group {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(to_errno)?;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
         epoll.add(&member.listener, event).map_err(to_errno)?;
-        let none = || (0..MAX_MEMBERS).map(|_| None).collect();
         Ok(Self {
             member,
-            outgoing: none(),
-            incoming: none(),
+            outgoing: (0..MAX_MEMBERS).map(|_| Link::default()).collect(),
+            incoming: (0..MAX_MEMBERS).map(|_| None).collect(),
+            has_waiting: false,
             epoll,
         })
     }
@@ -230,29 +300,38 @@ impl Group {
         &self.epoll
     }
 
-    /// Forwards a packet to another member. Returns false if there is no such member; a
-    /// packet for which it has no room is lost.
+    /// Forwards a packet to another member. Returns false if there is no such member. Without
+    /// room the packet waits ([`is_blocked`](Self::is_blocked)).
     pub(crate) fn forward(&mut self, to: u8, forwarded: &Forwarded, bytes: &[u8]) -> bool {
-        let Some(slot) = self.outgoing.get_mut(usize::from(to)) else {
+        let Some(link) = self.outgoing.get_mut(usize::from(to)) else {
             return false;
         };
         let header = forwarded.header();
-        // The second attempt is for a connection to a member that has ended.
-        for _ in 0..2 {
-            if slot.is_none() {
-                *slot = self.member.connect(to);
-            }
-            let Some(socket) = slot else {
-                return false;
-            };
+        if link.waiting.is_empty() {
             let parts = [IoSlice::new(&header), IoSlice::new(bytes)];
-            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-            match sendmsg::<()>(socket.as_raw_fd(), &parts, &[], flags, None) {
-                Ok(_) | Err(nix::Error::EAGAIN) => return true,
-                Err(_) => *slot = None,
+            match link.send(&self.member, to, &parts) {
+                Sent::Yes => return true,
+                Sent::NoMember => return false,
+                Sent::NoRoom if link.is_stalled => return true,
+                Sent::NoRoom => {}
             }
         }
-        false
+        // Bounded by what the callers have at hand: they take no more while it waits.
+        link.waiting.push_back([&header, bytes].concat().into());
+        self.has_waiting = true;
+        true
+    }
+
+    /// Sends packets that wait. Returns whether there still are any; then the caller should
+    /// take no more packets, neither of this device nor of its sockets.
+    pub(crate) fn is_blocked(&mut self) -> bool {
+        if self.has_waiting {
+            for (to, link) in self.outgoing.iter_mut().enumerate() {
+                link.flush(&self.member, to as u8);
+            }
+            self.has_waiting = self.outgoing.iter().any(|it| !it.waiting.is_empty());
+        }
+        self.has_waiting
     }
 
     /// Receives forwarded packets. Returns whether there were any.
@@ -384,6 +463,31 @@ mod tests {
         assert_eq!(received, [(forwarded, b"bytes".to_vec())]);
         let gone = two.number();
         assert!(!two.forward(gone, &forwarded, b"to itself"));
+        // More than its socket has room for.
+        for number in 0..1000u32 {
+            assert!(one.forward(gone, &forwarded, &[number.to_ne_bytes(); 256].concat()));
+        }
+        let mut numbers = Vec::new();
+        while numbers.len() < 1000 {
+            let sending = one.is_blocked();
+            let any = two.receive(|_, bytes| numbers.push(bytes[..4].to_vec()));
+            assert!(sending || any, "{} of 1000", numbers.len());
+        }
+        assert!(
+            numbers
+                .iter()
+                .map(|it| &it[..])
+                .eq((0..1000u32).map(|it| it.to_ne_bytes()))
+        );
+        // A member that does not receive.
+        let started = Instant::now();
+        while !one.is_blocked() {
+            one.forward(gone, &forwarded, &[0; 1024]);
+        }
+        while one.is_blocked() {}
+        assert!(started.elapsed() < 10 * MAX_FRAME_WAIT);
+        one.forward(gone, &forwarded, &[0; 1024]);
+        assert!(!one.is_blocked());
         drop(two);
         assert!(!one.forward(gone, &forwarded, b"bytes"));
         assert_eq!(one.member.count(gid), 1);

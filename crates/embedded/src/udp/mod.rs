@@ -27,6 +27,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
@@ -238,7 +239,7 @@ impl UdpWire {
 
     /// Receives datagrams before a timeout takes effect. Returns whether there may be more.
     pub(crate) fn is_backlogged(&mut self) -> bool {
-        self.receive_all().1
+        self.receive_all().1 || self.is_blocked()
     }
 
     /// Handles the connection manager's messages.
@@ -411,17 +412,30 @@ impl UdpWire {
     /// Returns whether there are frames to send.
     pub(crate) fn is_sending(&mut self) -> bool {
         self.run_gateway();
-        !self.outgoing.is_empty() || self.port.deadline().is_some()
+        !self.outgoing.is_empty() || self.port.deadline().is_some() || self.is_blocked()
+    }
+
+    /// Returns whether packets wait for another process of this address.
+    fn is_blocked(&mut self) -> bool {
+        self.group.as_mut().is_some_and(Group::is_blocked)
     }
 
     /// Sends as many frames as the sockets accept. Returns whether there were any.
     fn send_all(&mut self) -> bool {
+        if self.is_blocked() {
+            // The receiver may need this processor to make room.
+            thread::yield_now();
+            return true;
+        }
         // The wire has no delay, so the time does not matter.
         self.port
             .recv_all(0, MAX_SEND_DATAGRAMS, &mut self.outgoing);
         let any = !self.outgoing.is_empty();
         while !self.outgoing.is_empty() {
             if let Some(transmit) = self.loopback_transmit() {
+                if self.is_blocked() {
+                    break;
+                }
                 self.loop_back(&transmit);
                 continue;
             }
@@ -471,7 +485,7 @@ impl UdpWire {
         }
         for index in 0..self.endpoints.len() {
             let mut datagrams = 0;
-            loop {
+            while !self.is_blocked() {
                 let (messages, received, all) = match datagrams {
                     0 => self.receive::<FIRST_RECV_MESSAGES>(index),
                     _ => self.receive::<MAX_RECV_MESSAGES>(index),
