@@ -552,12 +552,19 @@ impl UdpWire {
             ..
         } = self;
         let (mut has_management, mut datagrams) = (false, 0);
+        let mut probe = None;
         let endpoint = &endpoints[index];
         let (receiver, address) = (endpoint.receiver.as_fd(), endpoint.local.address);
         let messages = buffers.receive::<MAX>(receiver, address, |meta, message| {
             let headers = meta.headers(OTHERS_MAC, DEVICE_MAC);
             for datagram in message {
                 datagrams += 1;
+                if meta.source == address {
+                    if let Some(found) = steering::Probe::parse(datagram) {
+                        probe = Some(found);
+                        continue;
+                    }
+                }
                 let Some(packet) = frame(headers.as_ref(), pool, datagram) else {
                     continue;
                 };
@@ -588,6 +595,12 @@ impl UdpWire {
             }
         });
         self.deliver_arrived();
+        if let (Some(probe), Some(group)) = (probe, &self.group) {
+            let Endpoint {
+                local, receiver, ..
+            } = &self.endpoints[index];
+            steering::record(group.member(), *local, receiver, probe);
+        }
         if has_management {
             self.send_management();
         }

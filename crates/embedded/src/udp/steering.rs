@@ -5,18 +5,22 @@
 //! socket, and moves the last one to the index of a closed one. So the owners of the sockets
 //! are known, and stored in a file, as long as members join, leave and end one at a time.
 //! Without that knowledge the kernel distributes packets by their addresses and ports. A
-//! wrong index costs a hop: members forward packets of other members.
+//! wrong index costs a hop: members forward packets of other members. A packet that arrives
+//! at the wrong member makes it send a [`Probe`] to each index; those who receive them
+//! know, and store, their indices.
 
 use std::io;
-use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::socket::{MsgFlags, SockaddrStorage, sendto};
 use softhca::packet::{ROCE_V2_PORT, gid_of_ip};
 
 use super::group::{MAX_MEMBERS, Member, QPN_BITS, count_sockets, lock_name};
 use super::socket::{self, ScopedAddress};
+use crate::cm::random;
 use crate::directory::Directory;
 
 /// Number of attempts to take the lock, or to wait for a socket to be closed.
@@ -24,6 +28,41 @@ const MAX_ATTEMPTS: u32 = 50;
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// Offset of the most significant byte of the destination QP in a datagram.
 const QPN_OFFSET: u32 = 5;
+
+/// Number of attempts of a member to take the lock when it has received a probe.
+const MAX_RECORD_ATTEMPTS: u32 = 3;
+/// First byte of a probe, an opcode of no transport.
+const PROBE_OPCODE: u8 = 0xff;
+
+/// A datagram that the program steers to an index. It is shorter than any RoCE packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Probe {
+    index: u8,
+    /// Tells it from those of earlier attempts.
+    token: u64,
+}
+
+impl Probe {
+    const LENGTH: usize = 10;
+
+    fn bytes(self) -> [u8; Self::LENGTH] {
+        let mut bytes = [0; Self::LENGTH];
+        (bytes[0], bytes[1]) = (PROBE_OPCODE, self.index);
+        bytes[2..].copy_from_slice(&self.token.to_be_bytes());
+        bytes
+    }
+
+    /// Reads a datagram, which must come from the address of the device; `None` if it is no
+    /// probe.
+    pub(super) fn parse(datagram: &[u8]) -> Option<Self> {
+        let datagram: &[u8; Self::LENGTH] = datagram.try_into().ok()?;
+        let [PROBE_OPCODE, index, token @ ..] = *datagram else {
+            return None;
+        };
+        let token = u64::from_be_bytes(token);
+        Some(Self { index, token })
+    }
+}
 
 /// Member numbers by socket index in the group; `None` if they are not known.
 type Owners = Option<Vec<u8>>;
@@ -72,9 +111,99 @@ pub(super) fn leave(member: &Member, local: ScopedAddress, socket: OwnedFd) {
 /// Corrects the owners after a packet has arrived at the wrong member. Does not wait.
 pub(super) fn correct(member: &Member, local: ScopedAddress, socket: &OwnedFd) {
     let _ = with_lock(&member.directory, local.address, 1, || {
-        update(member, local.address, socket, Change::Prune);
+        if !update(member, local.address, socket, Change::Prune) {
+            let _ = probe(member, local, socket);
+        }
         Ok(())
     });
+}
+
+/// Sends a probe to each index, if the number of sockets is that of the members.
+fn probe(member: &Member, local: ScopedAddress, socket: &OwnedFd) -> io::Result<()> {
+    let count = count_sockets(local.address, ROCE_V2_PORT);
+    let members = member.count(gid_of_ip(local.address));
+    let Some(count) = count.filter(|it| *it == members) else {
+        return Ok(());
+    };
+    socket::attach_steering(socket.as_fd(), &probe_filter())?;
+    let token = random();
+    let text = Findings {
+        token,
+        members: vec![None; count],
+    };
+    let written = member
+        .directory
+        .write(&file_name(local.address, ""), &text.text());
+    written.map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
+    let to = match local.address {
+        IpAddr::V4(address) => SocketAddr::from((address, ROCE_V2_PORT)),
+        IpAddr::V6(address) => SocketAddrV6::new(address, ROCE_V2_PORT, 0, local.scope).into(),
+    };
+    let to = SockaddrStorage::from(to);
+    for index in 0..count {
+        let bytes = Probe {
+            index: index as u8,
+            token,
+        }
+        .bytes();
+        sendto(socket.as_raw_fd(), &bytes, &to, MsgFlags::MSG_DONTWAIT)?;
+    }
+    Ok(())
+}
+
+/// Stores the index of a member's socket, at which a probe has arrived. With all indices,
+/// packets are steered again.
+pub(super) fn record(member: &Member, local: ScopedAddress, socket: &OwnedFd, probe: Probe) {
+    let _ = with_lock(
+        &member.directory,
+        local.address,
+        MAX_RECORD_ATTEMPTS,
+        || {
+            let name = file_name(local.address, "");
+            let found = Findings::parse(&member.directory.read(&name).unwrap_or_default());
+            let Some(mut found) = found.filter(|it| it.token == probe.token) else {
+                return Ok(());
+            };
+            if let Some(at) = found.members.get_mut(usize::from(probe.index)) {
+                *at = Some(member.number);
+            }
+            let owners: Owners = found.members.iter().copied().collect();
+            let count = count_sockets(local.address, ROCE_V2_PORT);
+            match owners.filter(|it| Some(it.len()) == count) {
+                Some(owners) => write(&member.directory, &name, socket, Some(owners)),
+                None => {
+                    let _ = member.directory.write(&name, &found.text());
+                }
+            }
+            Ok(())
+        },
+    );
+}
+
+/// What probes have found: the members by socket index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Findings {
+    token: u64,
+    members: Vec<Option<u8>>,
+}
+
+impl Findings {
+    fn text(&self) -> String {
+        let members = self.members.iter().map(|it| match it {
+            Some(member) => format!("{member}\n"),
+            None => "?\n".to_owned(),
+        });
+        format!("? {:x}\n", self.token) + &members.collect::<String>()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut lines = text.lines();
+        let token = lines.next()?.strip_prefix("? ")?;
+        let token = u64::from_str_radix(token, 16).ok()?;
+        let member = |line: &str| line.parse().ok().filter(|it| *it < MAX_MEMBERS);
+        let members = lines.map(member).take(MAX_MEMBERS.into()).collect();
+        Some(Self { token, members })
+    }
 }
 
 /// Calls `act` with the owners' lock held; does nothing if the lock cannot be taken.
@@ -95,7 +224,8 @@ fn with_lock(
     Ok(())
 }
 
-fn update(member: &Member, address: IpAddr, socket: &OwnedFd, change: Change) {
+/// Updates the owners for a change. Returns false if they are not known.
+fn update(member: &Member, address: IpAddr, socket: &OwnedFd, change: Change) -> bool {
     let directory = &member.directory;
     let name = file_name(address, "");
     let alive = |number: u8| {
@@ -126,17 +256,24 @@ fn update(member: &Member, address: IpAddr, socket: &OwnedFd, change: Change) {
     });
     if !counts_match && change == Change::Prune {
         // The next misrouted packet causes another attempt.
-        return;
+        return true;
     }
     owners = owners.filter(|_| counts_match);
     if let (Change::Leave, Some(owners)) = (change, &mut owners) {
         remove(owners, member.number);
     }
+    let known = owners.is_some();
+    write(directory, &name, socket, owners);
+    known
+}
+
+/// Stores the owners, and steers packets to them.
+fn write(directory: &Directory, name: &str, socket: &OwnedFd, mut owners: Owners) {
     let text = match &owners {
         Some(owners) => owners.iter().map(|it| format!("{it}\n")).collect(),
         None => "?\n".to_owned(),
     };
-    if directory.write(&name, &text).is_err() {
+    if directory.write(name, &text).is_err() {
         owners = None;
     }
     // Without the program, the kernel distributes packets and members forward them.
@@ -186,6 +323,21 @@ fn filter(owners: &[u8]) -> Vec<(u16, u8, u8, u32)> {
     // An invalid index: the kernel distributes.
     filter.push((RETURN, 0, 0, u32::MAX));
     filter
+}
+
+/// Returns the program that steers probes.
+fn probe_filter() -> Vec<(u16, u8, u8, u32)> {
+    const LOAD_BYTE: u16 = 0x30;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    const RETURN_A: u16 = 0x16;
+    vec![
+        (LOAD_BYTE, 0, 0, 0),
+        (JUMP_IF_EQUAL, 0, 2, PROBE_OPCODE.into()),
+        (LOAD_BYTE, 0, 0, 1),
+        (RETURN_A, 0, 0, 0),
+        (RETURN, 0, 0, u32::MAX),
+    ]
 }
 
 #[cfg(test)]
@@ -252,6 +404,24 @@ mod tests {
         check_delivery(&members);
         drop(members.remove(1));
         // The new member may take the number of a former one.
+        members.push(join());
+        check_delivery(&members);
+        // Several are killed: the order decides which socket has which index.
+        members.extend([join(), join(), join()]);
+        check_delivery(&members);
+        let mut killed: Vec<_> = members.drain(..3).collect();
+        killed.swap(0, 2);
+        drop(killed);
+        let (member, socket) = &members[1];
+        correct(member, local, socket);
+        for (member, socket) in &members {
+            let receiver = UdpSocket::from(socket.try_clone().unwrap());
+            let mut room = [0; 64];
+            let length = receiver.recv(&mut room).unwrap();
+            let probe = Probe::parse(&room[..length]).unwrap();
+            record(member, local, socket, probe);
+        }
+        check_delivery(&members);
         members.push(join());
         check_delivery(&members);
         let directory = std::sync::Arc::clone(&members[0].0.directory);
