@@ -31,6 +31,12 @@ impl Embedded {
     /// As above, of an InfiniBand port: the shortest that a ConnectX has.
     pub const INFINIBAND_GIDS: usize = 8;
 
+    /// Length of the table of partition keys of an InfiniBand port, of which the first is the
+    /// default; an Ethernet port has that one alone.
+    pub const INFINIBAND_PKEYS: usize = 128;
+    /// LID of an InfiniBand port's subnet manager, which answers nothing.
+    pub const SM_LID: u16 = softhca::fabric::subnet::LID;
+
     /// Returns a handle for a thread that polls one completion queue:
     /// [`idle`](Self::idle) then waits for completions of that queue and for remote writes,
     /// not for any activity of the network.

@@ -11,12 +11,13 @@ use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
 use uverbs::abi::verbs::{GidEntry, QueryPortRespEx};
 use uverbs::abi::write::{
-    ExQueryDeviceResp, OdpCaps, QueryDeviceResp, QueryPortResp, RssCaps, TmCaps,
+    CqModerationCaps, ExQueryDeviceResp, OdpCaps, QueryDeviceResp, QueryPortResp, RssCaps, TmCaps,
 };
 use zerocopy::IntoBytes;
 
 use crate::command::{Input, run};
 use crate::driver_ids::{ATTR_DRIVER_PORT, ATTR_DRIVER_PORT_NUMBER};
+use crate::embedded::Embedded;
 use crate::files::MEMORY_PAGES;
 use crate::queues::{LOG_MAX_STREAMS, MAX_TAGS, require};
 use crate::request::Request;
@@ -25,6 +26,7 @@ use crate::udp::OTHERS_MAC;
 use crate::work_queue::{
     HASH_FIELDS, HASH_TOEPLITZ, LOG_MAX_TABLE, STRIDE_BYTES, STRIDES_PER_RECEIVE,
 };
+use crate::writes::LONGEST_PERIOD;
 use crate::{Result, refuse};
 
 /// `enum ib_uverbs_gid_type`.
@@ -43,6 +45,9 @@ const MTU_4096: u8 = 5;
 const SPEED: u64 = 1000;
 const LINK_INFINIBAND: u8 = 1;
 const LINK_ETHERNET: u8 = 2;
+
+/// Length of an InfiniBand port's table of partition keys.
+const PKEYS: u16 = Embedded::INFINIBAND_PKEYS as u16;
 
 /// Network of the IPv4 addresses of devices that reach no other hosts. The host accepts all of
 /// 127.0.0.0/8.
@@ -145,19 +150,24 @@ impl State {
         let ethernet = self.is_ethernet();
         let up = self.is_up()?;
         let lid = if ethernet { 0 } else { self.hca.settings().lid };
+        let counters = self.hca.transport_counters();
+        // 16 bits, which stick at their maximum.
+        let stuck = |count: u64| count.min(u16::MAX.into()) as u32;
         let legacy = QueryPortResp {
             // Ethernet: connection management, IP-based GIDs. InfiniBand: the
             // capabilities that the port reports.
             port_cap_flags: if ethernet { 0x0401_0000 } else { 0x0251_0868 },
             max_msg_sz: 1 << 30,
             gid_tbl_len: self.gid_table_length() as u32,
-            pkey_tbl_len: 1,
+            bad_pkey_cntr: stuck(counters.pkey_violations),
+            qkey_viol_cntr: stuck(counters.qkey_violations),
+            pkey_tbl_len: if ethernet { 1 } else { PKEYS },
             lid,
-            sm_lid: lid,
+            sm_lid: if ethernet { 0 } else { Embedded::SM_LID },
             state: if up { ACTIVE } else { DOWN },
             max_mtu: MTU_4096,
             active_mtu: self.mtu(),
-            max_vl_num: 1,
+            max_vl_num: if ethernet { 0 } else { 1 },
             subnet_timeout: if ethernet { 0 } else { 18 },
             // 4X, EDR.
             active_width: 2,
@@ -230,9 +240,25 @@ impl State {
     }
 
     fn device(&self) -> QueryDeviceResp {
-        /// `IB_DEVICE_RAW_IP_CSUM`.
-        const CHECKSUMS: u32 = 1 << 26;
-        let packets = if self.has_packets() { CHECKSUMS } else { 0 };
+        // `enum ib_uverbs_device_cap_flags`: those that a ConnectX has, except automatic path
+        // migration. The promises of each are tested.
+        const BAD_PKEY_COUNTER: u32 = 1 << 1;
+        const BAD_QKEY_COUNTER: u32 = 1 << 2;
+        // As the driver says of every device.
+        const CHANGE_PHYSICAL_PORT: u32 = 1 << 5;
+        const PORT_ACTIVE_EVENT: u32 = 1 << 10;
+        const SYSTEM_IMAGE_GUID: u32 = 1 << 11;
+        const RNR_NAK_GENERATION: u32 = 1 << 12;
+        const WINDOWS: u32 = 1 << 17 | 1 << 24;
+        const XRC: u32 = 1 << 20;
+        // Invalidation, local and by sends; type 2 windows.
+        const MEMORY_MANAGEMENT: u32 = 1 << 21;
+        const RAW_CHECKSUMS: u32 = 1 << 26;
+        const FLOW_STEERING: u32 = 1 << 29;
+        let packets = match self.has_packets() {
+            true => RAW_CHECKSUMS | FLOW_STEERING,
+            false => 0,
+        };
         let guid = self.node_guid.to_be_bytes();
         QueryDeviceResp {
             // 16.35.4030, as in the initialization segment.
@@ -244,10 +270,18 @@ impl State {
             vendor_id: 0x2c9,
             vendor_part_id: 4119,
             max_qp: 1 << 17,
-            max_qp_wr: 1 << 15,
-            // Port active event, system image GUID, RNR NAK generation; windows
-            // of types 1 and 2B; XRC.
-            device_cap_flags: 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 20 | 1 << 24 | packets,
+            // Of the longest WQEs, as Linux computes it; queues of shorter ones may be longer.
+            max_qp_wr: 1 << 13,
+            device_cap_flags: BAD_PKEY_COUNTER
+                | BAD_QKEY_COUNTER
+                | CHANGE_PHYSICAL_PORT
+                | PORT_ACTIVE_EVENT
+                | SYSTEM_IMAGE_GUID
+                | RNR_NAK_GENERATION
+                | WINDOWS
+                | XRC
+                | MEMORY_MANAGEMENT
+                | packets,
             max_mw: 1 << 22,
             max_sge: 30,
             max_sge_rd: 30,
@@ -267,7 +301,7 @@ impl State {
             max_srq: 1 << 16,
             max_srq_wr: (1 << 15) - 1,
             max_srq_sge: 31,
-            max_pkeys: 1,
+            max_pkeys: PKEYS,
             local_ca_ack_delay: 16,
             phys_port_cnt: 1,
             ..QueryDeviceResp::default()
@@ -291,8 +325,10 @@ impl State {
         const RAW_PACKET: u32 = 1 << QpType::RAW_PACKET.0;
         let has_packets = self.has_packets();
         let packets = |value: u32| if has_packets { value } else { 0 };
+        let base = self.device();
         let answer = ExQueryDeviceResp {
-            base: self.device(),
+            base,
+            device_cap_flags_ex: base.device_cap_flags.into(),
             response_length: (request.room(ATTR_CORE_OUT)).min(size_of::<ExQueryDeviceResp>())
                 as u32,
             odp_caps: OdpCaps {
@@ -303,16 +339,16 @@ impl State {
             },
             xrc_odp_caps: ODP_RC,
             max_dm_size: u64::from(MEMORY_PAGES) * MmapOptions::page_size() as u64,
-            timestamp_mask: u64::MAX,
+            timestamp_mask: i64::MAX as u64,
             // The clock counts nanoseconds; this is its frequency in kHz.
             hca_core_clock: 1_000_000,
             rss_caps: RssCaps {
                 supported_qpts: packets(RAW_PACKET),
-                max_rwq_indirection_tables: packets(1 << LOG_MAX_TABLE),
+                max_rwq_indirection_tables: packets(1 << 16),
                 max_rwq_indirection_table_size: packets(1 << LOG_MAX_TABLE),
                 reserved: 0,
             },
-            max_wq_type_rq: packets(1 << 17),
+            max_wq_type_rq: packets(1 << 16),
             raw_packet_caps: packets(PACKETS),
             tm_caps: TmCaps {
                 max_rndv_hdr_size: 64,
@@ -321,6 +357,11 @@ impl State {
                 flags: 1 << 0,
                 max_ops: 1 << 15,
                 max_sge: 1,
+                reserved: 0,
+            },
+            cq_moderation_caps: CqModerationCaps {
+                max_cq_moderation_count: u16::MAX,
+                max_cq_moderation_period: LONGEST_PERIOD,
                 reserved: 0,
             },
             ..ExQueryDeviceResp::default()
@@ -341,6 +382,8 @@ impl State {
         driver[15] = OUT_OF_ORDER | WIDE_CQES;
         driver[25] = u32::from_ne_bytes([LOG_MAX_STREAMS, LOG_MAX_STREAMS, 0, 0]);
         if has_packets {
+            // Segmentation of TCP packets of up to 64 KiB.
+            (driver[2], driver[3]) = (1 << 16, RAW_PACKET);
             // Hashes: their fields, of 64 bits, and their functions.
             driver[4] = HASH_FIELDS as u32;
             driver[6] = u32::from_ne_bytes([HASH_TOEPLITZ, 0, 0, 0]);

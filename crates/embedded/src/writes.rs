@@ -38,7 +38,7 @@ const EX_DESTROY_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_DESTROY_FLOW;
 const STANDARD_ATTRIBUTES: u32 = (1 << 21) - 1;
 const RATE_LIMIT: u32 = 1 << 25;
 /// `MLX5_MAX_CQ_PERIOD`.
-const LONGEST_PERIOD: u16 = 0xfff;
+pub(crate) const LONGEST_PERIOD: u16 = 0xfff;
 
 /// Returns the minimum length of a command's structure, and of its answer
 /// buffer.

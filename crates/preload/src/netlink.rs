@@ -199,7 +199,7 @@ impl Device {
                 u64::from_be_bytes(prefix.unwrap_or_default()).as_bytes(),
             )
             .attribute(attr::ATTR_LID, lid.as_bytes())
-            .attribute(attr::ATTR_SM_LID, lid.as_bytes())
+            .attribute(attr::ATTR_SM_LID, u32::from(Embedded::SM_LID).as_bytes())
             .attribute(attr::ATTR_LMC, &[0])
     }
 

@@ -34,12 +34,11 @@ pub(crate) const PORT_ACTIVE: u8 = 4;
 pub(crate) const LINK_UP: u8 = 5;
 
 /// Attributes of a device whose content differs between processes.
-const DYNAMIC: [&str; 8] = [
+const DYNAMIC: [&str; 7] = [
     "node_guid",
     "sys_image_guid",
     "node_desc",
     "ports/1/lid",
-    "ports/1/sm_lid",
     "ports/1/hw_counters/np_cnp_sent",
     "ports/1/hw_counters/np_ecn_marked_roce_packets",
     "ports/1/hw_counters/rp_cnp_handled",
@@ -187,6 +186,12 @@ fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
         true => "Ethernet",
         false => "InfiniBand",
     };
+    let cap_mask = match ethernet {
+        true => "0x00010000",
+        false => "0x02510868",
+    };
+    let sm_lid = if ethernet { 0 } else { Embedded::SM_LID };
+    let sm_lid = format!("{sm_lid:#x}");
     let state = format!("{PORT_ACTIVE}: ACTIVE");
     let physical_state = format!("{LINK_UP}: LinkUp");
     let general = [
@@ -200,9 +205,9 @@ fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
         ("ports/1/rate", "100 Gb/sec (4X EDR)"),
         ("ports/1/link_layer", link),
         ("ports/1/lid_mask_count", "0"),
+        ("ports/1/sm_lid", &sm_lid),
         ("ports/1/sm_sl", "0"),
-        ("ports/1/cap_mask", "0x00010000"),
-        ("ports/1/pkeys/0", "0xffff"),
+        ("ports/1/cap_mask", cap_mask),
     ];
     // As in sysfs, classes have links to devices: programs derive the PCI device from the
     // target of the link.
@@ -225,10 +230,14 @@ fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
     for (name, content) in general {
         add(&rdma_device, name, content);
     }
-    let gids = match ethernet {
-        true => Embedded::ETHERNET_GIDS,
-        false => Embedded::INFINIBAND_GIDS,
+    let (gids, pkeys) = match ethernet {
+        true => (Embedded::ETHERNET_GIDS, 1),
+        false => (Embedded::INFINIBAND_GIDS, Embedded::INFINIBAND_PKEYS),
     };
+    for index in 0..pkeys {
+        let key = if index == 0 { "0xffff" } else { "0x0000" };
+        add(&rdma_device, &format!("ports/1/pkeys/{index}"), key);
+    }
     for attribute in GidAttribute::ALL {
         for index in 0..gids {
             add(

@@ -38,7 +38,22 @@ fn each_gid(provider: Provider) {
     world.finish();
 }
 
+/// Capability flags, limits and port attributes.
+fn promises(provider: Provider) {
+    let _turn = turn();
+    for devices in ["roce", "ib"] {
+        let world = World::new(provider, devices);
+        let Some(program) = compiled("cc", "promises.c", &["-libverbs"], &world.directory) else {
+            return;
+        };
+        let line = program.display().to_string();
+        assert_eq!(world.start(&line, "output.txt").good().trim(), "well");
+        world.finish();
+    }
+}
+
 with_each_provider! {
+    capabilities_keep_their_promises: promises;
     gids_are_shown: gids;
     each_gid_carries_packets: each_gid;
 }

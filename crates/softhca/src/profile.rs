@@ -115,6 +115,8 @@ pub mod cap {
     pub(crate) const CQ_MODERATION: Field = flag(0x44, 29);
     pub(crate) const BLOCK_LB_MC: Field = flag(0x44, 23);
     pub(crate) const IMAICL: Field = flag(0x44, 14);
+    pub(crate) const QKV: Field = flag(0x44, 9);
+    pub(crate) const PKV: Field = flag(0x44, 8);
     pub(crate) const XRC: Field = flag(0x44, 3);
     pub(crate) const UD: Field = flag(0x44, 2);
     pub(crate) const UC: Field = flag(0x44, 1);

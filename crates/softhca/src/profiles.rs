@@ -46,6 +46,9 @@ const COMMON: &[Cap] = &[
     (General, CQ_MODERATION, 1),
     (General, BLOCK_LB_MC, 1),
     (General, IMAICL, 1),
+    // Violations of queue and partition keys are counted.
+    (General, QKV, 1),
+    (General, PKV, 1),
     (General, XRC, 1),
     (General, UD, 1),
     (General, UC, 1),

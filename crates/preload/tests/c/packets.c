@@ -180,6 +180,79 @@ static void change_headers(struct side *a, struct side *b)
 	CHECK(!mlx5dv_destroy_flow_matcher(matcher));
 }
 
+/* A TCP packet is sent in segments, each with headers of its own. */
+static void segments(struct side *a, struct side *b)
+{
+	enum { HEADERS = 54, DATA = 1000, MSS = 400 };
+	static const unsigned char tcp[HEADERS] =
+		"\x02\0\0\0\0\x07\x02\0\0\0\x01\x01\x08\0"
+		"\x45\0\x04\x10\0\0\0\0\x40\x06\0\0\x0a\0\0\x01\x0a\0\0\x02"
+		"\0\x07\0\x09\0\0\0\x01\0\0\0\0\x50\x10\xff\xff\0\0\0";
+	struct {
+		struct ibv_flow_attr attr;
+		struct ibv_flow_spec_eth eth;
+	} __attribute__((packed, aligned(8))) rule = {
+		.attr = { .type = IBV_FLOW_ATTR_NORMAL, .size = sizeof(rule), .num_of_specs = 1,
+			  .port = 1 },
+		.eth = { .type = IBV_FLOW_SPEC_ETH, .size = sizeof(rule.eth) },
+	};
+	struct ibv_qp_init_attr_ex init = {
+		.qp_type = IBV_QPT_RAW_PACKET, .cap = { 16, 16, 1, 1, 0 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_MAX_TSO_HEADER,
+		.send_cq = a->cq, .recv_cq = a->cq, .pd = a->pd, .max_tso_header = HEADERS,
+	};
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	struct ibv_sge out = { (uintptr_t)a->memory, DATA, a->mr->lkey };
+	struct ibv_send_wr send = { .sg_list = &out, .num_sge = 1, .opcode = IBV_WR_TSO,
+				    .send_flags = IBV_SEND_SIGNALED | IBV_SEND_IP_CSUM },
+			   *bad_send;
+	struct ibv_device_attr_ex device;
+	struct ibv_flow *flow;
+	struct ibv_qp *qp;
+
+	CHECK(!ibv_query_device_ex(a->context, NULL, &device));
+	CHECK(device.tso_caps.max_tso == 65536);
+	CHECK(device.tso_caps.supported_qpts == 1 << IBV_QPT_RAW_PACKET);
+	CHECK((qp = ibv_create_qp_ex(a->context, &init)));
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PORT));
+	attr.qp_state = IBV_QPS_RTR;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	attr.qp_state = IBV_QPS_RTS;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE));
+	memcpy(rule.eth.val.dst_mac, tcp, 6);
+	memset(rule.eth.mask.dst_mac, 0xff, 6);
+	CHECK((flow = ibv_create_flow(b->qp, (struct ibv_flow_attr *)&rule)));
+	for (int number = 0; number < 3; number++) {
+		struct ibv_sge in = { (uintptr_t)b->memory + 1024 * number, 1024, b->mr->lkey };
+		struct ibv_recv_wr receive = { .wr_id = number, .sg_list = &in, .num_sge = 1 },
+				   *bad;
+
+		CHECK(!ibv_post_recv(b->qp, &receive, &bad));
+	}
+	for (int at = 0; at < DATA; at++)
+		a->memory[at] = at % 251;
+	send.tso.hdr = (void *)tcp;
+	send.tso.hdr_sz = HEADERS;
+	send.tso.mss = MSS;
+	CHECK(!ibv_post_send(qp, &send, &bad_send));
+	wait_for(a->cq);
+	for (int number = 0; number < 3; number++) {
+		unsigned char *frame = b->memory + 1024 * number;
+		unsigned length = number < 2 ? MSS : DATA - 2 * MSS;
+		struct ibv_wc wc = wait_for(b->cq);
+		uint32_t sequence;
+
+		CHECK(wc.wr_id == (uint64_t)number && wc.byte_len == HEADERS + length);
+		CHECK(wc.wc_flags & IBV_WC_IP_CSUM_OK);
+		CHECK(frame[16] * 256u + frame[17] == HEADERS - 14 + length);
+		memcpy(&sequence, frame + 38, 4);
+		CHECK(be32toh(sequence) == 1u + MSS * number);
+		CHECK(!memcmp(frame + HEADERS, a->memory + MSS * number, length));
+	}
+	CHECK(!ibv_destroy_flow(flow));
+	CHECK(!ibv_destroy_qp(qp));
+}
+
 int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -191,8 +264,10 @@ int main(void)
 	open_side(&b, list[0]);
 	CHECK(!ibv_query_device(a.context, &device));
 	CHECK(device.device_cap_flags & IBV_DEVICE_RAW_IP_CSUM);
+	CHECK(device.device_cap_flags & IBV_DEVICE_MANAGED_FLOW_STEERING);
 	count_frames(&a, &b);
 	change_headers(&a, &b);
+	segments(&a, &b);
 	close_side(&b);
 	close_side(&a);
 	ibv_free_device_list(list);

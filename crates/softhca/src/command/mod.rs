@@ -95,13 +95,21 @@ impl<P: Platform> Hca<P> {
             op::ACCESS_REG => self.access_register(input, output),
             op::QUERY_SPECIAL_CONTEXTS => core.query_special_contexts(output),
 
-            op::QUERY_HCA_VPORT_CONTEXT => core.query_hca_vport_context(output),
+            op::QUERY_HCA_VPORT_CONTEXT => {
+                core.query_hca_vport_context(output)?;
+                vport::put_violations(output, &self.transport.counters());
+                Ok(())
+            }
             op::MODIFY_HCA_VPORT_CONTEXT => core.modify_hca_vport_context(input),
             op::QUERY_HCA_VPORT_GID => core.query_hca_vport_gid(input, output),
             op::QUERY_HCA_VPORT_PKEY => core.query_hca_vport_pkey(input, output),
             op::QUERY_VPORT_STATE => core.query_vport_state(output),
             op::MODIFY_VPORT_STATE => Ok(()),
-            op::QUERY_NIC_VPORT_CONTEXT => core.query_nic_vport_context(input, output),
+            op::QUERY_NIC_VPORT_CONTEXT => {
+                core.query_nic_vport_context(input, output)?;
+                vport::put_qkey_violations(output, &self.transport.counters());
+                Ok(())
+            }
             op::MODIFY_NIC_VPORT_CONTEXT => core.modify_nic_vport_context(input),
             op::SET_ROCE_ADDRESS => self.set_roce_address(input),
             op::QUERY_ROCE_ADDRESS => core.query_roce_address(input, output),

@@ -9,6 +9,7 @@ use crate::fabric::subnet;
 use crate::hca::Hca;
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
+use crate::transport::Counters;
 
 const CONTEXT: usize = 0x10;
 
@@ -28,6 +29,10 @@ const MODIFIABLE: u32 = 1 << 16;
 const LID: Field = field(0x60, 31, 16);
 const SUBNET_TIMEOUT: Field = field(0x60, 4, 0);
 const SM_LID: Field = field(0x64, 31, 16);
+
+// At the same place in the contexts of InfiniBand and Ethernet.
+const QKEY_VIOLATIONS: Field = field(0x68, 31, 16);
+const PKEY_VIOLATIONS: Field = field(0x68, 15, 0);
 
 const DOWN: u32 = 1;
 const ACTIVE: u32 = 4;
@@ -232,6 +237,27 @@ impl<P: Platform> Core<P> {
     }
 }
 
+/// Counters of 16 bits, which stick at their maximum.
+fn stuck(count: u64) -> u32 {
+    count.min(u16::MAX.into()) as u32
+}
+
+/// Adds the violations of queue keys to an answer with an Ethernet port's context.
+pub(crate) fn put_qkey_violations(output: &mut [u8], counters: &Counters) {
+    if let Some(context) = output.get_mut(CONTEXT..) {
+        QKEY_VIOLATIONS.put(context, stuck(counters.qkey_violations));
+    }
+}
+
+/// Adds the violations of queue and partition keys to an answer with an InfiniBand port's
+/// context.
+pub(crate) fn put_violations(output: &mut [u8], counters: &Counters) {
+    put_qkey_violations(output, counters);
+    if let Some(context) = output.get_mut(CONTEXT..) {
+        PKEY_VIOLATIONS.put(context, stuck(counters.pkey_violations));
+    }
+}
+
 impl<P: Platform> Hca<P> {
     pub(crate) fn set_roce_address(&mut self, input: &[u8]) -> Outcome {
         let index = ROCE_INDEX.get(input) as usize;
@@ -265,5 +291,26 @@ impl<P: Platform> Hca<P> {
         self.transport
             .detach(object_number(input), get_array(input, 0x10));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `pkey_violation_counter` and `qkey_violation_counter` of `mlx5_ifc.h`.
+    #[test]
+    fn violations_are_counted_up_to_16_bits() {
+        let counters = Counters {
+            qkey_violations: 3,
+            pkey_violations: 70_000,
+            ..Counters::default()
+        };
+        let mut output = [0; 0x200];
+        put_qkey_violations(&mut output, &counters);
+        assert_eq!(output[0x78..0x7c], [0, 3, 0, 0]);
+        put_violations(&mut output, &counters);
+        assert_eq!(output[0x78..0x7c], [0, 3, 0xff, 0xff]);
+        put_violations(&mut output[..0x10], &counters);
     }
 }
