@@ -421,7 +421,7 @@ impl State {
         self.check_subject(fd, request, &input, modified(&input))?;
         let now_errored = OPCODE.get(&input) as u16 == op::TO_ERR_QP;
         if now_errored {
-            self.flush_sends();
+            self.flush_sends(None);
         }
         require_umem(&mut input);
         self.execute_command(request, &input, ATTR_OBJ_OUT)?;
@@ -564,10 +564,8 @@ impl State {
 
     /// Checks that a UAR number belongs to the context.
     pub(crate) fn check_uar(&self, fd: RawFd, number: u32) -> Result<u32> {
-        let mut all = self.objects.all().filter(|object| object.file == fd);
-        let is =
-            |data: &ObjectData| matches!(data, ObjectData::Uar { number: it, .. } if *it == number);
-        match all.any(|object| is(&object.data)) {
+        let mut uars = self.objects.numbered(OBJECT_UAR, number);
+        match uars.any(|object| object.file == fd) {
             true => Ok(number),
             false => refuse(libc::EINVAL),
         }

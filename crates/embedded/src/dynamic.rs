@@ -152,8 +152,8 @@ impl State {
             // `struct mlx5_ib_modify_qp_resp`.
             request.driver_answer([8, number].as_bytes());
         }
+        self.objects.renumber_qp(fd, handle, number)?;
         let qp = self.objects.qp_mut(fd, handle)?;
-        qp.number = number;
         qp.attributes = *attributes;
         qp.target = Some(Target {
             state: to,

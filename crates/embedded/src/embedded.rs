@@ -213,10 +213,27 @@ impl Embedded {
         self.device.number()
     }
 
-    /// Runs `command` on the device, and wakes the engine.
+    /// Runs `command` on the device, and wakes the engine if there is more to do: with many
+    /// queue pairs each wake-up costs a look at all of them.
     pub(crate) fn command<T>(&self, command: impl FnOnce(&mut State) -> T) -> T {
-        let result = command(&mut self.device.lock());
-        self.runner.wake();
+        let mut state = self.device.lock();
+        if !state.has_thread {
+            let result = command(&mut state);
+            drop(state);
+            self.runner.wake();
+            return result;
+        }
+        let before = state.activity();
+        let deadline = state.hca.deadline();
+        let result = command(&mut state);
+        let busy = state.settle();
+        let sooner = |at| deadline.is_none_or(|before| at < before);
+        let sooner = state.hca.deadline().is_some_and(sooner);
+        let wakes = busy || sooner || state.activity() != before;
+        drop(state);
+        if wakes {
+            self.runner.wake();
+        }
         result
     }
 }

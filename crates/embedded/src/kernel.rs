@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use uverbs::abi::ids::{METHOD_QP_DESTROY, OBJECT_QP};
+use uverbs::abi::ids::{ATTR_DESTROY_QP_HANDLE, METHOD_QP_DESTROY, OBJECT_QP};
 use uverbs::abi::ioctl::RDMA_VERBS_IOCTL;
 use uverbs::discovery::DriverId;
 use uverbs::kernel::Kernel;
@@ -121,7 +121,11 @@ unsafe impl Kernel for EmbeddedKernel {
         .contains(&(request.object, request.method));
         let done = self.embedded.command(|state| {
             if ends_queue {
-                state.flush_sends();
+                let handle = request.optional_handle(ATTR_DESTROY_QP_HANDLE);
+                let qp = handle.filter(|_| request.object == OBJECT_QP);
+                let qp = qp.and_then(|handle| state.objects.qp(fd, handle).ok());
+                let number = qp.map(|qp| qp.number);
+                state.flush_sends(number);
             }
             // SAFETY: the caller guarantees that addresses in the command are valid
             // for what the command does with them.

@@ -33,8 +33,8 @@ pub fn last_accesses() -> [Range<usize>; 2] {
 pub(crate) struct Ranges {
     /// Number of grants of each range, by its start and its exclusive end.
     ranges: BTreeMap<(u64, u64), usize>,
-    /// The same ranges, sorted and without overlap.
-    merged: Vec<(u64, u64)>,
+    /// The same ranges without overlap: the exclusive end of each by its start.
+    merged: BTreeMap<u64, u64>,
     /// Cache of ranges in `merged`, indexed by bits of the address.
     recent: [Cell<Option<(u64, u64)>>; RECENT_RANGES],
 }
@@ -63,19 +63,25 @@ impl Ranges {
     /// Merges the ranges that overlap or touch one that was added or removed.
     fn merge(&mut self, changed: (u64, u64)) {
         self.recent = Default::default();
-        let first = self.merged.partition_point(|range| range.1 < changed.0);
-        let last = self.merged.partition_point(|range| range.0 <= changed.1);
-        let before = &self.merged[first..last];
-        let from = before.first().map_or(changed.0, |it| it.0.min(changed.0));
-        let to = before.last().map_or(changed.1, |it| it.1.max(changed.1));
-        let mut merged: Vec<(u64, u64)> = Vec::new();
-        for (&(from, to), _) in self.ranges.range((from, 0)..=(to, u64::MAX)) {
-            match merged.last_mut() {
+        let (mut from, mut to) = changed;
+        while let Some((&start, &end)) = self.merged.range(..=to).next_back() {
+            if end < from {
+                break;
+            }
+            self.merged.remove(&start);
+            (from, to) = (from.min(start), to.max(end));
+        }
+        let mut current: Option<(u64, u64)> = None;
+        for &(from, to) in self.ranges.range((from, 0)..=(to, u64::MAX)).map(|it| it.0) {
+            match &mut current {
                 Some(last) if from <= last.1 => last.1 = last.1.max(to),
-                _ => merged.push((from, to)),
+                _ => {
+                    self.merged.extend(current);
+                    current = Some((from, to));
+                }
             }
         }
-        self.merged.splice(first..last, merged);
+        self.merged.extend(current);
     }
 
     fn contains(&self, address: u64, length: u64) -> bool {
@@ -90,9 +96,9 @@ impl Ranges {
         if recent.get().as_ref().is_some_and(has) {
             return true;
         }
-        let at = self.merged.partition_point(|range| range.1 <= address);
-        let found = self.merged.get(at).filter(|range| has(range));
-        found.inspect(|range| recent.set(Some(**range))).is_some()
+        let found = self.merged.range(..=address).next_back();
+        let found = found.map(|(from, to)| (*from, *to)).filter(has);
+        found.inspect(|range| recent.set(Some(*range))).is_some()
     }
 }
 
@@ -361,8 +367,9 @@ mod tests {
                     let all = (from..from + 10).all(has);
                     proptest::prop_assert_eq!(ranges.contains(from, 10), all);
                 }
-                let sorted = ranges.merged.windows(2).all(|pair| pair[0].1 < pair[1].0);
-                proptest::prop_assert!(sorted);
+                let merged: Vec<_> = ranges.merged.iter().collect();
+                let apart = merged.windows(2).all(|pair| pair[0].1 < pair[1].0);
+                proptest::prop_assert!(apart);
             }
         }
     }

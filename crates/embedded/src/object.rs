@@ -1,6 +1,6 @@
 //! Objects of the contexts, by handle.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -227,6 +227,17 @@ pub(crate) enum ObjectData {
 }
 
 impl ObjectData {
+    /// Returns the number in the device of a queue that events name, or of a UAR.
+    fn number(&self) -> Option<u32> {
+        match self {
+            Self::Cq(cq) => Some(cq.number),
+            Self::Qp(qp) => Some(qp.number),
+            Self::Srq(srq) => Some(srq.number),
+            Self::Uar { number, .. } => Some(*number),
+            _ => None,
+        }
+    }
+
     /// Returns the kernel's number of its type.
     pub(crate) fn kind(&self) -> u16 {
         use uverbs::abi::ids;
@@ -270,6 +281,8 @@ pub(crate) struct Object {
 #[derive(Debug, Default)]
 pub(crate) struct Objects {
     objects: HashMap<u32, Object>,
+    /// Type, number in the device, and handle of the objects that are found by number.
+    numbered: BTreeSet<(u16, u32, u32)>,
     last: u32,
 }
 
@@ -324,10 +337,44 @@ impl Objects {
         loop {
             self.last = self.last.wrapping_add(1);
             if !self.objects.contains_key(&self.last) {
+                if let Some(number) = object.data.number() {
+                    self.numbered
+                        .insert((object.data.kind(), number, self.last));
+                }
                 self.objects.insert(self.last, object);
                 return self.last;
             }
         }
+    }
+
+    /// Returns the objects of a type ([`ObjectData::kind`]) that represent a queue or
+    /// UAR of the device.
+    pub(crate) fn numbered(&self, kind: u16, number: u32) -> impl Iterator<Item = &Object> {
+        let handles = self
+            .numbered
+            .range((kind, number, 0)..=(kind, number, u32::MAX));
+        handles.filter_map(|(_, _, handle)| self.objects.get(handle))
+    }
+
+    /// Sets the attributes of all objects that represent a queue pair of the device.
+    pub(crate) fn set_attributes(&mut self, number: u32, attributes: ModifyQp) {
+        let kind = uverbs::abi::ids::OBJECT_QP;
+        let range = (kind, number, 0)..=(kind, number, u32::MAX);
+        for (_, _, handle) in self.numbered.range(range) {
+            if let Some(ObjectData::Qp(qp)) = self.objects.get_mut(handle).map(|it| &mut it.data) {
+                qp.attributes = attributes;
+            }
+        }
+    }
+
+    /// Sets the number in the device of a queue pair.
+    pub(crate) fn renumber_qp(&mut self, file: RawFd, handle: u32, number: u32) -> Result<()> {
+        let qp = self.qp_mut(file, handle)?;
+        let before = std::mem::replace(&mut qp.number, number);
+        let kind = uverbs::abi::ids::OBJECT_QP;
+        self.numbered.remove(&(kind, before, handle));
+        self.numbered.insert((kind, number, handle));
+        Ok(())
     }
 
     /// Returns an object of a context.
@@ -383,6 +430,9 @@ impl Objects {
     /// Removes an object.
     pub(crate) fn remove(&mut self, handle: u32) -> Option<Object> {
         let object = self.objects.remove(&handle)?;
+        if let Some(number) = object.data.number() {
+            self.numbered.remove(&(object.data.kind(), number, handle));
+        }
         for needed in &object.dependencies {
             if let Some(needed) = self.objects.get_mut(needed) {
                 needed.uses -= 1;
@@ -412,11 +462,6 @@ impl Objects {
     /// Returns all objects, of every context.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Object> {
         self.objects.values()
-    }
-
-    /// Returns all objects mutably.
-    pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut Object> {
-        self.objects.values_mut()
     }
 
     /// Replaces a dependency of an object.

@@ -9,7 +9,7 @@ use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
 use crate::command::{Input, NUMBER, run};
 use crate::dynamic;
-use crate::object::{ObjectData, Qp};
+use crate::object::Qp;
 use crate::query::multicast_mac;
 use crate::request::{Request, word};
 use crate::state::State;
@@ -317,7 +317,7 @@ impl State {
                 .contains(Mask::STATE)
                 .then_some(QpState(given.qp_state));
             if to == Some(QpState::ERR) {
-                self.flush_sends();
+                self.flush_sends(Some(number));
             }
             let named = (given.qp_handle, packet);
             return self.modify_packet_qp(fd, named, (&attributes, to), mask);
@@ -344,7 +344,7 @@ impl State {
             return refuse(libc::EINVAL);
         }
         if to == QpState::ERR && now == QpState::RTS {
-            self.flush_sends();
+            self.flush_sends(Some(number));
         }
         self.merge_checked(&mut attributes, given, mask)?;
         let opcode = transition.opcode;
@@ -367,13 +367,7 @@ impl State {
         qp.attributes = attributes;
         // An XRC target may have been opened several times.
         if qp.domain.is_some() {
-            for object in self.objects.all_mut() {
-                if let ObjectData::Qp(qp) = &mut object.data {
-                    if qp.number == number {
-                        qp.attributes = attributes;
-                    }
-                }
-            }
+            self.objects.set_attributes(number, attributes);
         }
         Ok(())
     }

@@ -163,7 +163,18 @@ fn run_devices(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
             state.hca.set_patient(behind);
         }
         let before = state.hca.stats();
-        result.busy |= state.turn();
+        let mut busy = state.turn();
+        let parts = state.parts();
+        for part in 0..parts {
+            if busy {
+                break;
+            }
+            // Commands may take the lock between two parts.
+            drop(state);
+            state = device.lock_for_turn();
+            busy = state.turn_of_part(part, parts);
+        }
+        result.busy |= busy;
         let after = state.hca.stats();
         result.remote_writes |= before.remote_writes != after.remote_writes;
         // `State::turn` does not report completions and writes that need no further turn.

@@ -9,13 +9,15 @@ use mmap_rs::{MmapMut, MmapOptions};
 use nix::net::if_::if_nametoindex;
 use softhca::bits::{Field, field, flag, get32};
 use softhca::command::opcode as op;
+use softhca::engine::counters::Stats;
 use softhca::engine::eq::event;
 use softhca::fabric::Fabric;
 use softhca::packet::{Gid, Pool, gid_of_ip};
 use softhca::profile::PortKind;
-use softhca::transport::Queue;
+use softhca::transport::{Counters, Queue};
 use softhca::{Hca, Settings};
 use uverbs::AsyncEventType as Async;
+use uverbs::abi::ids;
 use uverbs::abi::write::{AsyncEventDesc, CompEventDesc};
 use zerocopy::IntoBytes;
 
@@ -27,7 +29,7 @@ use crate::event::{Event, EventCounter, EventFile};
 use crate::files::File;
 use crate::flow::Flows;
 use crate::memory::Process;
-use crate::object::{Events, ObjectData, Objects};
+use crate::object::{ObjectData, Objects};
 use crate::query::{GID_IB, GID_ROCE_V1, GID_ROCE_V2, own_ipv4};
 use crate::subscriptions::Subscription;
 use crate::udp::{HostAddresses, MulticastGroups};
@@ -362,11 +364,33 @@ impl State {
     }
 
     /// Performs a bounded amount of work. Returns true if more is left, or
-    /// something has just happened.
+    /// something has just happened. With many queue pairs it finds the work that registers
+    /// hint at; for the rest see [`State::turn_of_part`].
     pub(crate) fn turn(&mut self) -> bool {
         let changed = self.update_gids();
-        let hinted = self.watch.is_large() && self.turn_with(DoorbellWatch::scan_hinted);
-        changed | (hinted || self.turn_with(DoorbellWatch::scan_all))
+        let scan = match self.watch.is_large() {
+            true => DoorbellWatch::scan_hinted,
+            false => DoorbellWatch::scan_all,
+        };
+        changed | self.turn_with(scan)
+    }
+
+    /// Returns the number of parts that the rest of the records have after a turn.
+    pub(crate) fn parts(&self) -> usize {
+        match self.watch.is_large() {
+            true => self.watch.parts(),
+            false => 0,
+        }
+    }
+
+    /// As [`State::turn`], for a part of the records.
+    pub(crate) fn turn_of_part(&mut self, part: usize, parts: usize) -> bool {
+        self.turn_with(|watch, on_doorbell| watch.scan_part(part, parts, on_doorbell))
+    }
+
+    /// Performs what a command has left to do. Returns whether there was anything.
+    pub(crate) fn settle(&mut self) -> bool {
+        self.turn_with(|_, _| {})
     }
 
     /// Processes the doorbells that `scan` finds, and performs a bounded amount of work.
@@ -402,11 +426,16 @@ impl State {
 
     /// Takes turns before a queue pair is destroyed or set to the error state: a card would
     /// have sent the posted work by then, and some programs do not wait for completions.
-    pub(crate) fn flush_sends(&mut self) {
+    /// `qpn` is its number, if it is known.
+    pub(crate) fn flush_sends(&mut self, qpn: Option<u32>) {
         if !self.has_thread {
             return;
         }
-        let mut busy = self.turn_with(DoorbellWatch::scan_all);
+        let many = self.watch.is_large();
+        let mut busy = match qpn.filter(|_| many) {
+            Some(qpn) => self.turn_with(|watch, on_doorbell| watch.scan_ending(qpn, on_doorbell)),
+            None => self.turn_with(DoorbellWatch::scan_all),
+        };
         for _ in 1..MAX_FLUSH_TURNS {
             if !busy {
                 break;
@@ -426,6 +455,16 @@ impl State {
     /// Returns whether the device may have work without a command.
     pub(crate) fn is_in_use(&self) -> bool {
         !self.watch.is_empty() || self.hca.deadline().is_some()
+    }
+
+    /// Returns what changes when the device does something for other threads or devices.
+    pub(crate) fn activity(&self) -> (bool, Stats, Counters) {
+        let stats = Stats {
+            commands: 0,
+            commands_refused: 0,
+            ..self.hca.stats()
+        };
+        (self.is_in_use(), stats, self.hca.transport_counters())
     }
 
     /// Returns whether a timer of a queue pair has expired.
@@ -485,10 +524,7 @@ impl State {
             }
             event::CQ_ERROR => {
                 let of = number(FAILED_CQ);
-                return self.queue_object_event(Async::CQ_ERR, |is| match is {
-                    ObjectData::Cq(cq) if cq.number == of => Some(&cq.events),
-                    _ => None,
-                });
+                return self.queue_object_event(Async::CQ_ERR, ids::OBJECT_CQ, of);
             }
             event::SRQ_LIMIT => Async::SRQ_LIMIT_REACHED,
             event::SRQ_CATASTROPHIC => Async::SRQ_ERR,
@@ -501,19 +537,16 @@ impl State {
             _ => return,
         };
         let of = number(NUMBER);
-        let shared = matches!(what, Async::SRQ_LIMIT_REACHED | Async::SRQ_ERR);
-        self.queue_object_event(what, |is| match is {
-            ObjectData::Qp(qp) if !shared && qp.number == of => Some(&qp.events),
-            ObjectData::Srq(srq) if shared && srq.number == of => Some(&srq.events),
-            _ => None,
-        });
+        let kind = match what {
+            Async::SRQ_LIMIT_REACHED | Async::SRQ_ERR => ids::OBJECT_SRQ,
+            _ => ids::OBJECT_QP,
+        };
+        self.queue_object_event(what, kind, of);
     }
 
     fn queue_completion_event(&mut self, cqn: u32) {
-        let found = self
-            .objects
-            .find(|is| matches!(is, ObjectData::Cq(cq) if cq.number == cqn));
-        let Some(ObjectData::Cq(cq)) = found.map(|object| &object.data) else {
+        let mut found = self.objects.numbered(ids::OBJECT_CQ, cqn);
+        let Some(ObjectData::Cq(cq)) = found.next().map(|object| &object.data) else {
             return;
         };
         let Some(channel) = &cq.channel else { return };
@@ -528,10 +561,13 @@ impl State {
 
     /// Queues an event of an object in the device for each of its objects here: an XRC
     /// target has one for each time it was opened.
-    fn queue_object_event(&mut self, what: Async, events: impl Fn(&ObjectData) -> Option<&Events>) {
-        for object in self.objects.all() {
-            let Some(of) = events(&object.data) else {
-                continue;
+    fn queue_object_event(&self, what: Async, kind: u16, number: u32) {
+        for object in self.objects.numbered(kind, number) {
+            let of = match &object.data {
+                ObjectData::Cq(cq) => &cq.events,
+                ObjectData::Qp(qp) => &qp.events,
+                ObjectData::Srq(srq) => &srq.events,
+                _ => continue,
             };
             let default = self.files.get(&object.file).and_then(File::default_events);
             if let Some(file) = of.file.as_ref().or(default) {

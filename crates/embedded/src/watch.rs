@@ -4,6 +4,7 @@
 //! a doorbell. Two doorbells in one register can overwrite each other, but records are
 //! separate; therefore registers are only a hint which of many records to read first.
 
+use std::collections::HashMap;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -19,6 +20,8 @@ const MAX_SCANNED: usize = 64;
 const MAX_SCANNED_PER_UAR: usize = 8;
 /// Number of scans in which each record is read once.
 const PARTS: usize = 128;
+/// Number of queues whose records are read without a pause for commands.
+const PART_OF_MANY: usize = 512;
 
 /// Offsets of the doorbell registers of a UAR: two registers of two halves each.
 const REGISTERS: [usize; 4] = [0x800, 0x900, 0xa00, 0xb00];
@@ -142,12 +145,73 @@ pub(crate) enum Doorbell {
     Arm(u32, u32),
 }
 
+/// Something with a number.
+trait Numbered {
+    fn number(&self) -> u32;
+}
+
+impl Numbered for Queue {
+    fn number(&self) -> u32 {
+        self.qpn
+    }
+}
+
+impl Numbered for Arm {
+    fn number(&self) -> u32 {
+        self.cqn
+    }
+}
+
+/// Values in a row, also found by number. Adding and removing do not depend on how many there
+/// are.
+#[derive(Debug)]
+struct Row<T> {
+    values: Vec<T>,
+    /// Index of each number.
+    places: HashMap<u32, usize>,
+}
+
+impl<T> Default for Row<T> {
+    fn default() -> Self {
+        Self {
+            values: Vec::new(),
+            places: HashMap::new(),
+        }
+    }
+}
+
+impl<T: Numbered> Row<T> {
+    fn add(&mut self, value: T) {
+        self.places.insert(value.number(), self.values.len());
+        self.values.push(value);
+    }
+
+    fn remove(&mut self, number: u32) {
+        if let Some(at) = self.places.remove(&number) {
+            self.values.swap_remove(at);
+            if let Some(moved) = self.values.get(at) {
+                self.places.insert(moved.number(), at);
+            }
+        }
+    }
+
+    fn get_mut(&mut self, number: u32) -> Option<&mut T> {
+        self.values.get_mut(*self.places.get(&number)?)
+    }
+
+    /// Returns one of several parts.
+    fn part(&mut self, part: usize, parts: usize) -> &mut [T] {
+        let at = |part: usize| self.values.len() * part / parts;
+        let range = at(part)..at(part + 1);
+        &mut self.values[range]
+    }
+}
+
 /// The watched records.
 #[derive(Debug, Default)]
 pub(crate) struct DoorbellWatch {
-    /// By number.
-    queues: Vec<Queue>,
-    arms: Vec<Arm>,
+    queues: Row<Queue>,
+    arms: Row<Arm>,
     registers: Vec<Registers>,
     /// Number of the part that is read next.
     part: usize,
@@ -167,8 +231,7 @@ impl DoorbellWatch {
             send: (send, sent),
             receive: (receive, received),
         };
-        let index = self.queues.partition_point(|queue| queue.qpn < qpn);
-        self.queues.insert(index, queue);
+        self.queues.add(queue);
     }
 
     /// Watches the arming record of a completion queue, the second of its two
@@ -179,7 +242,7 @@ impl DoorbellWatch {
     pub(crate) unsafe fn add_arm(&mut self, cqn: u32, address: u64) {
         let record = record(address + 4);
         record.word().store(PROCESSED, Ordering::Relaxed);
-        self.arms.push(Arm { cqn, record });
+        self.arms.add(Arm { cqn, record });
     }
 
     /// Adds a context, whose UARs are in the mapping.
@@ -213,45 +276,73 @@ impl DoorbellWatch {
     /// Sets the send record of a queue that was reset to 0. Drivers count from 0 again,
     /// but not all reset the record; the same value as before would be no change.
     pub(crate) fn reset_sends(&mut self, qpn: u32) {
-        if let Ok(index) = self.queues.binary_search_by_key(&qpn, |queue| queue.qpn) {
-            let (record, seen) = &mut self.queues[index].send;
+        if let Some(queue) = self.queues.get_mut(qpn) {
+            let (record, seen) = &mut queue.send;
             record.word().store(0, Ordering::Relaxed);
             *seen = 0;
         }
     }
 
     pub(crate) fn remove_queue(&mut self, qpn: u32) {
-        self.queues.retain(|queue| queue.qpn != qpn);
+        self.queues.remove(qpn);
     }
 
     pub(crate) fn remove_arm(&mut self, cqn: u32) {
-        self.arms.retain(|arm| arm.cqn != cqn);
+        self.arms.remove(cqn);
     }
 
     /// Returns whether no doorbell can occur.
     pub(crate) fn is_empty(&self) -> bool {
-        self.queues.is_empty() && self.arms.is_empty()
+        self.queues.values.is_empty() && self.arms.values.is_empty()
     }
 
     /// Returns whether reading all records takes longer than reading registers.
     pub(crate) fn is_large(&self) -> bool {
         let uars: usize = self.registers.iter().map(|it| it.uars.len()).sum();
-        uars != 0 && self.queues.len() > MAX_SCANNED.max(MAX_SCANNED_PER_UAR * uars)
+        uars != 0 && self.queues.values.len() > MAX_SCANNED.max(MAX_SCANNED_PER_UAR * uars)
     }
 
     /// Calls `on_doorbell` for each changed record. Work posted before a completion queue was
     /// armed is reported before the arming.
     pub(crate) fn scan_all(&mut self, on_doorbell: &mut dyn FnMut(Doorbell)) {
-        for queue in &mut self.queues {
-            queue.scan(&mut *on_doorbell);
-        }
-        self.scan_arms(on_doorbell);
+        self.scan_part(0, 1, on_doorbell);
     }
 
     /// Calls `on_doorbell` for each request for notification.
     pub(crate) fn scan_arms(&mut self, on_doorbell: &mut dyn FnMut(Doorbell)) {
-        for arm in &self.arms {
+        for arm in &self.arms.values {
             arm.scan(&mut *on_doorbell);
+        }
+    }
+
+    /// Returns the number of parts in which to read all records, so that commands need not
+    /// wait for the others.
+    pub(crate) fn parts(&self) -> usize {
+        let longest = self.queues.values.len().max(self.arms.values.len());
+        longest.div_ceil(PART_OF_MANY)
+    }
+
+    /// Scans one of several parts of all records.
+    pub(crate) fn scan_part(
+        &mut self,
+        part: usize,
+        parts: usize,
+        on_doorbell: &mut dyn FnMut(Doorbell),
+    ) {
+        for queue in self.queues.part(part, parts) {
+            queue.scan(&mut *on_doorbell);
+        }
+        for arm in self.arms.part(part, parts) {
+            arm.scan(&mut *on_doorbell);
+        }
+    }
+
+    /// Scans the records of a queue pair that is about to end, and of those that registers
+    /// hint at: their requests may be for it.
+    pub(crate) fn scan_ending(&mut self, qpn: u32, on_doorbell: &mut dyn FnMut(Doorbell)) {
+        self.scan_by_registers(on_doorbell);
+        if let Some(queue) = self.queues.get_mut(qpn) {
+            queue.scan(on_doorbell);
         }
     }
 
@@ -263,14 +354,7 @@ impl DoorbellWatch {
 
     /// Scans the next part of the records.
     fn scan_next_part(&mut self, on_doorbell: &mut dyn FnMut(Doorbell)) {
-        let part = |len: usize| len * self.part / PARTS..len * (self.part + 1) / PARTS;
-        let (queues, arms) = (part(self.queues.len()), part(self.arms.len()));
-        for queue in &mut self.queues[queues] {
-            queue.scan(&mut *on_doorbell);
-        }
-        for arm in &self.arms[arms] {
-            arm.scan(&mut *on_doorbell);
-        }
+        self.scan_part(self.part, PARTS, on_doorbell);
         self.part = (self.part + 1) % PARTS;
     }
 
@@ -281,8 +365,8 @@ impl DoorbellWatch {
         } = self;
         for registers in registers {
             registers.scan(|qpn| {
-                if let Ok(index) = queues.binary_search_by_key(&qpn, |queue| queue.qpn) {
-                    queues[index].scan(&mut *on_doorbell);
+                if let Some(queue) = queues.get_mut(qpn) {
+                    queue.scan(&mut *on_doorbell);
                 }
             });
         }
@@ -419,7 +503,7 @@ mod tests {
         watch.remove_context(1);
         assert!(!watch.is_large());
         posted(9);
-        let rest = [Doorbell::Send(0x12_3407), Doorbell::Send(0x12_3409)];
+        let rest = [Doorbell::Send(0x12_3409), Doorbell::Send(0x12_3407)];
         assert_eq!(seen(&mut watch), rest);
     }
 }

@@ -56,8 +56,9 @@ impl Objects {
 
     /// Returns the objects that represent a queue pair of the device.
     pub(crate) fn qps(&self, number: u32) -> impl Iterator<Item = &Qp> {
-        self.all().filter_map(move |object| match &object.data {
-            ObjectData::Qp(it) if it.number == number => Some(&**it),
+        let objects = self.numbered(OBJECT_QP, number);
+        objects.filter_map(|object| match &object.data {
+            ObjectData::Qp(it) => Some(&**it),
             _ => None,
         })
     }

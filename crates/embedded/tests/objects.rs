@@ -1,5 +1,8 @@
 //! Objects: dependencies, rejected operations, and teardown.
 
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
 use embedded_testing::driver::*;
 use mlx5::{Address, AddressHandle, Bind, CompletionQueue, CqOptions, Link, MiniFormat};
 use ringverbs_embedded::{Drive, Embedded, Network};
@@ -207,6 +210,43 @@ fn state_transitions_are_those_of_the_specification() {
     );
     assert_eq!((attr.sq_psn, attr.dest_qp_num), (100, qp.object.qp_num()));
     assert_eq!((init.cap.max_send_wr, init.sq_sig_all), (64, false));
+}
+
+/// Neither the queue pair nor the device's thread looks at the others. Medians, since the
+/// machine may be busy.
+#[test]
+fn a_queue_pair_costs_the_same_among_many() {
+    const FEW: usize = 500;
+    const MANY: usize = 12_000;
+    const SAMPLES: usize = 201;
+    let host = Host::single("ib");
+    let mut cq = host.cq(4);
+    let mut kept = Vec::new();
+    let mut median = |count: usize| {
+        while kept.len() < count {
+            kept.push(host.qp(QpType::RC, &mut cq));
+        }
+        // The thread sleeps again.
+        sleep(Duration::from_millis(20));
+        let mut times = [Vec::new(), Vec::new()];
+        for _ in 0..SAMPLES {
+            let began = Instant::now();
+            let qp = host.qp(QpType::RC, &mut cq);
+            times[0].push(began.elapsed());
+            let began = Instant::now();
+            qp.object.destroy().unwrap();
+            times[1].push(began.elapsed());
+        }
+        times.map(|mut times| {
+            times.sort_unstable();
+            times[SAMPLES / 2]
+        })
+    };
+    let (few, many) = (median(FEW), median(MANY));
+    println!("create, destroy: {few:?} among {FEW}, {many:?} among {MANY}");
+    for (few, many) in few.into_iter().zip(many) {
+        assert!(many < 3 * few, "{few:?} among {FEW}, {many:?} among {MANY}");
+    }
 }
 
 /// The widths are those of the device's fields: mlx5_ib checks none of these values.
