@@ -17,6 +17,7 @@ use rxe_tests::guest::Architecture;
 use crate::aarch64;
 use crate::driver::{build_static, build_static_for, cargo, root, target_dir};
 use crate::libmlx5::{self, LIBMLX5};
+use crate::steps::{self, Step};
 
 /// The plugin's file, named for the oldest private ABI.
 pub const LIBRARY: &str = "libringverbs-rdmav34.so";
@@ -70,6 +71,7 @@ fn build_dist() -> Result<PathBuf> {
     let target = target_dir();
     build_libraries(&[], &target)?;
     let dist = lay_out(&target.join("shipped"), target.join("dist"))?;
+    let _step = Step::begin("linking libmlx5.so.1");
     libmlx5::link(&target.join("shipped"), &dist, "cc", false)?;
     Ok(dist)
 }
@@ -84,22 +86,29 @@ fn build_libraries(cross: &[&str], target: &Path) -> Result<()> {
         "cdylib,staticlib",
     ];
     let preload = ["ringverbs-preload"];
-    for (verb, package) in [("rustc", &plugin[..]), ("build", &preload[..])] {
+    for (step, verb, package) in [
+        ("building the plugin", "rustc", &plugin[..]),
+        (
+            "building the library of embedded devices",
+            "build",
+            &preload[..],
+        ),
+    ] {
+        let _step = Step::begin(step);
         let mut build = Command::new(cargo());
         if !cross.is_empty() {
             build.env(aarch64::LINKER.0, aarch64::LINKER.1);
         }
-        let status = build
+        build
             .current_dir(root())
             .arg(verb)
-            .args(["--quiet", "--profile", "shipped", "--target-dir"])
+            .args(["--profile", "shipped", "--target-dir"])
             .arg(target)
             .args(cross)
             .arg("-p")
-            .args(package)
-            .status()
-            .context("cannot run cargo")?;
-        ensure!(status.success(), "{} does not build", package[0]);
+            .args(package);
+        let output = steps::run_cargo(&mut build)?;
+        ensure!(output.status.success(), "{} does not build", package[0]);
     }
     Ok(())
 }
@@ -164,8 +173,11 @@ const BUILD_COMMAND: [&str; 9] = [
     COMMAND,
 ];
 
+const COMMAND_STEP: &str = "building the command ringverbs";
+
 fn build_with_command() -> Result<PathBuf> {
     let dist = dist()?;
+    let _step = Step::begin(COMMAND_STEP);
     add_command(&build_static(&BUILD_COMMAND)?, &dist)?;
     add_share(Command::new(dist.join(COMMAND)), &dist)?;
     Ok(dist)
@@ -204,6 +216,7 @@ fn build_for_aarch64() -> Result<PathBuf> {
     let built = target.join(aarch64::TARGET).join("shipped");
     let dist = lay_out(&built, target.join("dist-aarch64"))?;
     libmlx5::link(&built, &dist, aarch64::LINKER.1, true)?;
+    let _step = Step::begin(COMMAND_STEP);
     add_command(&build_static_for(aarch64::TARGET, &BUILD_COMMAND)?, &dist)?;
     let mut command = Command::new("qemu-aarch64");
     command.arg(dist.join(COMMAND));
@@ -257,6 +270,7 @@ fn run_cargo_deb(out: PathBuf, options: &[&str]) -> Result<Vec<PathBuf>> {
         fs::remove_dir_all(&out).with_context(|| format!("cannot empty {}", out.display()))?;
     }
     fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
+    let _step = Step::begin("making the packages");
     for package in PACKAGES {
         let output = Command::new(cargo())
             .current_dir(root())

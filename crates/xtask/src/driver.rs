@@ -9,6 +9,7 @@ use rxe_tests::guest::Architecture;
 use rxe_tests::guest::suite::X86_64;
 
 use crate::aarch64;
+use crate::steps;
 
 /// Builds `rxe-driver`.
 pub fn build() -> Result<PathBuf> {
@@ -35,18 +36,17 @@ pub fn build_static_for(target: &str, arguments: &[&str]) -> Result<BTreeMap<Str
     if target == aarch64::TARGET {
         aarch64::require_tools()?;
     }
-    let out = Command::new(cargo())
+    let mut build = Command::new(cargo());
+    build
         .current_dir(root())
         .args(arguments)
-        .args(["--quiet", "--message-format", "json-render-diagnostics"])
+        .args(["--message-format", "json-render-diagnostics"])
         .args(["--target", target, "--target-dir"])
         .arg(target_dir().join("guest-driver"))
         .env(aarch64::LINKER.0, aarch64::LINKER.1)
         .env_remove("RUSTFLAGS")
-        .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static")
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot run cargo")?;
+        .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
+    let out = steps::run_cargo(&mut build)?;
     ensure!(
         out.status.success(),
         "a static program does not build: cargo {}",

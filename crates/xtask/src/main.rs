@@ -20,6 +20,7 @@ mod programs;
 mod softhca;
 mod standin;
 mod static_guest;
+mod steps;
 mod suite;
 mod test;
 
@@ -95,7 +96,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    if let Command::Dist { .. } | Command::Install { .. } | Command::Deb { .. } = command {
+        steps::show();
+    }
+    let result = match command {
         Command::Demo(arguments) => demo::demo(&arguments),
         Command::Test(arguments) => test::test(&arguments),
         Command::Guest(arguments) => guest::guest(&arguments),
