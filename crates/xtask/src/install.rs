@@ -17,7 +17,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::dist::{self, COMMAND, CONFIG, CONFIG_TEXT, LIBRARY, LINKS, SHARE};
+use crate::dist::{self, COMMAND, CONFIG, CONFIG_TEXT, LIBRARY, LINKS, PRELOAD, SHARE};
 
 mod replace;
 
@@ -35,6 +35,8 @@ struct InstallPaths {
     aside: PathBuf,
     /// The command's file.
     command: PathBuf,
+    /// The library of embedded devices, where the command looks for it.
+    preload: PathBuf,
     /// The folder of completions and man pages.
     share: PathBuf,
     /// Whether these are the folders of the running system.
@@ -63,6 +65,7 @@ impl InstallPaths {
             config: etc.join("libibverbs.d"),
             aside: etc.join("ringverbs"),
             command: prefix.join("bin").join(COMMAND),
+            preload: prefix.join("lib/ringverbs").join(PRELOAD),
             share: prefix.join(SHARE),
             system: prefix == Path::new("/usr"),
         })
@@ -142,6 +145,9 @@ pub fn install(
         }
         if wanted(Component::Command) {
             remove_file(&paths.command)?;
+            remove_file(&paths.preload)?;
+            // Only if it is empty.
+            let _ = paths.preload.parent().map(fs::remove_dir);
             for file in paths.installed_share_files()? {
                 remove_file(&file)?;
             }
@@ -161,6 +167,7 @@ pub fn install(
         install_plugin(&dist, &paths)?;
     }
     if wanted(Component::Command) {
+        replace(&dist.join(PRELOAD), &paths.preload)?;
         replace(&dist.join(COMMAND), &paths.command)?;
         for file in dist::files_below(&dist.join(SHARE))? {
             replace(&dist.join(SHARE).join(&file), &paths.share_file(&file))?;
@@ -441,6 +448,7 @@ mod tests {
         let built = Tree::new("built");
         fs::write(built.0.join(LIBRARY), "the plugin").unwrap();
         fs::write(built.0.join(COMMAND), "the command").unwrap();
+        fs::write(built.0.join(PRELOAD), "the library").unwrap();
         let share = [
             "share/bash-completion/completions/ringverbs",
             "share/man/man1/ringverbs-info.1",
@@ -454,6 +462,7 @@ mod tests {
         }
         let command = [
             COMMAND,
+            PRELOAD,
             "_ringverbs",
             COMMAND,
             "ringverbs-info.1",
