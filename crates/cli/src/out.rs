@@ -49,6 +49,13 @@ pub fn print_error(error: &Error) {
     }
 }
 
+/// Prints a warning on standard error.
+pub fn print_warning(text: &str) {
+    let mut err = TerminalWriter::new(anstream::stderr());
+    // As for errors.
+    let _ = writeln!(err, "{} {}", paint(WARN, "ringverbs:"), escaped(text));
+}
+
 /// Prints clap's error, which quotes the arguments, on standard error.
 pub fn print_usage_error(error: &clap::Error) {
     let mut err = TerminalWriter::new(anstream::stderr());

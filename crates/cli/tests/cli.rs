@@ -2,8 +2,12 @@
 //! without RDMA.
 
 use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 fn ringverbs(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringverbs"));
@@ -38,6 +42,12 @@ fn every_command_has_help() {
 fn invalid_arguments_are_named_with_exit_status_2() {
     for (args, named) in [
         (&["info", "--port", "0"][..], "--port"),
+        // Not the name of a program.
+        (&["run", "--embeded", "--", "true"], "--embedded"),
+        (
+            &["run", "--embedded", "--require-rdma=x", "true"],
+            "invalid",
+        ),
         (&["info", "--port", "256"], "--port"),
         (&["pingpong", "--size", "0"], "--size"),
         (&["pingpong", "--mtu", "1500"], "1500"),
@@ -212,6 +222,191 @@ fn run_sets_the_environment_of_the_plugin() {
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("/nowhere/program"));
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// Returns `LD_PRELOAD` of a program that a copy of the command runs on embedded devices.
+fn preloaded(command: &Path, directory: &Path) -> String {
+    let output = Command::new(command)
+        .args(["run", "--embedded", "--directory"])
+        .arg(directory.join("network"))
+        .args(["--", "sh", "-c", "echo $LD_PRELOAD"])
+        .env_remove("LD_PRELOAD")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn run_finds_the_library_as_the_package_installs_it() {
+    let dir = std::env::temp_dir().join(format!("ringverbs-usr-{}", std::process::id()));
+    let manifest = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+    let manifest = manifest.unwrap();
+    // The packages of both architectures have both.
+    for (file, folder) in [
+        ("ringverbs", "usr/bin/"),
+        ("libringverbs_preload.so", "usr/lib/ringverbs/"),
+    ] {
+        let entry = format!("/{file}\", \"{folder}\", ");
+        assert_eq!(manifest.matches(&entry).count(), 2, "{entry}");
+        std::fs::create_dir_all(dir.join(folder)).unwrap();
+    }
+    let (command, library) = (
+        dir.join("usr/bin/ringverbs"),
+        dir.join("usr/lib/ringverbs/libringverbs_preload.so"),
+    );
+    std::fs::copy(env!("CARGO_BIN_EXE_ringverbs"), &command).unwrap();
+    // The loader warns that the file is no library, and ignores it.
+    std::fs::write(&library, b"").unwrap();
+    assert_eq!(preloaded(&command, &dir), library.to_str().unwrap());
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// A copy of the command with a file beside it that stands for the library of embedded devices;
+/// the loader ignores it.
+struct Runner(PathBuf);
+
+impl Runner {
+    fn new(name: &str) -> Self {
+        let name = format!("ringverbs-runner-{name}-{}", std::process::id());
+        let runner = Self(std::env::temp_dir().join(name));
+        std::fs::create_dir_all(&runner.0).unwrap();
+        let command = runner.0.join("ringverbs");
+        std::fs::copy(env!("CARGO_BIN_EXE_ringverbs"), command).unwrap();
+        std::fs::write(runner.0.join("libringverbs_preload.so"), b"").unwrap();
+        runner
+    }
+
+    /// Runs a script of the shell, which may write counts to its usage file.
+    fn command(&self, options: &[&str], script: &str) -> Command {
+        let mut command = Command::new(self.0.join("ringverbs"));
+        let network = self.0.join("network");
+        command
+            .args(["run", "--embedded", "--directory"])
+            .arg(network)
+            .args(options)
+            .args(["--", "sh", "-c", script])
+            .env_remove("RINGVERBS_USAGE")
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Returns the exit status, and what the command said.
+    fn run(&self, options: &[&str], script: &str) -> (Option<i32>, String) {
+        let output = self.command(options, script).output().unwrap();
+        let lines = stderr(&output);
+        let own = lines.lines().filter(|line| line.starts_with("ringverbs:"));
+        (output.status.code(), own.collect())
+    }
+
+    /// Asserts that nothing is left of the runs.
+    fn finish(self) {
+        let left = std::fs::read_dir(self.0.join("network")).unwrap().count();
+        assert_eq!(left, 0);
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn run_reports_programs_without_rdma() {
+    let runner = Runner::new("report");
+    let nothing = "ringverbs: the program opened no RDMA device";
+    let none: &[&str] = &[];
+    assert_eq!(runner.run(none, ":"), (Some(0), nothing.into()));
+    let required = ["--require-rdma"];
+    assert_eq!(runner.run(&required, ":"), (Some(3), nothing.into()));
+    let silent = ["--require-rdma=0"];
+    assert_eq!(runner.run(&silent, ":"), (Some(0), String::new()));
+    for options in [none, &required] {
+        assert_eq!(runner.run(options, "exit 7"), (Some(7), String::new()));
+    }
+    // Two processes: an opened device each, 100 bytes sent, 260 received.
+    let count = "dd bs=8 conv=notrunc of=$RINGVERBS_USAGE 2>/dev/null";
+    let open = format!("printf '\\1\\0\\0\\0\\0\\0\\0\\0' | {count} seek=8");
+    let both = format!(
+        "{open}; printf '\\144\\0\\0\\0\\0\\0\\0\\0\\4\\1\\0\\0\\0\\0\\0\\0' | {count} seek=17"
+    );
+    let unused = "ringverbs: the program opened an RDMA device, but no byte went over it";
+    assert_eq!(runner.run(none, &open), (Some(0), unused.into()));
+    for (options, expected) in [
+        (none, (Some(0), "")),
+        (&required, (Some(0), "")),
+        (&["--require-rdma=260"], (Some(0), "")),
+        (
+            &["--require-rdma=261"],
+            (
+                Some(3),
+                "ringverbs: 260 bytes went over RDMA, fewer than 261",
+            ),
+        ),
+    ] {
+        let (code, said) = runner.run(options, &both);
+        assert_eq!((code, &said[..]), expected, "{options:?}");
+    }
+    // The outer command counts for both.
+    let inner = format!(
+        "{} run --embedded -- true",
+        runner.0.join("ringverbs").display()
+    );
+    assert_eq!(runner.run(none, &inner), (Some(0), nothing.into()));
+    runner.finish();
+}
+
+#[test]
+fn run_ends_as_its_program_does() {
+    let runner = Runner::new("ends");
+    let killed = runner.command(&[], "kill -9 $$").output().unwrap();
+    assert_eq!(killed.status.signal(), Some(9), "{killed:?}");
+    let start = |script: &str| {
+        let mut child = runner
+            .command(&[], script)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        let output = child.stdout.take().unwrap();
+        BufReader::new(output).read_line(&mut said).unwrap();
+        (child, said.trim().parse::<u32>().unwrap())
+    };
+    let signal = |name: &str, process: u32| {
+        let kill = format!("kill -{name} {process}");
+        assert!(
+            Command::new("sh")
+                .args(["-c", &kill])
+                .status()
+                .unwrap()
+                .success()
+        );
+    };
+    // Signals for the command reach the program.
+    let (mut child, _) = start("trap 'exit 5' TERM; echo $$; while :; do sleep 0.05; done");
+    signal("TERM", child.id());
+    assert_eq!(child.wait().unwrap().code(), Some(5));
+    let (mut child, _) = start("echo $$; exec sleep 100");
+    signal("INT", child.id());
+    assert_eq!(child.wait().unwrap().signal(), Some(2));
+    // The program does not outlive the command.
+    let (mut child, program) = start("echo $$; exec sleep 100");
+    signal("KILL", child.id());
+    child.wait().unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    let path = format!("/proc/{program}/cmdline");
+    while std::fs::read(&path).is_ok_and(|words| !words.is_empty()) {
+        assert!(Instant::now() < end, "process {program} is left");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // Its file is replaced by the next run.
+    assert!(runner.0.join("network/usage-0").exists());
+    assert_eq!(
+        runner.run(&["--require-rdma=0"], ":"),
+        (Some(0), String::new())
+    );
+    runner.finish();
 }
 
 /// Sequences that affect a terminal, and characters that mislead a reader.

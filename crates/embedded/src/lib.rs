@@ -68,6 +68,7 @@ mod state;
 mod subscriptions;
 mod time;
 mod udp;
+pub mod usage;
 mod user;
 mod wait;
 mod watch;

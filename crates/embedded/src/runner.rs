@@ -176,6 +176,8 @@ fn run_devices(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
         }
         result.busy |= busy;
         let after = state.hca.stats();
+        let (sent, received) = (after.bytes_gathered, after.bytes_scattered);
+        state.counted.update(sent, received);
         result.remote_writes |= before.remote_writes != after.remote_writes;
         // `State::turn` does not report completions and writes that need no further turn.
         result.completed |= before.cqes != after.cqes;

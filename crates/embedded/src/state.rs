@@ -33,6 +33,7 @@ use crate::object::{ObjectData, Objects};
 use crate::query::{GID_IB, GID_ROCE_V1, GID_ROCE_V2, own_ipv4};
 use crate::subscriptions::Subscription;
 use crate::udp::{HostAddresses, MulticastGroups};
+use crate::usage::Counted;
 use crate::watch::{Doorbell, DoorbellWatch};
 use crate::{Result, refuse};
 
@@ -88,6 +89,8 @@ pub(crate) struct State {
     addresses: Option<HostAddresses>,
     /// Number of address changes that have been applied to the GIDs.
     applied_changes: u32,
+    /// Bytes that are counted in the program's [usage](crate::usage).
+    pub(crate) counted: Counted,
     /// A thread drives the device, so that posted work is sent without the program's help.
     pub(crate) has_thread: bool,
     /// One per completion vector. The first also reports all other events.
@@ -223,6 +226,7 @@ impl State {
             interface,
             addresses: addresses.cloned(),
             applied_changes: 0,
+            counted: Counted::default(),
             has_thread: false,
             events,
         };

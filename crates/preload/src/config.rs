@@ -16,6 +16,8 @@ pub(crate) struct Config {
     pub(crate) host: Option<String>,
     /// Directory of the network, and of the files that stand for sysfs.
     pub(crate) directory: PathBuf,
+    /// File in which the processes of a program count what they use.
+    pub(crate) usage: Option<PathBuf>,
 }
 
 impl Config {
@@ -38,6 +40,8 @@ const ROCE_DEVICE: &str = "roce";
 const DEVICES: &str = "RINGVERBS_EMBEDDED";
 /// Names the directory that processes share.
 const DIRECTORY: &str = "RINGVERBS_DIRECTORY";
+/// Names the file for [`Config::usage`]; `ringverbs run` sets it.
+const USAGE: &str = "RINGVERBS_USAGE";
 /// Maximum number of devices of a process.
 const MAX_DEVICES: usize = 16;
 
@@ -57,6 +61,9 @@ fn read() -> Option<Config> {
             directory: environment::variable(DIRECTORY)
                 .filter(|directory| !directory.is_empty())
                 .map_or_else(Network::default_directory, PathBuf::from),
+            usage: environment::variable(USAGE)
+                .filter(|file| !file.is_empty())
+                .map(PathBuf::from),
         }),
         Err(reason) => {
             print_error(&format!("{DEVICES}: {reason}"));

@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 
-use embedded::{Drive, Embedded, Network};
+use embedded::{Drive, Embedded, Network, usage};
 use uverbs::kernel::Kernel;
 use uverbs::{Errno, Error};
 
@@ -117,6 +117,7 @@ impl ProcessState {
         let (kernel, fd) = device.open(Arc::<ProgramDescriptors>::clone(&program))?;
         // Succeeds: the value is new.
         let _ = program.kernel.set(Arc::downgrade(&kernel));
+        usage::count_open();
         self.add(kernel, fd, ObjectKind::Device(number), cloexec)
     }
 
@@ -209,6 +210,11 @@ fn join() -> Result<&'static [Embedded], Errno> {
         }
         errno
     };
+    if let Some(file) = &config.usage {
+        if let Err(error) = usage::count_in(file) {
+            print_error(&format!("{}: {error}", file.display()));
+        }
+    }
     embedded::set_scope_hooks(internal::enter_scope, internal::leave_scope);
     fault::install();
     // C providers do not call `notify_doorbell`.

@@ -7,11 +7,15 @@
 //! to, as perftest is to libmlx5. `RINGVERBS_DEVICES` selects the devices that the
 //! plugin serves.
 //!
+//! With `--embedded` this process stays as the program's parent, to report one that has not
+//! used RDMA ([`supervise`]); otherwise the program takes its place.
+//!
 //! With `--embedded` a second library is preloaded, which gives the program embedded
 //! devices (`crates/preload`); libibverbs then selects the provider as on a real
 //! system, unless `--plugin` or `--devices` requests the plugin.
 
 mod program;
+mod supervise;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -22,11 +26,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use embedded::Network;
+use embedded::usage::{Totals, Usage};
 use ringverbs::KernelError;
 use uverbs::environment;
 
 use crate::error::Error;
+use crate::out;
 use program::PreloadBlocked;
+use supervise::End;
 
 /// Arguments of `run`.
 #[derive(clap::Args)]
@@ -61,8 +68,20 @@ pub struct Args {
     /// Default: beside this command, or the provider directory of libibverbs
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
+    /// Exit with status 3 if the program ends well, but its processes have sent or received
+    /// fewer bytes than this over RDMA [default: 1]; 0 also silences the warning that it
+    /// used none
+    #[arg(
+        long,
+        value_name = "BYTES",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1",
+        requires = "embedded"
+    )]
+    require_rdma: Option<u64>,
     /// The program and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(required = true, trailing_var_arg = true)]
     command: Vec<OsString>,
 }
 
@@ -73,7 +92,10 @@ const STEM: &str = "libringverbs";
 /// The library for embedded devices.
 const PRELOAD: &str = "libringverbs_preload.so";
 
-/// The reason why the program was not run.
+/// The variable that names the file of a program's usage.
+const USAGE: &str = "RINGVERBS_USAGE";
+
+/// The reason why the program was not run, or has failed.
 #[derive(Debug)]
 pub enum RunError {
     /// None of these paths contains the plugin.
@@ -88,6 +110,8 @@ pub enum RunError {
     PreloadBlocked(PathBuf, PreloadBlocked),
     /// The path contains a separator of `LD_PRELOAD`.
     Separator(PathBuf),
+    /// The program has not used RDMA as `--require-rdma` demands.
+    Unused(String),
     /// The program could not be executed.
     Exec(OsString, std::io::Error),
 }
@@ -118,6 +142,7 @@ impl fmt::Display for RunError {
                 "{}: LD_PRELOAD cannot hold a path with a space, colon or semicolon",
                 path.display()
             ),
+            Self::Unused(used) => f.write_str(used),
             Self::Exec(program, error) => {
                 write!(f, "running {}: {error}", Path::new(program).display())
             }
@@ -146,7 +171,7 @@ impl From<RunError> for Error {
     }
 }
 
-/// Executes the program; returns only if that fails.
+/// Executes the program; returns if that fails, or if the program has ended.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let [program, arguments @ ..] = &args.command[..] else {
         return Ok(ExitCode::FAILURE); // required
@@ -158,9 +183,81 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     if args.embedded.is_none() || args.plugin.is_some() || args.devices.is_some() {
         plugin(args, &mut settings)?;
     }
-    let settings = settings.variables(environment::variable);
-    let error = Command::new(program).args(arguments).envs(settings).exec();
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let error = match usage(args, &mut settings)? {
+        None => {
+            command.envs(settings.variables(environment::variable));
+            command.exec()
+        }
+        Some(usage) => {
+            command.envs(settings.variables(environment::variable));
+            match supervise::run(&mut command) {
+                Ok(end) => return Ok(report(args, program, end, usage.totals()?, usage)),
+                Err(error) => error,
+            }
+        }
+    };
     Err(RunError::Exec(program.clone(), error).into())
+}
+
+/// Creates the file in which the program's processes count what they use, unless nobody reads
+/// it: an outer `ringverbs run` does already, or the program must be process 1.
+fn usage(args: &Args, settings: &mut Settings) -> Result<Option<Usage>, Error> {
+    let is_counted = args.require_rdma.is_some()
+        || env::var_os(USAGE).is_none() && std::process::id() != 1 && args.embedded.is_some();
+    let Some(directory) = settings.directory.as_deref().filter(|_| is_counted) else {
+        return Ok(None);
+    };
+    let usage = Usage::create(directory)?;
+    settings.set(USAGE, usage.path().into());
+    Ok(Some(usage))
+}
+
+/// Exit status of a program that ended well but without the RDMA that `--require-rdma`
+/// demands.
+const TOO_LITTLE: u8 = 3;
+
+/// Programs that only look at devices.
+const QUERIES: [&str; 8] = [
+    "fi_info",
+    "ibstat",
+    "ibv_asyncwatch",
+    "ibv_devices",
+    "ibv_devinfo",
+    "rdma",
+    "show_gids",
+    "ucx_info",
+];
+
+/// Ends as the program did; reports one that ended well but has not used RDMA.
+fn report(args: &Args, program: &OsStr, end: End, totals: Totals, usage: Usage) -> ExitCode {
+    // Removes the file: a signal may end this process now.
+    drop(usage);
+    let code = end.mirror();
+    let required = args.require_rdma.unwrap_or(1);
+    if end != End::Exited(0) || totals.bytes >= required {
+        return code.into();
+    }
+    let name = Path::new(program).file_name().and_then(OsStr::to_str);
+    if args.require_rdma.is_none() && name.is_some_and(|name| QUERIES.contains(&name)) {
+        return code.into();
+    }
+    let used = match (totals.opened, totals.bytes) {
+        (0, _) => "the program opened no RDMA device".to_owned(),
+        (_, 0) => "the program opened an RDMA device, but no byte went over it".to_owned(),
+        (_, bytes) => format!("{bytes} bytes went over RDMA, fewer than {required}"),
+    };
+    match args.require_rdma {
+        Some(_) => {
+            out::print_error(&RunError::Unused(used).into());
+            TOO_LITTLE.into()
+        }
+        None => {
+            out::print_warning(&used);
+            code.into()
+        }
+    }
 }
 
 /// Adds the variables with which the plugin serves the devices.
@@ -210,15 +307,18 @@ fn embedded(
     })?;
     settings.preload(&library)?;
     settings.set("RINGVERBS_EMBEDDED", devices.into());
-    settings.set("RINGVERBS_DIRECTORY", directory.into());
+    settings.set("RINGVERBS_DIRECTORY", directory.clone().into());
+    settings.directory = Some(directory);
     Ok(())
 }
 
-/// Returns the directories to search for the plugin: that of this command, as in
-/// `target/dist`, and those in which it is installed.
+/// Returns the directories to search for the libraries: that of this command, as in
+/// `target/dist`, `lib/ringverbs` of its prefix, and those in which the plugin is installed.
 fn search_paths() -> Vec<PathBuf> {
     let beside = env::current_exe().ok();
     let beside = beside.and_then(|path| Some(path.parent()?.to_owned()));
+    let prefix = beside.as_deref().and_then(Path::parent);
+    let private = prefix.map(|prefix| prefix.join("lib/ringverbs"));
     let architecture = env::consts::ARCH;
     let installed = [
         format!("/usr/lib/{architecture}-linux-gnu/libibverbs"),
@@ -227,6 +327,7 @@ fn search_paths() -> Vec<PathBuf> {
     ];
     beside
         .into_iter()
+        .chain(private)
         .chain(installed.map(PathBuf::from))
         .collect()
 }
@@ -254,6 +355,8 @@ fn stem(name: &str) -> Option<&str> {
 #[derive(Debug, Default)]
 struct Settings {
     preload: Vec<PathBuf>,
+    /// Directory of the embedded devices' network.
+    directory: Option<PathBuf>,
     others: Vec<(&'static str, OsString)>,
 }
 
