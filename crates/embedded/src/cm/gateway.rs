@@ -10,7 +10,7 @@
 //! of the peer, and disconnects after its id was destroyed. The network's thread drives the
 //! gateway, so that a busy program loses no connection.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,8 +34,14 @@ use super::wire::{Message, MessageKind, send};
 use crate::Result;
 use crate::udp::ID_BITS;
 
-/// Maximum number of communications and of queued datagrams. Requests beyond it are dropped.
+/// Maximum number of communications and of queued datagrams. The oldest one that has ended
+/// makes room; without one, requests are dropped.
 const MAX_COMMUNICATIONS: usize = 4096;
+/// Number of communications that requests of other hosts leave to this host's.
+const RESERVED: usize = 256;
+/// Datagrams that a host gets for each of its own, before it has shown that it receives them:
+/// the source of a request may be forged.
+const CREDIT: u32 = 3;
 /// Shortest and longest time before an unanswered message is retransmitted.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(4);
@@ -135,6 +141,11 @@ struct Communication {
     last: Option<Mad>,
     /// When the last message is retransmitted, or the ended communication removed.
     due: Option<Instant>,
+    /// The same in the gateway's index, and whether it is in that of the ended ones.
+    indexed: Option<(bool, Instant)>,
+    /// Number of datagrams that may be sent; `None` if this host has started, or once the peer
+    /// has named this communication's id, which only a host that receives can.
+    credit: Option<u32>,
     /// Number of retransmissions of the last message.
     retries: u32,
 }
@@ -154,6 +165,11 @@ pub(crate) struct Gateway {
     epoll: Arc<Epoll>,
     timer: TimerFd,
     communications: BTreeMap<u32, Communication>,
+    /// The communications that peers have started, by the peer's address and id.
+    by_peer: HashMap<(IpAddr, u32), u32>,
+    /// Communications by the time at which something is due: active ones, ended ones.
+    due_active: BTreeSet<(Instant, u32)>,
+    due_ended: BTreeSet<(Instant, u32)>,
     outgoing: VecDeque<Outgoing>,
     /// When the timer expires.
     due: Option<Instant>,
@@ -186,6 +202,9 @@ impl Gateway {
             epoll: Arc::new(epoll),
             timer,
             communications: BTreeMap::new(),
+            by_peer: HashMap::new(),
+            due_active: BTreeSet::new(),
+            due_ended: BTreeSet::new(),
             outgoing: VecDeque::new(),
             due: None,
         })
@@ -257,7 +276,58 @@ impl Gateway {
             socket,
             epoll: Arc::clone(&self.epoll),
         });
+        if communication.is_passive() {
+            let peer = (communication.remote, communication.remote_id);
+            self.by_peer.insert(peer, number);
+        }
         self.communications.insert(number, communication);
+    }
+
+    fn remove(&mut self, number: u32) {
+        let Some(removed) = self.communications.remove(&number) else {
+            return;
+        };
+        let peer = (removed.remote, removed.remote_id);
+        if self.by_peer.get(&peer) == Some(&number) {
+            self.by_peer.remove(&peer);
+        }
+        if let Some((ended, at)) = removed.indexed {
+            self.due_set(ended).remove(&(at, number));
+        }
+    }
+
+    fn due_set(&mut self, ended: bool) -> &mut BTreeSet<(Instant, u32)> {
+        match ended {
+            true => &mut self.due_ended,
+            false => &mut self.due_active,
+        }
+    }
+
+    /// Updates the index after a communication has changed.
+    fn index(&mut self, number: u32) {
+        let Some(communication) = self.communications.get_mut(&number) else {
+            return;
+        };
+        let ended = communication.phase == Phase::Ended;
+        let new = communication.due.map(|at| (ended, at));
+        let old = std::mem::replace(&mut communication.indexed, new);
+        if let Some((ended, at)) = old.filter(|_| old != new) {
+            self.due_set(ended).remove(&(at, number));
+        }
+        if let Some((ended, at)) = new.filter(|_| old != new) {
+            self.due_set(ended).insert((at, number));
+        }
+    }
+
+    /// Returns whether there is room for a communication beside `reserved` others.
+    fn make_room(&mut self, reserved: usize) -> bool {
+        while self.communications.len() >= MAX_COMMUNICATIONS - reserved {
+            let Some((_, oldest)) = self.due_ended.first().copied() else {
+                return false;
+            };
+            self.remove(oldest);
+        }
+        true
     }
 
     fn accept_dialed(&mut self) {
@@ -265,7 +335,7 @@ impl Gateway {
         let dialed = std::mem::take(&mut *self.dialer.lock());
         for socket in dialed {
             // Beyond the limit the socket is closed, and its id reports a rejection.
-            if self.communications.len() < MAX_COMMUNICATIONS {
+            if self.make_room(0) {
                 let number = self.number();
                 self.add(number, Communication::new(Phase::New), socket);
             }
@@ -304,7 +374,7 @@ impl Gateway {
         let rejected = RejectReason::CONSUMER_DEFINED;
         let action = match communication.phase {
             Phase::New | Phase::ServiceRequestSent => {
-                self.communications.remove(&number);
+                self.remove(number);
                 return;
             }
             Phase::RequestSent => reject(Subject::Other, RejectReason::TIMEOUT),
@@ -356,18 +426,31 @@ impl Gateway {
                 }
             }
         }
+        self.index(number);
         self.send_last(number);
+        // If the peer repeats the request, the id may reject it again.
+        let ended = self.communications.get(&number);
+        if ended.is_some_and(Communication::is_rejected) {
+            self.remove(number);
+        }
         self.set_timer();
     }
 
     /// Sends the last message of a communication, possibly again.
     fn send_last(&mut self, number: u32) {
-        let Some(communication) = self.communications.get(&number) else {
+        let Some(communication) = self.communications.get_mut(&number) else {
             return;
         };
         if let Some(mad) = &communication.last {
-            let (from, to) = (communication.local, communication.remote);
-            self.queue((from, to), mad.clone());
+            if let Some(credit) = &mut communication.credit {
+                let Some(rest) = credit.checked_sub(1) else {
+                    return;
+                };
+                *credit = rest;
+            }
+            let both = (communication.local, communication.remote);
+            let mad = mad.clone();
+            self.queue(both, mad);
         }
     }
 
@@ -384,10 +467,11 @@ impl Gateway {
         let _ = self.timer.unset();
         self.due = None;
         let now = Instant::now();
-        let late = |it: &Communication| it.due.is_some_and(|due| due <= now);
-        let all = self.communications.iter();
-        let late: Vec<u32> = all.filter(|it| late(it.1)).map(|it| *it.0).collect();
-        for number in late {
+        let late = |set: &BTreeSet<(Instant, u32)>| {
+            let late = set.iter().take_while(|(at, _)| *at <= now);
+            late.map(|(_, number)| *number).collect::<Vec<u32>>()
+        };
+        for number in [&self.due_active, &self.due_ended].map(late).concat() {
             let Some(communication) = self.communications.get_mut(&number) else {
                 continue;
             };
@@ -395,17 +479,20 @@ impl Gateway {
             let orphaned =
                 communication.socket.is_none() && communication.retries > MAX_ORPHAN_RETRIES;
             if communication.phase == Phase::Ended || orphaned {
-                self.communications.remove(&number);
+                self.remove(number);
                 continue;
             }
             let wait = MIN_RETRY_INTERVAL * 2u32.saturating_pow(communication.retries.min(8));
             communication.due = Some(now + wait.min(MAX_RETRY_INTERVAL));
+            self.index(number);
             self.send_last(number);
         }
     }
 
     fn set_timer(&mut self) {
-        let due = self.communications.values().filter_map(|it| it.due).min();
+        let sets = [&self.due_active, &self.due_ended];
+        let first = sets.into_iter().filter_map(|set| set.first());
+        let due = first.map(|(at, _)| *at).min();
         if due == self.due {
             return;
         }
@@ -451,6 +538,10 @@ impl Gateway {
     fn handle_request(&mut self, (source, destination): (IpAddr, IpAddr), mad: &Mad) {
         let sender = mad.sender_id();
         if let Some(number) = self.find_by_peer(source, sender) {
+            let known = self.communications.get_mut(&number);
+            if let Some(credit) = known.and_then(|it| it.credit.as_mut()) {
+                *credit = credit.saturating_add(CREDIT);
+            }
             return self.send_last(number);
         }
         let is_connection = mad.attribute == Attribute::Request;
@@ -482,16 +573,17 @@ impl Gateway {
         let port = (message.space, message.to().port());
         let connected = self.ports.connect_local(port, destination);
         if let Ok(Some(socket)) = connected {
-            if self.communications.len() >= MAX_COMMUNICATIONS {
+            if !self.make_room(RESERVED) {
                 return;
             }
             send(&socket, &message);
+            communication.credit = Some(CREDIT);
+            // Sent if the peer repeats its request before the answer.
             if is_connection {
                 let mra = Mad::mra(&header, Subject::Request, SERVICE_TIMEOUT);
                 communication.last = Some(mra);
             }
-            self.add(number, communication, socket);
-            return self.send_last(number);
+            return self.add(number, communication, socket);
         }
         // A full backlog is an error, a missing listener is not.
         let no_listener = connected.is_ok();
@@ -514,10 +606,7 @@ impl Gateway {
 
     /// Returns the communication that a peer has started with this communication id.
     fn find_by_peer(&self, source: IpAddr, sender: u32) -> Option<u32> {
-        let mut all = self.communications.iter();
-        let found =
-            all.find(|(_, it)| it.is_passive() && it.remote == source && it.remote_id == sender);
-        found.map(|it| *it.0)
+        self.by_peer.get(&(source, sender)).copied()
     }
 
     /// Handles a message that refers to an earlier one.
@@ -544,6 +633,9 @@ impl Gateway {
             }
             return;
         };
+        if number == mad.receiver_id() {
+            communication.credit = None;
+        }
         let Some((kind, message)) = mad.message(source) else {
             if mad.attribute == Attribute::Mra && communication.awaits_response() {
                 if communication.phase == Phase::RequestSent {
@@ -552,11 +644,13 @@ impl Gateway {
                 let wait = ack_wait(mad.service_timeout()).unwrap_or(0);
                 let wait = Duration::from_nanos(wait).min(Duration::from_secs(90));
                 communication.due = Some(Instant::now() + wait.max(MIN_RETRY_INTERVAL));
+                self.index(number);
             }
             return;
         };
         let header = communication.header(number, self.guid);
         let action = communication.handle_remote(kind, message, mad, &header);
+        self.index(number);
         self.perform(number, action);
         if self
             .communications
@@ -581,6 +675,8 @@ impl Communication {
             request: None,
             last: None,
             due: None,
+            indexed: None,
+            credit: None,
             retries: 0,
         }
     }
@@ -598,6 +694,12 @@ impl Communication {
     /// Returns whether the peer has started the communication.
     fn is_passive(&self) -> bool {
         self.request.is_some()
+    }
+
+    /// Returns whether this host has rejected the peer's request.
+    fn is_rejected(&self) -> bool {
+        let last = self.last.as_ref();
+        self.phase == Phase::Ended && self.is_passive() && last.is_some_and(Mad::rejects_request)
     }
 
     /// Returns whether the last message needs an answer.
@@ -823,5 +925,177 @@ pub(crate) fn hostile_messages(
     );
     while let Some(outgoing) = gateway.pop() {
         assert!(Mad::parse(&outgoing.bytes).is_some());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Manager;
+    use super::super::ports::BoundPort;
+    use super::*;
+    use crate::addresses::AddressList;
+    use crate::device::Drive;
+
+    const OWN: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+
+    struct Server {
+        gateway: Gateway,
+        port: BoundPort,
+        listener: OwnedFd,
+        _manager: Manager,
+    }
+
+    impl Server {
+        fn new() -> Self {
+            let list = Arc::new(AddressList::new([OWN]));
+            let (manager, gateway) = Manager::of_hosts(Drive::Caller, list, 1, None).unwrap();
+            let port = gateway.ports.reserve(0x106, 7471, Binding::to_all());
+            let port = port.unwrap();
+            let listener = port.listen(1024).unwrap();
+            Self {
+                gateway,
+                port,
+                listener,
+                _manager: manager,
+            }
+        }
+
+        /// Receives a message of the peer's communication with a number.
+        fn receive(&mut self, kind: MessageKind, local_id: u32, remote_id: u32) {
+            let addresses = ((PEER, 5).into(), (OWN, 7471).into());
+            let mut message = Message::new(kind, &[]).with_addresses(addresses.0, addresses.1);
+            message.space = 0x106;
+            let header = MadHeader {
+                transaction: 1,
+                local_id,
+                remote_id,
+                guid: 2,
+                ack_timeout: 1,
+            };
+            let mad = Mad::encode(kind, &message, &header);
+            self.gateway.receive(PEER, OWN, mad.bytes());
+        }
+
+        /// The listening id accepts a connection, and sends a message.
+        fn answer(&mut self, kind: MessageKind) -> Option<OwnedFd> {
+            let socket = self.port.accept(&self.listener).unwrap()?;
+            send(&socket, &Message::new(kind, &[]));
+            while self.gateway.turn() {}
+            Some(socket)
+        }
+
+        fn sent(&mut self) -> Vec<Mad> {
+            let all = std::iter::from_fn(|| self.gateway.pop());
+            all.map(|it| Mad::parse(&it.bytes).unwrap()).collect()
+        }
+
+        /// Lets the times of all communications pass.
+        fn pass_time(&mut self) {
+            let numbers: Vec<u32> = self.gateway.communications.keys().copied().collect();
+            for number in numbers {
+                let found = self.gateway.communications.get_mut(&number).unwrap();
+                found.due = found.due.map(|_| Instant::now());
+                self.gateway.index(number);
+            }
+            self.gateway.expire();
+        }
+    }
+
+    /// The source of a request may be forged, and must not get much more than was sent.
+    #[test]
+    fn a_peer_gets_little_before_it_has_answered() {
+        let mut server = Server::new();
+        server.receive(MessageKind::Request, 7, 0);
+        assert_eq!(server.sent(), []);
+        let id = server.answer(MessageKind::Reply);
+        for _ in 0..50 {
+            server.pass_time();
+        }
+        let sent = server.sent();
+        assert_eq!(sent.len(), 3);
+        assert!(sent.iter().all(|it| it.attribute == Attribute::Reply));
+        // It asks again, since all were lost.
+        server.receive(MessageKind::Request, 7, 0);
+        server.pass_time();
+        assert_eq!(server.sent().len(), 2);
+        // A number that it can only know from an answer.
+        server.receive(MessageKind::Ready, 7, sent[0].sender_id());
+        drop(id);
+        while server.gateway.turn() {}
+        for _ in 0..5 {
+            server.pass_time();
+        }
+        let sent = server.sent();
+        assert_eq!(sent.len(), 6);
+        assert!(sent.iter().all(|it| it.attribute == Attribute::Disconnect));
+    }
+
+    /// A request that is repeated before its answer is acknowledged.
+    #[test]
+    fn a_repeated_request_is_acknowledged() {
+        let mut server = Server::new();
+        server.receive(MessageKind::Request, 7, 0);
+        server.receive(MessageKind::Request, 7, 0);
+        let sent = server.sent();
+        assert!(sent.len() == 1 && sent[0].attribute == Attribute::Mra);
+        assert!(server.answer(MessageKind::Reply).is_some());
+        assert!(server.answer(MessageKind::Reply).is_none());
+    }
+
+    #[test]
+    fn rejected_requests_are_forgotten() {
+        let mut server = Server::new();
+        for number in 1..10 {
+            server.receive(MessageKind::Request, number, 0);
+            server.answer(MessageKind::Reject).unwrap();
+            let sent = server.sent();
+            assert!(sent.len() == 1 && sent[0].attribute == Attribute::Reject);
+            // An id that is dropped rejects its request.
+            server.receive(MessageKind::Request, number, 0);
+            drop(server.port.accept(&server.listener).unwrap().unwrap());
+            while server.gateway.turn() {}
+            assert_eq!(server.sent().len(), 1);
+        }
+        let gateway = &server.gateway;
+        assert_eq!(
+            (gateway.communications.len(), gateway.by_peer.len()),
+            (0, 0)
+        );
+        assert!(gateway.due_active.is_empty() && gateway.due_ended.is_empty());
+    }
+
+    #[test]
+    fn ended_communications_make_room() {
+        const COUNT: u32 = MAX_COMMUNICATIONS as u32 + 100;
+        let mut server = Server::new();
+        for number in 1..COUNT {
+            server.receive(MessageKind::Request, number, 0);
+            let _id = server.answer(MessageKind::Reply).expect("room");
+            let reply = server.sent().pop().unwrap();
+            server.receive(MessageKind::Reject, number, reply.sender_id());
+        }
+        let gateway = &mut server.gateway;
+        let limit = MAX_COMMUNICATIONS - RESERVED;
+        assert_eq!(gateway.communications.len(), limit);
+        assert_eq!(gateway.by_peer.len(), limit);
+        assert_eq!(
+            (gateway.due_active.len(), gateway.due_ended.len()),
+            (0, limit)
+        );
+        // Active ones leave room for those of this host.
+        let mut waiting = Vec::new();
+        for number in COUNT..2 * COUNT {
+            server.receive(MessageKind::Request, number, 0);
+            waiting.extend(server.port.accept(&server.listener).unwrap());
+            if waiting.len() == 500 {
+                break;
+            }
+        }
+        assert_eq!(waiting.len(), 500);
+        let _dialed = server.gateway.dialer.dial().unwrap();
+        let before = server.gateway.communications.len();
+        while server.gateway.turn() {}
+        assert_eq!(server.gateway.communications.len(), before + 1);
     }
 }

@@ -282,6 +282,15 @@ impl Mad {
         self.bytes[MRA_TIMEOUT] >> 3
     }
 
+    /// Returns whether the message rejects a request.
+    pub(super) fn rejects_request(&self) -> bool {
+        match self.attribute {
+            A::Reject => self.bytes[REJECT_ABOUT] >> 6 == Subject::Request as u8,
+            A::ServiceReply => self.bytes[SERVICE_STATUS] != 0,
+            _ => false,
+        }
+    }
+
     /// Encodes a message.
     pub(super) fn encode(kind: MessageKind, message: &Message, header: &MadHeader) -> Self {
         let attribute = Attribute::of(kind);
