@@ -16,6 +16,7 @@
 //! program that does not use RDMA the library costs an atomic load per call. Without
 //! `RINGVERBS_EMBEDDED`, and in a program with raised privileges, it does nothing.
 
+mod attributes;
 mod calls;
 mod config;
 mod dynamic;

@@ -15,6 +15,7 @@ use std::sync::OnceLock;
 use embedded::Embedded;
 use uverbs::Error;
 
+use crate::attributes;
 use crate::config::{self, Config, print_error};
 
 /// Device numbers, as in Linux: uverbs0 is 231:192.
@@ -164,23 +165,15 @@ fn pci_device(number: usize) -> String {
 /// Adds the files of a device.
 fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
     let minor = UVERBS_MINOR as usize + number;
+    let rdma_event = format!("NAME=mlx5_{number}");
+    let uverbs_event = format!(
+        "MAJOR={UVERBS_MAJOR}\nMINOR={minor}\nDEVNAME=infiniband/uverbs{number}\nDEVMODE=0666"
+    );
     let uverbs = [
         ("ibdev", format!("mlx5_{number}")),
         ("dev", format!("{UVERBS_MAJOR}:{minor}")),
         ("abi_version", UVERBS_ABI.to_string()),
-    ];
-    // A ConnectX-5, as the device reports itself.
-    let pci = [
-        (
-            "modalias",
-            "pci:v000015B3d00001017sv000015B3sd00000007bc02sc00i00",
-        ),
-        ("vendor", "0x15b3"),
-        ("device", "0x1017"),
-        ("subsystem_vendor", "0x15b3"),
-        ("subsystem_device", "0x0007"),
-        ("class", "0x020000"),
-        ("numa_node", "-1"),
+        ("uevent", uverbs_event),
     ];
     let link = match ethernet {
         true => "Ethernet",
@@ -195,11 +188,8 @@ fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
     let state = format!("{PORT_ACTIVE}: ACTIVE");
     let physical_state = format!("{LINK_UP}: LinkUp");
     let general = [
-        ("node_type", "1: CA"),
         ("fw_ver", FIRMWARE),
-        ("hw_rev", "0"),
-        ("hca_type", "MT4119"),
-        ("board_id", "MT_0000000000"),
+        ("uevent", &rdma_event),
         ("ports/1/state", &state),
         ("ports/1/phys_state", &physical_state),
         ("ports/1/rate", "100 Gb/sec (4X EDR)"),
@@ -224,10 +214,13 @@ fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
     for (name, content) in &uverbs {
         add(&uverbs_device, name, content);
     }
-    for (name, content) in pci {
-        add(&pci_device, name, content);
+    for (name, content) in attributes::pci(&pci_name(number), ethernet) {
+        add(&pci_device, name, &content);
     }
-    for (name, content) in general {
+    for (name, content) in attributes::counters() {
+        add(&rdma_device, &name, content);
+    }
+    for (name, content) in attributes::DEVICE.into_iter().chain(general) {
         add(&rdma_device, name, content);
     }
     let (gids, pkeys) = match ethernet {
@@ -250,12 +243,24 @@ fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
     for name in DYNAMIC {
         add(&rdma_device, name, "");
     }
+    // Programs read the names of what these lead to.
+    for (name, target) in [
+        ("driver", "/sys/bus/pci/drivers/mlx5_core"),
+        ("subsystem", "/sys/bus/pci"),
+    ] {
+        let link = Content::Link(target.to_owned());
+        files.push((format!("{pci_device}/{name}"), link));
+    }
     for (device, class) in [
         (uverbs_device, format!("infiniband_verbs/uverbs{number}")),
         (rdma_device, format!("infiniband/mlx5_{number}")),
     ] {
         let to_pci = Content::Link(format!("../../../{}", pci_name(number)));
         files.push((format!("{device}/device"), to_pci));
+        if let Some((class, _)) = class.split_once('/') {
+            let to_class = Content::Link(format!("../../../../../class/{class}"));
+            files.push((format!("{device}/subsystem"), to_class));
+        }
         let below = device.strip_prefix("sys/").unwrap_or(&device);
         let to_device = Content::Link(format!("../../{below}"));
         files.push((format!("sys/class/{class}"), to_device));

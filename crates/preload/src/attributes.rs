@@ -1,0 +1,164 @@
+//! Attributes of sysfs that have the same content in all processes, as mlx5_ib has them over
+//! the same device.
+
+use std::fs;
+
+/// Counters that do not count.
+const ZERO: &str = "0";
+
+/// Attributes of a device.
+pub(crate) const DEVICE: [(&str, &str); 7] = [
+    ("node_type", "1: CA"),
+    ("hw_rev", "0"),
+    ("hca_type", "MT4119"),
+    ("board_id", "SOFTHCA000000001"),
+    ("fw_pages", "64"),
+    ("reg_pages", "0"),
+    ("ports/1/hw_counters/lifespan", "12"),
+];
+
+/// Directories of counters of a port, with the counters of each.
+const COUNTERS: [(&str, &[&str]); 6] = [
+    ("cm_rx_duplicates", &CM_MESSAGES),
+    ("cm_rx_msgs", &CM_MESSAGES),
+    ("cm_tx_msgs", &CM_MESSAGES),
+    ("cm_tx_retries", &CM_MESSAGES),
+    (
+        "counters",
+        &[
+            "VL15_dropped",
+            "excessive_buffer_overrun_errors",
+            "link_downed",
+            "link_error_recovery",
+            "local_link_integrity_errors",
+            "multicast_rcv_packets",
+            "multicast_xmit_packets",
+            "port_rcv_constraint_errors",
+            "port_rcv_data",
+            "port_rcv_errors",
+            "port_rcv_packets",
+            "port_rcv_remote_physical_errors",
+            "port_rcv_switch_relay_errors",
+            "port_xmit_constraint_errors",
+            "port_xmit_data",
+            "port_xmit_discards",
+            "port_xmit_packets",
+            "port_xmit_wait",
+            "symbol_error",
+            "unicast_rcv_packets",
+            "unicast_xmit_packets",
+        ],
+    ),
+    (
+        "hw_counters",
+        &[
+            "duplicate_request",
+            "implied_nak_seq_err",
+            "local_ack_timeout_err",
+            "out_of_buffer",
+            "out_of_sequence",
+            "packet_seq_err",
+            "rnr_nak_retry_err",
+            "rx_atomic_requests",
+            "rx_dct_connect",
+            "rx_read_requests",
+            "rx_write_requests",
+        ],
+    ),
+];
+
+const CM_MESSAGES: [&str; 11] = [
+    "apr", "drep", "dreq", "lap", "mra", "rej", "rep", "req", "rtu", "sidr_rep", "sidr_req",
+];
+
+/// Returns the counters of a port, with their values.
+pub(crate) fn counters() -> impl Iterator<Item = (String, &'static str)> {
+    let named = |(directory, names): (&'static str, &'static [&'static str])| {
+        (names.iter()).map(move |name| (format!("ports/1/{directory}/{name}"), ZERO))
+    };
+    COUNTERS.into_iter().flat_map(named)
+}
+
+/// Returns the attributes of the PCI device with this name.
+pub(crate) fn pci(name: &str, ethernet: bool) -> Vec<(&'static str, String)> {
+    let class = if ethernet { "020000" } else { "020700" };
+    let modalias = format!(
+        "pci:v000015B3d00001017sv000015B3sd00000001bc{}sc{}i{}",
+        &class[..2],
+        &class[2..4],
+        &class[4..]
+    );
+    let processors = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    let processors = match processors.trim() {
+        "" => "0",
+        list => list,
+    };
+    let uevent = format!(
+        "DRIVER=mlx5_core\nPCI_CLASS={}\nPCI_ID=15B3:1017\nPCI_SUBSYS_ID=15B3:0001\n\
+         PCI_SLOT_NAME={name}\nMODALIAS={modalias}",
+        &class[1..]
+    );
+    let fixed = [
+        ("ari_enabled", "0"),
+        ("broken_parity_status", "0"),
+        ("consistent_dma_mask_bits", "64"),
+        ("d3cold_allowed", "0"),
+        ("device", "0x1017"),
+        ("dma_mask_bits", "64"),
+        ("driver_override", "(null)"),
+        ("enable", "1"),
+        ("irq", "0"),
+        ("msi_bus", "1"),
+        ("numa_node", "-1"),
+        ("power_state", "D0"),
+        ("revision", "0x00"),
+        ("subsystem_device", "0x0001"),
+        ("subsystem_vendor", "0x15b3"),
+        ("vendor", "0x15b3"),
+    ];
+    let mut all = Vec::from(fixed.map(|(name, content)| (name, content.to_owned())));
+    all.extend([
+        ("class", format!("0x{class}")),
+        ("local_cpulist", processors.to_owned()),
+        ("local_cpus", mask(processors)),
+        ("modalias", modalias),
+        ("uevent", uevent),
+    ]);
+    all
+}
+
+/// Converts a list of processors, such as `0-2,4`, to a mask in words of 32 bits. Malformed
+/// parts are ignored.
+fn mask(list: &str) -> String {
+    const MAX_PROCESSORS: usize = 1 << 16;
+    let mut words = vec![0u32];
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else {
+            continue;
+        };
+        for number in first..=last.min(MAX_PROCESSORS) {
+            if words.len() <= number / 32 {
+                words.resize(number / 32 + 1, 0);
+            }
+            words[number / 32] |= 1 << (number % 32);
+        }
+    }
+    let mut words = words.iter().rev();
+    let first = words.next().map(|word| format!("{word:x}"));
+    let rest = words.map(|word| format!("{word:08x}"));
+    first.into_iter().chain(rest).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mask_has_a_bit_for_each_processor() {
+        assert_eq!(mask("0-1"), "3");
+        assert_eq!(mask("0,2-3"), "d");
+        assert_eq!(mask("1,33"), "2,00000002");
+        assert_eq!(mask("x,7-,5-3"), "0");
+    }
+}
