@@ -1,12 +1,13 @@
 //! Event files: completion channels, and files of asynchronous events.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use uverbs::Errno;
+
+use crate::readiness::Readiness;
 
 /// Number of events of an object that were read from a file.
 pub(crate) type EventCounter = Arc<AtomicU32>;
@@ -36,8 +37,8 @@ pub(crate) enum FileKind {
     },
 }
 
-/// A file from which events are read: a queue, and an eventfd that is readable
-/// while the queue is not empty, so that poll and epoll work.
+/// A file from which events are read: a queue, and a descriptor that is readable while the
+/// queue is not empty.
 ///
 /// Objects that use the file keep it after its descriptor was closed.
 #[derive(Debug)]
@@ -52,7 +53,7 @@ pub(crate) struct EventFile {
 
 #[derive(Debug)]
 struct Inner {
-    signal: Option<EventFd>,
+    readiness: Option<Readiness>,
     events: VecDeque<Event>,
     /// The device has failed: reads fail after the last event.
     failed: bool,
@@ -61,12 +62,10 @@ struct Inner {
 impl EventFile {
     /// Creates a file. Returns it with its descriptor, which the file owns.
     pub(crate) fn new(kind: FileKind, context: u64) -> Result<(Arc<Self>, RawFd), Errno> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let signal =
-            EventFd::from_value_and_flags(0, flags).map_err(|errno| Errno::new(errno as i32))?;
-        let fd = signal.as_raw_fd();
+        let readiness = Readiness::new()?;
+        let fd = readiness.fd();
         let inner = Inner {
-            signal: Some(signal),
+            readiness: Some(readiness),
             events: VecDeque::new(),
             failed: false,
         };
@@ -118,7 +117,9 @@ impl EventFile {
     /// object is unread.
     pub(crate) fn push_coalesced(&self, event: Event, coalesce: bool) {
         let mut inner = self.lock();
-        let Some(signal) = &inner.signal else { return };
+        let Some(readiness) = &inner.readiness else {
+            return;
+        };
         let is_same = |it: &Event| match (&it.counter, &event.counter) {
             (Some(it), Some(of)) => Arc::ptr_eq(it, of),
             _ => false,
@@ -126,10 +127,7 @@ impl EventFile {
         if coalesce && inner.events.iter().any(is_same) {
             return;
         }
-        if inner.events.is_empty() {
-            // Fails only if the counter is full, which also makes it readable.
-            let _ = signal.write(1);
-        }
+        readiness.raise();
         inner.events.push_back(event);
     }
 
@@ -159,7 +157,7 @@ impl EventFile {
         if let Some(of) = &event.counter {
             of.fetch_add(1, Ordering::Relaxed);
         }
-        inner.update_signal();
+        inner.update_readiness();
         Ok(Some(event.record.len()))
     }
 
@@ -170,7 +168,7 @@ impl EventFile {
         let other = |event: &Event| !event.counter.as_ref().is_some_and(|it| Arc::ptr_eq(it, of));
         inner.events.retain(other);
         if before != 0 {
-            inner.update_signal();
+            inner.update_readiness();
         }
     }
 
@@ -178,25 +176,25 @@ impl EventFile {
     pub(crate) fn fail(&self) {
         let mut inner = self.lock();
         inner.failed = true;
-        if let Some(signal) = &inner.signal {
-            let _ = signal.write(1);
+        if let Some(readiness) = &inner.readiness {
+            readiness.raise();
         }
     }
 
     /// Closes the descriptor and discards unread events.
-    pub(crate) fn close(&self) -> Option<OwnedFd> {
+    pub(crate) fn close(&self) -> Option<Readiness> {
         let mut inner = self.lock();
         inner.events.clear();
-        inner.signal.take().map(OwnedFd::from)
+        inner.readiness.take()
     }
 }
 
 impl Inner {
     /// Makes the descriptor unreadable if no events are left.
-    fn update_signal(&mut self) {
+    fn update_readiness(&mut self) {
         if self.events.is_empty() && !self.failed {
-            if let Some(signal) = &self.signal {
-                let _ = signal.read();
+            if let Some(readiness) = &self.readiness {
+                readiness.clear();
             }
         }
     }

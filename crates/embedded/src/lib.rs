@@ -59,6 +59,7 @@ mod packet;
 mod qp;
 mod query;
 mod queues;
+mod readiness;
 mod region;
 mod request;
 mod runner;

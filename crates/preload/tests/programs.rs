@@ -135,6 +135,19 @@ fn channels(provider: Provider) {
     world.finish();
 }
 
+/// Descriptors of events behave as the kernel's.
+fn readiness(provider: Provider) {
+    let _turn = turn();
+    let world = World::new(provider, "roce");
+    let libraries = ["-lrdmacm", "-libverbs"];
+    let Some(program) = compiled("cc", "readiness.c", &libraries, &world.directory) else {
+        return;
+    };
+    let line = format!("{} 127.0.0.1", program.display());
+    world.start(&line, "readiness.txt").good();
+    world.finish();
+}
+
 /// Killing a peer breaks its connections, and has no other effect.
 fn killed(provider: Provider) {
     let _turn = turn();
@@ -243,6 +256,7 @@ with_each_provider! {
     runs_perftest: perftest;
     connects_by_address: connections;
     waits_for_channels: channels;
+    reports_readiness: readiness;
     survives_a_killed_peer: killed;
     runs_libfabric_and_ucx: frameworks;
     runs_open_mpi: collectives;

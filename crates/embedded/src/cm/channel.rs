@@ -2,15 +2,13 @@
 //! queue is not empty.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use rdmacm::abi;
 
 use super::id::Port;
-use super::monitor::to_errno;
 use crate::Result;
+use crate::readiness::Readiness;
 
 /// An unread event.
 #[derive(Clone, Debug)]
@@ -27,11 +25,8 @@ pub(super) struct QueuedEvent {
 /// An event channel.
 #[derive(Debug)]
 pub(super) struct Channel {
-    /// Contains only the signal; its descriptor is the channel's. As the kernel's file, it is
-    /// never writable and cannot be read, and O_NONBLOCK does not apply to the signal.
-    epoll: Epoll,
-    /// Readable while there are events.
-    signal: EventFd,
+    /// Its descriptor is the channel's.
+    readiness: Readiness,
     events: VecDeque<QueuedEvent>,
     /// The device port of its ids.
     pub(super) port: Port,
@@ -39,25 +34,19 @@ pub(super) struct Channel {
 
 impl Channel {
     pub(super) fn new(port: Port) -> Result<(RawFd, Self)> {
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(to_errno)?;
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let signal = EventFd::from_value_and_flags(0, flags).map_err(to_errno)?;
-        let readable = EpollEvent::new(EpollFlags::EPOLLIN, 0);
-        epoll.add(&signal, readable).map_err(to_errno)?;
+        let readiness = Readiness::new()?;
+        let fd = readiness.fd();
         let channel = Self {
-            epoll,
-            signal,
+            readiness,
             events: VecDeque::new(),
             port,
         };
-        Ok((channel.epoll.0.as_raw_fd(), channel))
+        Ok((fd, channel))
     }
 
-    /// Adds an event. As in the kernel, each event wakes threads that wait for the
-    /// descriptor, also edge-triggered ones (EPOLLET).
+    /// Adds an event.
     pub(super) fn push(&mut self, event: QueuedEvent) {
-        // Fails only if the counter is full, which also makes it readable.
-        let _ = self.signal.write(1);
+        self.readiness.raise();
         self.events.push_back(event);
     }
 
@@ -84,7 +73,7 @@ impl Channel {
     /// Makes the channel unreadable if no events are left.
     fn settle(&mut self) {
         if self.events.is_empty() {
-            let _ = self.signal.read();
+            self.readiness.clear();
         }
     }
 }
