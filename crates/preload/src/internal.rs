@@ -1,13 +1,13 @@
 //! System calls and descriptors of the library itself.
 //!
 //! Code of the devices calls the same interposed functions as the program. Descriptors that
-//! it opens are marked, so that a program that closes all descriptors spares them, and its
-//! waits do not wake the devices.
+//! it opens get high numbers and are marked, so that a program that closes all descriptors
+//! spares them. Its waits do not wake the devices.
 
 use std::cell::Cell;
 use std::ffi::c_int;
 
-use crate::table;
+use crate::{real, table};
 
 thread_local! {
     static INSIDE: Cell<u32> = const { Cell::new(0) };
@@ -45,11 +45,89 @@ pub(crate) fn is_internal() -> bool {
     INSIDE.try_with(Cell::get).unwrap_or(0) != 0
 }
 
-/// Marks a new descriptor if code of the devices has opened it. Returns the descriptor.
+/// Largest number of a descriptor above which the library's own are. It is small, since the
+/// kernel copies the table up to the largest descriptor in each fork.
+const MAX_FLOOR: libc::rlim_t = 3072;
+
+/// Returns the lowest number of the library's own descriptors: they are in the upper quarter of
+/// the program's limit, so that the program gets the numbers that it would get otherwise.
+fn floor() -> c_int {
+    let mut limit = libc::rlimit {
+        rlim_cur: 1024,
+        rlim_max: 0,
+    };
+    // SAFETY: the limit is writable.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    (limit.rlim_cur - limit.rlim_cur / 4).min(MAX_FLOOR) as c_int
+}
+
+/// Moves a new descriptor of the library itself to a high number. Returns the descriptor, the
+/// same one if there is no room.
+#[cold]
+fn move_up(fd: c_int) -> c_int {
+    let floor = floor();
+    if fd >= floor {
+        return fd;
+    }
+    let errno = real::errno();
+    // SAFETY: no pointer is passed.
+    let moved = unsafe { real::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor as usize) };
+    if moved < 0 {
+        real::set_errno(errno);
+        return fd;
+    }
+    // SAFETY: the descriptor is new, and nothing else knows it.
+    unsafe { real::close(fd) };
+    moved
+}
+
+/// Moves and marks a new descriptor if code of the devices has opened it. Returns the
+/// descriptor.
 #[inline]
 pub(crate) fn mark_internal(fd: c_int) -> c_int {
-    if fd >= 0 && is_internal() {
-        table::set_internal(fd, true);
+    if fd < 0 || !is_internal() {
+        return fd;
     }
+    let fd = move_up(fd);
+    table::set_internal(fd, true);
     fd
+}
+
+/// As [`mark_internal`], of two descriptors.
+///
+/// # Safety
+/// Both are readable and writable.
+pub(crate) unsafe fn mark_internal_pair(fds: *mut c_int) {
+    for at in 0..2 {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let fd = fds.add(at);
+            fd.write(mark_internal(fd.read()));
+        }
+    }
+}
+
+/// As [`mark_internal`], of the descriptors that a message contains.
+///
+/// # Safety
+/// The message was received, and its control data is writable.
+pub(crate) unsafe fn mark_internal_rights(message: &libc::msghdr) {
+    if !is_internal() || message.msg_controllen == 0 {
+        return;
+    }
+    // SAFETY: guaranteed by the caller; the macros stay within the control data.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while let Some(control) = header.as_ref() {
+            if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let length = control.cmsg_len - libc::CMSG_LEN(0) as usize;
+                let fds = libc::CMSG_DATA(header).cast::<c_int>();
+                for at in 0..length / size_of::<c_int>() {
+                    let fd = fds.add(at);
+                    fd.write_unaligned(mark_internal(fd.read_unaligned()));
+                }
+            }
+            header = libc::CMSG_NXTHDR(message, header);
+        }
+    }
 }

@@ -114,6 +114,7 @@ libc_functions! {
     memfd_create(name: *const c_char, flags: c_uint) -> c_int, -1;
     timerfd_create(clock: c_int, flags: c_int) -> c_int, -1;
     socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int, -1;
+    socketpair(domain: c_int, kind: c_int, protocol: c_int, fds: *mut c_int) -> c_int, -1;
     send(fd: c_int, buffer: *const c_void, length: usize, flags: c_int) -> isize, -1;
     sendto(
         fd: c_int, buffer: *const c_void, length: usize, flags: c_int,

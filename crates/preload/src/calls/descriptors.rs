@@ -144,10 +144,7 @@ export! {
         let result = unsafe { real::pipe2(fds, flags) };
         if result == 0 {
             // SAFETY: the call succeeded, so it has written both.
-            unsafe {
-                mark_internal(*fds);
-                mark_internal(*fds.add(1));
-            }
+            unsafe { internal::mark_internal_pair(fds) };
         }
         result
     }
@@ -200,7 +197,11 @@ export! {
     dup(fd: c_int) -> c_int {
         let object = find(fd);
         // SAFETY: guaranteed by the caller.
-        register_duplicate(object, unsafe { real::dup(fd) })
+        let duplicate = unsafe { real::dup(fd) };
+        match object {
+            Lookup::Other => mark_internal(duplicate),
+            object => register_duplicate(object, duplicate),
+        }
     }
 
     dup2(from: c_int, to: c_int) -> c_int {

@@ -161,6 +161,16 @@ export! {
         }
     }
 
+    socketpair(domain: c_int, kind: c_int, protocol: c_int, fds: *mut c_int) -> c_int {
+        // SAFETY: guaranteed by the caller.
+        let result = unsafe { real::socketpair(domain, kind, protocol, fds) };
+        if result == 0 {
+            // SAFETY: the call succeeded, so it has written both.
+            unsafe { internal::mark_internal_pair(fds) };
+        }
+        result
+    }
+
     send(fd: c_int, buffer: *const c_void, length: usize, flags: c_int) -> isize {
         if let Lookup::Netlink = find(fd) {
             // SAFETY: guaranteed by the caller.
@@ -247,6 +257,11 @@ export! {
             return count(unsafe { receive(fd, &mut *message, flags) });
         }
         // SAFETY: guaranteed by the caller.
-        unsafe { real::recvmsg(fd, message, flags) }
+        let received = unsafe { real::recvmsg(fd, message, flags) };
+        if received >= 0 {
+            // SAFETY: the call succeeded, so the message is readable.
+            unsafe { internal::mark_internal_rights(&*message) };
+        }
+        received
     }
 }

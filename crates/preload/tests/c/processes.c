@@ -47,6 +47,7 @@ static void use(struct ibv_context *context)
 	struct ibv_mr *mr;
 	struct ibv_qp *qp;
 	union ibv_gid gid;
+	int index = 1;
 	struct ibv_qp_init_attr init = {
 		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
 		.cap = { 8, 8, 1, 1 },
@@ -60,14 +61,17 @@ static void use(struct ibv_context *context)
 	mr = ibv_reg_mr(pd, memory, 2 * HALF,
 			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	qp = ibv_create_qp(pd, &init);
-	CHECK(mr && qp && !ibv_query_gid(context, 1, 1, &gid));
+	/* A device of an address may have a single GID. */
+	CHECK(mr && qp && !ibv_query_gid(context, 1, index, &gid));
+	if (!memcmp(&gid, &(union ibv_gid){ 0 }, sizeof gid))
+		CHECK(!ibv_query_gid(context, 1, --index, &gid));
 	CHECK(!ibv_modify_qp(qp, &at, IBV_QP_STATE | IBV_QP_PKEY_INDEX |
 			     IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	at = (struct ibv_qp_attr){
 		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
 		.dest_qp_num = qp->qp_num, .max_dest_rd_atomic = 1, .min_rnr_timer = 12,
 		.ah_attr = { .is_global = 1, .port_num = 1,
-			     .grh = { .dgid = gid, .sgid_index = 1, .hop_limit = 1 } },
+			     .grh = { .dgid = gid, .sgid_index = index, .hop_limit = 1 } },
 	};
 	CHECK(!ibv_modify_qp(qp, &at, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
 			     IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
@@ -252,6 +256,26 @@ static void become_daemon(const char *path)
 	_exit(0);
 }
 
+/* Devices take no numbers of descriptors but for what the program opens. */
+static void takes_numbers(struct ibv_context *context, int first)
+{
+	int manager, next, channel;
+	struct ibv_comp_channel *completions = ibv_create_comp_channel(context);
+
+	CHECK(context->cmd_fd == first && context->async_fd == first + 1);
+	CHECK(completions && completions->fd == first + 2);
+	manager = open("/dev/infiniband/rdma_cm", O_RDWR | O_CLOEXEC);
+	next = dup(2);
+	channel = open("/dev/infiniband/rdma_cm", O_RDWR | O_CLOEXEC);
+	CHECK(manager == first + 3 && next == first + 4 && channel == first + 5);
+	for (int fd = next; fd < 512; fd++)
+		CHECK(dup2(2, fd) == fd);
+	use(context);
+	for (int fd = next; fd < 512; fd++)
+		CHECK(!close(fd));
+	CHECK(!close(manager) && !ibv_destroy_comp_channel(completions));
+}
+
 /* A signal that the program blocks, once the devices have threads, waits for it. */
 static void waits_for_signals(void)
 {
@@ -284,8 +308,11 @@ int main(int argc, char **argv)
 {
 	const char *mode = argc > 1 ? argv[1] : "use";
 	struct ibv_context *context;
+	/* The lowest descriptor that is free. */
+	int first = dup(2);
 	pid_t pid;
 
+	close(first);
 #define IS(name) (!strcmp(mode, name))
 	if (IS("fork-first")) {
 		child(own, NULL);
@@ -341,6 +368,8 @@ int main(int argc, char **argv)
 		unmaps = 1;
 		use(context);
 		handles_faults();
+	} else if (IS("numbers")) {
+		takes_numbers(context, first);
 	} else if (IS("signals")) {
 		waits_for_signals();
 	} else if (IS("threads")) {
