@@ -1,8 +1,10 @@
 //! RoCE v2 over UDP between addresses of the loopback interface. The networks share nothing
 //! else, as two hosts.
 
+use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -179,6 +181,52 @@ fn a_refusal_reaches_a_process_of_the_address() {
         post(&mut qa, 1, Operation::Send, from.sge(0, SIZE));
         // IBV_WC_REM_INV_REQ_ERR
         assert_eq!(poll(&a, &mut cqa).status, 9, "round {round}");
+    }
+}
+
+const QPN: &str = "RINGVERBS_TEST_QPN";
+
+/// The process of [`a_refusal_leaves_a_process_that_ends`].
+#[test]
+#[ignore = "run by another test"]
+fn refusing_process() {
+    let Ok(peer) = std::env::var(QPN) else {
+        return;
+    };
+    let host = Host::new(&device("127.45.0.7"));
+    let mut cq = host.cq(64);
+    let mut qp = host.qp(QpType::RC, &mut cq);
+    connect(&qp, QpType::RC, peer.parse().unwrap(), host.path());
+    let to = host.memory(64);
+    receive(&mut qp, 1, to.sge(0, 64));
+    println!("\nqpn {}", qp.object.qp_num());
+    // IBV_WC_LOC_LEN_ERR
+    assert_eq!(poll(&host, &mut cq).status, 1);
+    std::process::exit(0);
+}
+
+/// As soon as the responder knows of its error, it ends.
+#[test]
+fn a_refusal_leaves_a_process_that_ends() {
+    const SIZE: usize = 1 << 18;
+    let a = Host::new(&device("127.45.0.7"));
+    let from = a.memory(SIZE);
+    for round in 0..20 {
+        let mut cq = a.cq(64);
+        let mut qp = a.qp(QpType::RC, &mut cq);
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["refusing_process", "--exact", "--ignored", "--nocapture"])
+            .env(QPN, qp.object.qp_num().to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let number = lines.find_map(|line| Some(line.unwrap().strip_prefix("qpn ")?.to_owned()));
+        connect(&qp, QpType::RC, number.unwrap().parse().unwrap(), a.path());
+        post(&mut qp, 1, Operation::Send, from.sge(0, SIZE));
+        // IBV_WC_REM_INV_REQ_ERR
+        assert_eq!(poll(&a, &mut cq).status, 9, "round {round}");
+        assert!(child.wait().unwrap().success());
     }
 }
 

@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use softhca::packet::{OpcodeFlags, Packet, Transmit, op};
+use softhca::packet::{BTH_BYTES, OpcodeFlags, Packet, Transmit, headroom, op};
 
 use super::socket::{
     self, MAX_MESSAGE_BYTES, MAX_SEGMENTS, MAX_SEND_DATAGRAMS, MAX_SEND_MESSAGES, Message,
@@ -65,11 +65,11 @@ impl Run {
     }
 }
 
-/// Returns whether frames may be held back for the program's answer: a few acknowledgements
-/// and nothing else.
+/// Returns whether frames may be held back for the program's answer: a few positive
+/// acknowledgements and nothing else. What a NAK reports may end the program.
 pub(super) fn may_hold(frames: &VecDeque<Packet>) -> bool {
     let mut all = frames.iter();
-    frames.len() <= MAX_HELD_ACKS && all.all(|packet| is_acknowledgement(packet.frame()))
+    frames.len() <= MAX_HELD_ACKS && all.all(|packet| is_positive(packet.frame()))
 }
 
 /// Moves an acknowledgement at the front behind a longer request, so that both fit in one
@@ -189,6 +189,13 @@ fn is_acknowledgement(frame: &[u8]) -> bool {
     opcode_of(frame).is_some_and(|it| it.operation == op::ACKNOWLEDGE)
 }
 
+/// Returns whether a frame is an acknowledgement, but no NAK.
+fn is_positive(frame: &[u8]) -> bool {
+    let ipv6 = frame.get(14).is_some_and(|byte| byte >> 4 == 6);
+    let syndrome = frame.get(headroom(ipv6) + BTH_BYTES);
+    is_acknowledgement(frame) && syndrome.is_some_and(|it| it >> 5 & 3 == 0)
+}
+
 fn is_request(frame: &[u8]) -> bool {
     opcode_of(frame).is_some_and(|it| !it.flags().has(OpcodeFlags::RESPONSE))
 }
@@ -232,7 +239,7 @@ mod tests {
         };
         let template = Template::new(&path);
         let mut builder = PacketBuilder::new(&Pool::new(), &template, bth, length);
-        builder.space(length);
+        builder.space(length).fill(0);
         builder.finish()
     }
 
@@ -271,6 +278,10 @@ mod tests {
         assert!(may_hold(&frames));
         frames.push_back(ack());
         assert!(!may_hold(&frames));
+        let mut nak = ack();
+        let syndrome = headroom(false) + BTH_BYTES;
+        nak.buffer_mut()[syndrome] = 0x61;
+        assert!(!may_hold(&VecDeque::from([nak])));
     }
 
     #[test]
