@@ -13,7 +13,7 @@
 #![allow(missing_docs, reason = "a program")]
 
 use std::error::Error as StdError;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -453,9 +453,19 @@ fn refusals(events: &mut Events, ip: IpAddr) -> Result<()> {
     expect("listening twice", id.listen(0), wrong_state)?;
     let bound = id.local_addr()?.ok_or("no address")?;
     let other = events.channel.create_id(PortSpace::TCP)?;
-    expect("a port that is taken", other.bind(bound), |error| {
-        [EADDRINUSE, EADDRNOTAVAIL].contains(&error.errno().raw())
-    })?;
+    let in_use: fn(&Error) -> bool = |error| error.errno().raw() == EADDRINUSE;
+    let not_available: fn(&Error) -> bool = |error| error.errno().raw() == EADDRNOTAVAIL;
+    let of_one = match ip.is_loopback() || ip.is_unspecified() {
+        true => not_available,
+        false => in_use,
+    };
+    expect("a port that is taken", other.bind(bound), of_one)?;
+    let all = SocketAddr::from((Ipv4Addr::UNSPECIFIED, bound.port()));
+    expect("the port of all addresses", other.bind(all), not_available)?;
+    let family = events.channel.create_id(PortSpace::TCP)?;
+    family.set_ipv6_only(true)?;
+    family.bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, bound.port())))?;
+    drop(family);
 
     let active = resolved(events, PortSpace::TCP, bound)?;
     let ours = Endpoint::new(&active, QpType::RC)?;
