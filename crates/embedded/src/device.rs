@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Instant;
 
 use crate::state::State;
 
@@ -51,6 +52,21 @@ impl Device {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let state = self.lock_state();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        state
+    }
+
+    /// As [`lock`](Self::lock); `None` if another thread holds the lock until then.
+    pub(crate) fn lock_until(&self, until: Instant) -> Option<MutexGuard<'_, State>> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let state = loop {
+            match self.state.try_lock() {
+                Ok(state) => break Some(state),
+                Err(TryLockError::Poisoned(_)) => break None,
+                Err(TryLockError::WouldBlock) if Instant::now() >= until => break None,
+                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            }
+        };
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         state
     }

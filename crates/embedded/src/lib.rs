@@ -56,6 +56,8 @@ mod methods;
 mod network;
 mod object;
 mod packet;
+mod pages;
+mod pinned;
 mod qp;
 mod query;
 mod queues;
@@ -84,6 +86,9 @@ pub use directory::Sharing;
 pub use embedded::Embedded;
 pub use memory::last_accesses;
 pub use network::Network;
+pub use pinned::{
+    Loss, has_registered, keep_registered, may_be_registered, move_registered, protect_registered,
+};
 pub use runner::set_scope_hooks;
 pub use softhca;
 pub use time::Limit;

@@ -12,6 +12,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use ring::copy;
 use softhca::platform::{Clock, Interrupts, Memory, Unmapped, copy_through_buffer};
 
+use crate::pages::{read_protected, write_protected};
+use crate::pinned::{MovedRegions, Part};
 use crate::user::{Access, pin};
 
 thread_local! {
@@ -84,6 +86,11 @@ impl Ranges {
         self.merged.extend(current);
     }
 
+    fn overlap(&self, from: u64, to: u64) -> bool {
+        let last = self.merged.range(..to).next_back();
+        last.is_some_and(|(_, end)| *end > from)
+    }
+
     fn contains(&self, address: u64, length: u64) -> bool {
         let Some(end) = address.checked_add(length) else {
             return false;
@@ -109,6 +116,8 @@ pub(crate) struct Process {
     ranges: Ranges,
     /// Memory of regions with on-demand paging, not all of which may be mapped.
     on_demand: Ranges,
+    /// Regions whose pages the program has moved, unmapped or protected.
+    pub(crate) moved: MovedRegions,
     time: Time,
 }
 
@@ -127,6 +136,7 @@ impl Process {
         Self {
             ranges: Ranges::default(),
             on_demand: Ranges::default(),
+            moved: MovedRegions::default(),
             time: clock.map_or_else(|| Time::Real(Instant::now()), Time::Simulated),
         }
     }
@@ -178,6 +188,11 @@ impl Process {
         self.on_demand.remove(address, length);
     }
 
+    /// Returns whether access to any byte of a range was granted.
+    pub(crate) fn overlaps(&self, range: &Range<usize>) -> bool {
+        self.ranges.overlap(range.start as u64, range.end as u64)
+    }
+
     /// Returns whether access to all `length` bytes was granted, and all are mapped.
     pub(crate) fn contains(&self, address: u64, length: u64) -> bool {
         self.ranges.contains(address, length)
@@ -193,7 +208,37 @@ impl Process {
     /// whether they do, and permit the access.
     #[cold]
     fn map_on_demand(&self, address: u64, length: u64, access: Access) -> bool {
-        self.on_demand.contains(address, length) && pin(address, length, access).is_ok()
+        !MovedRegions::has(address)
+            && self.on_demand.contains(address, length)
+            && pin(address, length, access).is_ok()
+    }
+
+    /// Accesses memory of moved regions by parts.
+    #[cold]
+    fn access_moved(
+        &self,
+        address: u64,
+        length: usize,
+        mut access: impl FnMut(Part) -> bool,
+    ) -> Result<(), Unmapped> {
+        let done = self.moved.access(address, length, |part| {
+            LAST_ACCESS.set((part.at, part.range.len()));
+            access(part)
+        });
+        done.then_some(()).ok_or(Unmapped { address })
+    }
+
+    /// Returns the place of 8 aligned bytes of a moved region.
+    #[cold]
+    fn locate_moved(&self, address: u64) -> Option<Part> {
+        let mut place = None;
+        if address % 8 == 0 {
+            let _ = self.access_moved(address, 8, |part| {
+                place = Some(part);
+                true
+            });
+        }
+        place
     }
 
     /// Returns a pointer to an address if access to all `length` bytes was granted.
@@ -213,7 +258,19 @@ impl Process {
 impl Memory for Process {
     #[inline]
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Unmapped> {
-        let from = self.locate(address, out.len(), Access::Read)?;
+        let Ok(from) = self.locate(address, out.len(), Access::Read) else {
+            return self.access_moved(address, out.len(), |part| {
+                let Some(out) = out.get_mut(part.range) else {
+                    return false;
+                };
+                if part.protected {
+                    return read_protected(part.at, out);
+                }
+                // SAFETY: pages of a region; otherwise as below.
+                unsafe { copy::load(ptr::with_exposed_provenance_mut(part.at), out) };
+                true
+            });
+        };
         // SAFETY: access to the range was granted (`grant`), so it is mapped
         // and readable. The process may write to it concurrently, with atomic
         // accesses; the copy then contains old or new bytes.
@@ -223,7 +280,21 @@ impl Memory for Process {
 
     #[inline]
     fn write(&self, address: u64, data: &[u8]) -> Result<(), Unmapped> {
-        let to = self.locate(address, data.len(), Access::Write)?;
+        let Ok(to) = self.locate(address, data.len(), Access::Write) else {
+            return self.access_moved(address, data.len(), |part| {
+                let Some(data) = data.get(part.range) else {
+                    return false;
+                };
+                // SAFETY: pages of a region; otherwise as below.
+                unsafe {
+                    if part.protected {
+                        return write_protected(part.at, data);
+                    }
+                    copy::store(ptr::with_exposed_provenance_mut(part.at), data);
+                }
+                true
+            });
+        };
         // SAFETY: as in `read`; memory that a key or a queue lets the device
         // write to is writable, and there are no references to its bytes.
         unsafe { copy::store(to, data) };
@@ -237,6 +308,9 @@ impl Memory for Process {
 
     #[inline]
     fn copy(&self, from: u64, to: u64, length: usize) -> Result<(), Unmapped> {
+        if MovedRegions::has(from | to) {
+            return copy_through_buffer(self, from, to, length);
+        }
         let source = self.locate(from, length, Access::Read)?;
         LAST_SOURCE.set((from as usize, length));
         let target = self.locate(to, length, Access::Write)?;
@@ -282,7 +356,25 @@ impl Memory for Process {
         address: u64,
         change: &mut dyn FnMut([u8; 8]) -> Option<[u8; 8]>,
     ) -> Result<[u8; 8], Unmapped> {
-        let at = self.locate(address, 8, Access::Write)?.cast::<u64>();
+        let at = match self.locate(address, 8, Access::Write) {
+            Ok(at) => at,
+            Err(unmapped) => match self.locate_moved(address) {
+                Some(Part { at, protected, .. }) if !protected => {
+                    ptr::with_exposed_provenance_mut(at)
+                }
+                // The program cannot change it meanwhile.
+                Some(_) => {
+                    let mut bytes = [0; 8];
+                    self.read(address, &mut bytes)?;
+                    if let Some(new) = change(bytes) {
+                        self.write(address, &new)?;
+                    }
+                    return Ok(bytes);
+                }
+                None => return Err(unmapped),
+            },
+        };
+        let at = at.cast::<u64>();
         if !at.is_aligned() {
             return Err(Unmapped { address });
         }

@@ -155,6 +155,8 @@ pub(crate) struct Mr {
     pub(crate) length: u64,
     pub(crate) iova: u64,
     pub(crate) access: AccessFlags,
+    /// Address of its table of moved pages for the device; 0 if it has none.
+    pub(crate) moved: u64,
 }
 
 impl Mr {
@@ -462,6 +464,15 @@ impl Objects {
     /// Returns all objects, of every context.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Object> {
         self.objects.values()
+    }
+
+    /// Returns all regions.
+    pub(crate) fn regions_mut(&mut self) -> impl Iterator<Item = &mut Mr> {
+        let objects = self.objects.values_mut();
+        objects.filter_map(|object| match &mut object.data {
+            ObjectData::Mr(mr) => Some(mr),
+            _ => None,
+        })
     }
 
     /// Replaces a dependency of an object.

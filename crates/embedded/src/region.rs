@@ -15,7 +15,7 @@ use crate::queues::require;
 use crate::request::{Request, long, word};
 use crate::state::State;
 use crate::user::{Access, copyable, pin};
-use crate::{Result, refuse};
+use crate::{Result, pinned, refuse};
 
 const RIGHTS: Field = field(0x10, 14, 10);
 const MODE: Field = field(0x10, 9, 8);
@@ -57,7 +57,7 @@ const NOT_IN_KEYS: AccessFlags = AccessFlags::MW_BIND
 /// `IB_ACCESS_OPTIONAL`: flags that a device may ignore.
 pub(crate) const OPTIONAL: u32 = 0x3ff0_0000;
 /// Flags that require writable memory (`ib_access_writable`).
-const WRITABLE: AccessFlags = AccessFlags::LOCAL_WRITE
+pub(crate) const WRITABLE: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)
     .union(AccessFlags::REMOTE_ATOMIC)
     .union(AccessFlags::MW_BIND);
@@ -156,7 +156,11 @@ impl State {
         unsafe {
             match access.contains(AccessFlags::ON_DEMAND) {
                 true => platform.grant_on_demand(wanted.address, wanted.length),
-                false => platform.grant(wanted.address, wanted.length),
+                false => {
+                    platform.grant(wanted.address, wanted.length);
+                    platform.moved.add_registered();
+                    pinned::add(wanted.address, wanted.length);
+                }
             }
         }
         Ok(number << 8 | u32::from(variant))
@@ -185,6 +189,7 @@ impl State {
                 length: wanted.length,
                 iova: wanted.iova,
                 access: wanted.access,
+                moved: 0,
             }),
         });
         Ok((handle, key))
@@ -195,7 +200,11 @@ impl State {
         let platform = self.hca.platform_mut();
         match mr.is_on_demand() {
             true => platform.revoke_on_demand(mr.address, mr.length),
-            false => platform.revoke(mr.address, mr.length),
+            false => {
+                platform.revoke(mr.address, mr.length);
+                platform.moved.remove_registered(mr.moved);
+                pinned::remove(mr.address, mr.length);
+            }
         }
     }
 
@@ -232,7 +241,8 @@ impl State {
     ) -> Result<()> {
         let access = wanted.access;
         let rights = rights(access)?;
-        if access.intersects(WRITABLE) {
+        let is_moved = self.objects.mr(fd, handle)?.moved != 0;
+        if access.intersects(WRITABLE) && !is_moved {
             pin(wanted.address, wanted.length, Access::Write)?;
         }
         let number = self.objects.pd(fd, wanted.pd)?;
@@ -308,6 +318,7 @@ impl State {
         mr.key = key;
         (mr.address, mr.length) = (wanted.address, wanted.length);
         (mr.iova, mr.access) = (wanted.iova, wanted.access);
+        mr.moved = 0;
         self.objects
             .replace_dependency(requested.mr_handle, pd, wanted.pd);
         request.core_answer(&ReregMrResp {

@@ -1,10 +1,10 @@
-//! Device accesses to memory that the program has unmapped.
+//! Device accesses to memory that the program has unmapped, protected or truncated by calls
+//! that `calls::memory` does not see.
 //!
-//! A card pins registered memory, so a program may unmap memory before deregistering it, as
-//! UCX's registration cache does. Here a device access to such memory is a fault of this
-//! process: the handler maps an empty page in its place, and the access is repeated. All
-//! other faults are the program's: its action for SIGSEGV is kept here, and executed as the
-//! kernel would.
+//! A card pins registered memory. Here a device access to such memory is a fault of this
+//! process: the handler makes the page accessible, or maps an empty one in its place, and the
+//! access is repeated. All other faults are the program's: its actions for SIGSEGV and SIGBUS
+//! are kept here, and executed as the kernel would.
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -17,14 +17,28 @@ use crate::internal;
 use crate::real::{self, errno, set_errno};
 
 static PAGE: AtomicUsize = AtomicUsize::new(4096);
-/// The program's action; `None` before the handler is installed.
-static PROGRAM_ACTION: AtomicCell<Option<libc::sigaction>> = AtomicCell::new(None);
+/// The signals of faults.
+const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
+/// The program's actions for them; `None` before the handler is installed.
+static PROGRAM_ACTIONS: [AtomicCell<Option<libc::sigaction>>; SIGNALS.len()] =
+    [const { AtomicCell::new(None) }; SIGNALS.len()];
+
+/// Returns the program's action for a signal; `None` for signals that are not handled here.
+fn program_action(number: c_int) -> Option<&'static AtomicCell<Option<libc::sigaction>>> {
+    let index = SIGNALS.iter().position(|signal| *signal == number)?;
+    PROGRAM_ACTIONS.get(index)
+}
+
+/// Returns the length of a page.
+pub(crate) fn page_size() -> usize {
+    PAGE.load(Ordering::Relaxed)
+}
 
 /// Stores the program's action, and returns the one before it.
-fn swap_program_action(action: libc::sigaction) -> Option<libc::sigaction> {
+fn swap_program_action(number: c_int, action: libc::sigaction) -> Option<libc::sigaction> {
     // A handler on this thread would deadlock.
     let _blocked = SignalBlock::all();
-    PROGRAM_ACTION.swap(Some(action))
+    program_action(number)?.swap(Some(action))
 }
 
 /// Blocks all signals in this thread while it exists.
@@ -60,30 +74,29 @@ fn simple_action(handler: usize, flags: c_int) -> libc::sigaction {
 
 /// Installs the handler, once there are devices.
 pub(crate) fn install() {
-    if PROGRAM_ACTION.load().is_some() {
-        return;
-    }
     // SAFETY: a query of a constant.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     PAGE.store(usize::try_from(page).unwrap_or(4096), Ordering::Relaxed);
     let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_fault;
     let ours = simple_action(handler as usize, libc::SA_SIGINFO | libc::SA_ONSTACK);
-    let mut before = simple_action(libc::SIG_DFL, 0);
-    // SAFETY: both actions are initialized.
-    if unsafe { real::sigaction(libc::SIGSEGV, &raw const ours, &raw mut before) } == 0 {
-        swap_program_action(before);
+    for number in SIGNALS {
+        if program_action(number).is_some_and(|action| action.load().is_some()) {
+            continue;
+        }
+        let mut before = simple_action(libc::SIG_DFL, 0);
+        // SAFETY: both actions are initialized.
+        if unsafe { real::sigaction(number, &raw const ours, &raw mut before) } == 0 {
+            swap_program_action(number, before);
+        }
     }
 }
 
-/// Sets or queries the program's action for SIGSEGV; `None` for other signals, which the C
+/// Sets or queries the program's action for a fault; `None` for other signals, which the C
 /// library handles.
 pub(crate) fn exchange(number: c_int, new: Option<&libc::sigaction>) -> Option<libc::sigaction> {
-    if number != libc::SIGSEGV {
-        return None;
-    }
-    let now = PROGRAM_ACTION.load()?;
+    let now = program_action(number)?.load()?;
     match new {
-        Some(new) => swap_program_action(*new),
+        Some(new) => swap_program_action(number, *new),
         None => Some(now),
     }
 }
@@ -95,8 +108,11 @@ pub(crate) fn exchange_handler(number: c_int, handler: usize) -> Option<usize> {
 }
 
 extern "C" fn on_fault(number: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    /// The code of an address without a mapping.
+    /// Codes of SIGSEGV: an address without a mapping, one that is protected; of SIGBUS: one
+    /// beyond the end of the file.
     const SEGV_MAPERR: c_int = 1;
+    const SEGV_ACCERR: c_int = 2;
+    const BUS_ADRERR: c_int = 2;
     let before = errno();
     // SAFETY: the kernel passes the information of a fault.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
@@ -106,20 +122,33 @@ extern "C" fn on_fault(number: c_int, info: *mut libc::siginfo_t, context: *mut 
             .any(|range| range.contains(&address))
     };
     let is_device = internal::is_internal() && accessed();
-    let mapped = code == SEGV_MAPERR && is_device && map(address);
-    if !mapped {
+    let mended = is_device
+        && match (number, code) {
+            (libc::SIGSEGV, SEGV_MAPERR) => map(address, libc::MAP_FIXED_NOREPLACE),
+            (libc::SIGSEGV, SEGV_ACCERR) => allow_access(address),
+            (libc::SIGBUS, BUS_ADRERR) => map(address, libc::MAP_FIXED),
+            _ => false,
+        };
+    if !mended {
         forward_signal(number, code, info, context);
     }
     set_errno(before);
 }
 
-/// Maps an empty page at an unmapped address. Returns whether the address is mapped now.
-fn map(address: usize) -> bool {
+/// Permits access to a page. Returns whether that succeeded.
+fn allow_access(address: usize) -> bool {
+    let page = page_size();
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the memory is the program's, which has registered it for such an access.
+    unsafe { libc::syscall(libc::SYS_mprotect, address & !(page - 1), page, protection) == 0 }
+}
+
+/// Maps an empty page at an address that has none. Returns whether the address is mapped now.
+fn map(address: usize, placement: c_int) -> bool {
     let page = PAGE.load(Ordering::Relaxed);
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: by its flags, the call replaces no mapping. Nothing but a device accesses
-    // an address that has none.
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | placement;
+    // SAFETY: nothing but a device can access an address without a page.
     let mapped = unsafe {
         let at = address & !(page - 1);
         libc::syscall(libc::SYS_mmap, at, page, protection, flags, -1, 0)
@@ -131,7 +160,8 @@ fn map(address: usize) -> bool {
 /// Executes the program's action, as the kernel would.
 fn forward_signal(number: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let default = simple_action(libc::SIG_DFL, 0);
-    let action = PROGRAM_ACTION.load().unwrap_or(default);
+    let action = program_action(number).and_then(AtomicCell::load);
+    let action = action.unwrap_or(default);
     let is_fault = code > 0;
     if action.sa_sigaction == libc::SIG_IGN && !is_fault {
         return;
@@ -148,7 +178,7 @@ fn forward_signal(number: c_int, code: c_int, info: *mut libc::siginfo_t, contex
         return;
     }
     if action.sa_flags & libc::SA_RESETHAND != 0 {
-        swap_program_action(default);
+        swap_program_action(number, default);
     }
     // SAFETY: the sets are initialized; the program has given this function for signals,
     // of the type that the flag tells.

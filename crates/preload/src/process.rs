@@ -3,6 +3,7 @@
 //! A child of fork starts without devices: the thread that drives them does not exist in the
 //! child, and locks may have been held. The inherited state is never accessed.
 
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
@@ -158,6 +159,22 @@ fn any_device() -> Option<&'static Embedded> {
     }
     // SAFETY: states are never freed.
     unsafe { &*current }.ready.get()?.first()
+}
+
+/// Returns the devices if memory of a range may be registered with them, and the program, not
+/// a device, changes it. Takes no lock.
+#[inline]
+pub(crate) fn devices_of_memory(range: &Range<usize>) -> Option<&'static [Embedded]> {
+    if !embedded::may_be_registered(range) || internal::is_internal() {
+        return None;
+    }
+    let current = CURRENT.load(Ordering::Acquire);
+    if current.is_null() {
+        return None;
+    }
+    // SAFETY: states are never freed.
+    let state = unsafe { &*current };
+    (!state.is_foreign()).then_some(*state.ready.get()?)
 }
 
 /// Called before the program waits for events: wakes the devices if they sleep, since stock

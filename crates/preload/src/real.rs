@@ -104,6 +104,11 @@ libc_functions! {
         address: *mut c_void, old: usize, new: usize, flags: c_int, target: *mut c_void
     ) -> *mut c_void, libc::MAP_FAILED;
     mprotect(address: *mut c_void, length: usize, protection: c_int) -> c_int, -1;
+    pkey_mprotect(
+        address: *mut c_void, length: usize, protection: c_int, key: c_int
+    ) -> c_int, -1;
+    brk(end: *mut c_void) -> c_int, -1;
+    sbrk(increment: isize) -> *mut c_void, libc::MAP_FAILED;
     madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int, -1;
     accept4(
         fd: c_int, address: *mut libc::sockaddr, length: *mut libc::socklen_t, flags: c_int

@@ -83,7 +83,15 @@ fn a_program_receives_out_of_order() {
     }
 }
 
+/// Devices access the pages that were registered, whatever the program does to their mappings.
+fn keeps_registered_pages(provider: Provider) {
+    for devices in ["roce", "ib,ib"] {
+        runs_on(devices, "pinned.c", provider);
+    }
+}
+
 with_each_provider! {
+    registered_memory_is_pinned: keeps_registered_pages;
     a_program_matches_tags: matches_tags;
     a_program_shares_objects: shares_objects;
     a_program_chooses_ports_of_a_bond: chooses_ports_of_a_bond;

@@ -3,20 +3,78 @@
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
+use embedded::Loss;
+
 use super::export;
+use crate::fault::page_size;
 use crate::real::{self, set_errno};
 use crate::table::{Lookup, ObjectKind, find};
+use crate::{internal, process};
 
-/// Called before the pages of a range are unmapped, replaced, moved or discarded by the
-/// program, in any thread, also in signal handlers and inside allocators: allocates nothing.
-fn before_unmapping(_range: Range<usize>) {}
+const MREMAP_DONTUNMAP: c_int = 4;
+const MADV_DONTNEED_LOCKED: c_int = 24;
 
-/// Called before the protection of a range changes; as [`before_unmapping`].
-fn before_protecting(_range: Range<usize>, _protection: c_int) {}
+/// Returns the pages of a range; empty for arguments that the system refuses.
+fn pages(address: usize, length: usize) -> Range<usize> {
+    let page = page_size();
+    let end = address
+        .checked_add(length)
+        .and_then(|end| end.checked_next_multiple_of(page));
+    match end {
+        Some(end) if address % page == 0 => address..end,
+        _ => 0..0,
+    }
+}
 
-fn range(address: *mut c_void, length: usize) -> Range<usize> {
-    let start = address as usize;
-    start..start.saturating_add(length)
+/// Called before the program gives up the pages of a range, in any thread, also in signal
+/// handlers and inside allocators: allocates nothing. Pages that are registered are kept for
+/// the devices.
+fn before_unmapping(range: Range<usize>, loss: Loss) {
+    if let Some(devices) = process::devices_of_memory(&range) {
+        let _scope = internal::enter();
+        // SAFETY: the callers give up all pages of the range next.
+        unsafe { embedded::keep_registered(devices, range, loss) };
+    }
+}
+
+/// Returns whether the call would replace a mapping, since it succeeds elsewhere.
+fn maps(length: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) -> bool {
+    let flags = flags & !(libc::MAP_FIXED | libc::MAP_POPULATE | libc::MAP_LOCKED);
+    // SAFETY: a new mapping, which nothing else uses, is made and unmapped.
+    unsafe {
+        let mapped = libc::syscall(libc::SYS_mmap, 0, length, protection, flags, fd, offset);
+        mapped != -1 && libc::syscall(libc::SYS_munmap, mapped, length) == 0
+    }
+}
+
+/// Changes the protection of a range by `change`.
+fn protect(range: Range<usize>, protection: c_int, change: impl FnOnce() -> c_int) -> c_int {
+    match process::devices_of_memory(&range) {
+        Some(devices) => {
+            let _scope = internal::enter();
+            embedded::protect_registered(devices, range, protection, change)
+        }
+        None => change(),
+    }
+}
+
+fn is_registered(range: &Range<usize>) -> bool {
+    process::devices_of_memory(range).is_some_and(|devices| {
+        let _scope = internal::enter();
+        embedded::has_registered(devices, range)
+    })
+}
+
+/// Called before the end of the data segment changes.
+fn before_break(end: usize) {
+    // SAFETY: a query.
+    let now = unsafe { real::sbrk(0) } as usize;
+    if let Some(end) = end
+        .checked_next_multiple_of(page_size())
+        .filter(|end| *end < now)
+    {
+        before_unmapping(pages(end, now - end), Loss::Unmapped);
+    }
 }
 
 export! {
@@ -37,8 +95,12 @@ export! {
         };
         match offset {
             Ok(offset) => {
-                if flags & libc::MAP_FIXED != 0 {
-                    before_unmapping(range(address, length));
+                let replaced = pages(address as usize, length);
+                if flags & libc::MAP_FIXED != 0
+                    && embedded::may_be_registered(&replaced)
+                    && maps(length, protection, flags, fd, offset)
+                {
+                    before_unmapping(replaced, Loss::Unmapped);
                 }
                 // SAFETY: guaranteed by the caller; an offset of registers is within
                 // their file.
@@ -52,7 +114,7 @@ export! {
     }
 
     munmap(address: *mut c_void, length: usize) -> c_int {
-        before_unmapping(range(address, length));
+        before_unmapping(pages(address as usize, length), Loss::Unmapped);
         // SAFETY: guaranteed by the caller.
         unsafe { real::munmap(address, length) }
     }
@@ -61,24 +123,70 @@ export! {
         address: *mut c_void, old: usize, new: usize, flags: c_int, target: *mut c_void
     ) -> *mut c_void {
         if flags & libc::MREMAP_FIXED != 0 {
-            before_unmapping(range(target, new));
+            before_unmapping(pages(target as usize, new), Loss::Unmapped);
         }
-        before_unmapping(range(address, old));
+        let kept = pages(address as usize, old.min(new));
+        let rest = pages(address as usize, old);
+        if flags & MREMAP_DONTUNMAP == 0 && !kept.is_empty() {
+            before_unmapping(kept.end..rest.end, Loss::Unmapped);
+        }
         // SAFETY: guaranteed by the caller.
-        unsafe { real::mremap(address, old, new, flags, target) }
+        let change = || unsafe { real::mremap(address, old, new, flags, target) };
+        let Some(devices) = process::devices_of_memory(&kept) else {
+            return change();
+        };
+        let _scope = internal::enter();
+        let mut result = libc::MAP_FAILED;
+        embedded::move_registered(devices, kept, || {
+            result = change();
+            let is_moved = result != libc::MAP_FAILED && result != address;
+            is_moved.then_some(result as usize)
+        });
+        result
     }
 
     mprotect(address: *mut c_void, length: usize, protection: c_int) -> c_int {
-        before_protecting(range(address, length), protection);
-        // SAFETY: guaranteed by the caller.
-        unsafe { real::mprotect(address, length, protection) }
+        protect(pages(address as usize, length), protection, || {
+            // SAFETY: guaranteed by the caller.
+            unsafe { real::mprotect(address, length, protection) }
+        })
+    }
+
+    pkey_mprotect(address: *mut c_void, length: usize, protection: c_int, key: c_int) -> c_int {
+        protect(pages(address as usize, length), protection, || {
+            // SAFETY: guaranteed by the caller.
+            unsafe { real::pkey_mprotect(address, length, protection, key) }
+        })
     }
 
     madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
-        if matches!(advice, libc::MADV_DONTNEED | libc::MADV_REMOVE) {
-            before_unmapping(range(address, length));
+        let range = pages(address as usize, length);
+        match advice {
+            libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED => {
+                before_unmapping(range, Loss::Unmapped);
+            }
+            libc::MADV_REMOVE => before_unmapping(range, Loss::Removed),
+            // Pages that are pinned are not freed.
+            libc::MADV_FREE if is_registered(&range) => return 0,
+            _ => {}
         }
         // SAFETY: guaranteed by the caller.
         unsafe { real::madvise(address, length, advice) }
+    }
+
+    brk(end: *mut c_void) -> c_int {
+        before_break(end as usize);
+        // SAFETY: guaranteed by the caller.
+        unsafe { real::brk(end) }
+    }
+
+    sbrk(increment: isize) -> *mut c_void {
+        if increment < 0 {
+            // SAFETY: a query.
+            let now = unsafe { real::sbrk(0) } as usize;
+            before_break(now.wrapping_add_signed(increment));
+        }
+        // SAFETY: guaranteed by the caller.
+        unsafe { real::sbrk(increment) }
     }
 }

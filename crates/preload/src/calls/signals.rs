@@ -1,4 +1,4 @@
-//! Signal actions: [`fault`] keeps the program's action for SIGSEGV.
+//! Signal actions: [`fault`] keeps the program's actions for faults.
 
 use std::ffi::c_int;
 
