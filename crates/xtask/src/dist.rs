@@ -1,5 +1,5 @@
 //! Builds `target/dist` and Debian packages with the plugin and the command. The command
-//! writes its completions and man pages.
+//! carries the libraries, so that it runs alone, and writes its completions and man pages.
 //!
 //! libibverbs appends its private ABI to a provider's name, so the file has a link for
 //! each ABI.
@@ -13,9 +13,10 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use rxe_tests::guest::Architecture;
+use rxe_tests::guest::suite::X86_64;
 
 use crate::aarch64;
-use crate::driver::{build_static, build_static_for, cargo, root, target_dir};
+use crate::driver::{build_static_with, cargo, root, target_dir};
 use crate::libmlx5::{self, LIBMLX5};
 use crate::steps::{self, Step};
 
@@ -178,9 +179,44 @@ const COMMAND_STEP: &str = "building the command ringverbs";
 fn build_with_command() -> Result<PathBuf> {
     let dist = dist()?;
     let _step = Step::begin(COMMAND_STEP);
-    add_command(&build_static(&BUILD_COMMAND)?, &dist)?;
+    let carried = carry(&dist, &target_dir().join("carried"), "strip")?;
+    add_command(&build_command(X86_64.target, &carried)?, &dist)?;
     add_share(Command::new(dist.join(COMMAND)), &dist)?;
     Ok(dist)
+}
+
+/// Builds the command, which carries the libraries of a folder.
+fn build_command(target: &str, carried: &Path) -> Result<BTreeMap<String, PathBuf>> {
+    build_static_with(target, &BUILD_COMMAND, &[("RINGVERBS_CARRIED", carried)])
+}
+
+/// Copies the libraries that the command carries, without debug information, and their links.
+/// Files that are equal keep their times, by which cargo decides whether to build.
+fn carry(dist: &Path, folder: &Path, strip: &str) -> Result<PathBuf> {
+    let cannot = || format!("cannot write {}", folder.display());
+    fs::create_dir_all(folder).with_context(cannot)?;
+    for name in [PRELOAD, LIBRARY] {
+        let (from, to) = (dist.join(name), folder.join(name));
+        let new = folder.with_extension("new");
+        let mut command = Command::new(strip);
+        let command = command.args(["--strip-unneeded", "-o"]).args([&new, &from]);
+        if !command.output().is_ok_and(|output| output.status.success()) {
+            // Without binutils the command is larger.
+            fs::copy(&from, &new).with_context(cannot)?;
+        }
+        let bytes = fs::read(&new).with_context(cannot)?;
+        if fs::read(&to).ok().is_none_or(|old| old != bytes) {
+            fs::write(&to, bytes).with_context(cannot)?;
+        }
+        fs::remove_file(&new).with_context(cannot)?;
+    }
+    for link in LINKS {
+        let link = folder.join(link);
+        if !link.is_symlink() {
+            symlink(LIBRARY, &link).with_context(cannot)?;
+        }
+    }
+    Ok(folder.to_owned())
 }
 
 fn add_command(built: &BTreeMap<String, PathBuf>, dist: &Path) -> Result<()> {
@@ -217,7 +253,9 @@ fn build_for_aarch64() -> Result<PathBuf> {
     let dist = lay_out(&built, target.join("dist-aarch64"))?;
     libmlx5::link(&built, &dist, aarch64::LINKER.1, true)?;
     let _step = Step::begin(COMMAND_STEP);
-    add_command(&build_static_for(aarch64::TARGET, &BUILD_COMMAND)?, &dist)?;
+    let carried = target.join("carried-aarch64");
+    let carried = carry(&dist, &carried, "aarch64-linux-gnu-strip")?;
+    add_command(&build_command(aarch64::TARGET, &carried)?, &dist)?;
     let mut command = Command::new("qemu-aarch64");
     command.arg(dist.join(COMMAND));
     add_share(command, &dist)?;

@@ -25,14 +25,18 @@ pub fn build_for(architecture: &Architecture) -> Result<PathBuf> {
         .with_context(|| format!("cargo has not built {NAME}"))
 }
 
-/// Builds static programs, which run in any guest, and returns their paths by name.
-/// `arguments` are cargo's command and targets.
-pub fn build_static(arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
-    build_static_for(X86_64.target, arguments)
+/// Builds static programs for a target, which run in any guest, and returns their paths by
+/// name. `arguments` are cargo's command and targets.
+pub fn build_static_for(target: &str, arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
+    build_static_with(target, arguments, &[])
 }
 
-/// As [`build_static`], for a target.
-pub fn build_static_for(target: &str, arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>> {
+/// As [`build_static_for`], with variables for build scripts.
+pub fn build_static_with(
+    target: &str,
+    arguments: &[&str],
+    variables: &[(&str, &Path)],
+) -> Result<BTreeMap<String, PathBuf>> {
     if target == aarch64::TARGET {
         aarch64::require_tools()?;
     }
@@ -45,7 +49,8 @@ pub fn build_static_for(target: &str, arguments: &[&str]) -> Result<BTreeMap<Str
         .arg(target_dir().join("guest-driver"))
         .env(aarch64::LINKER.0, aarch64::LINKER.1)
         .env_remove("RUSTFLAGS")
-        .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
+        .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static")
+        .envs(variables.iter().copied());
     let out = steps::run_cargo(&mut build)?;
     ensure!(
         out.status.success(),

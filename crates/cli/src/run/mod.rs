@@ -14,6 +14,7 @@
 //! devices (`crates/preload`); libibverbs then selects the provider as on a real
 //! system, unless `--plugin` or `--devices` requests the plugin.
 
+mod carried;
 mod program;
 mod supervise;
 
@@ -102,6 +103,8 @@ pub enum RunError {
     NoPlugin(Vec<PathBuf>),
     /// None of these directories contains the library for embedded devices.
     NoPreload(Vec<PathBuf>),
+    /// The carried libraries cannot be unpacked to any of these directories, for these reasons.
+    NoCache(Vec<(PathBuf, String)>),
     /// There is no embedded device of this name.
     UnknownDevice(String),
     /// The directory cannot be used for a network.
@@ -126,6 +129,16 @@ impl fmt::Display for RunError {
             Self::NoPreload(paths) => {
                 write!(f, "there is no {PRELOAD} in {}", PathList(paths))?;
                 f.write_str("; put it beside this command")
+            }
+            Self::NoCache(reasons) => {
+                f.write_str("the libraries cannot be unpacked: ")?;
+                for (path, reason) in reasons {
+                    write!(f, "{}: {reason}; ", path.display())?;
+                }
+                f.write_str(
+                    "set XDG_CACHE_HOME to a directory of your own, on a file system that is \
+                     not mounted noexec",
+                )
             }
             Self::UnknownDevice(name) => {
                 write!(f, "there is no embedded device \"{name}\"; there are ")?;
@@ -262,12 +275,10 @@ fn report(args: &Args, program: &OsStr, end: End, totals: Totals, usage: Usage) 
 
 /// Adds the variables with which the plugin serves the devices.
 fn plugin(args: &Args, settings: &mut Settings) -> Result<(), Error> {
-    let paths = match &args.plugin {
-        Some(path) => vec![path.clone()],
-        None => search_paths(),
+    let plugin = match &args.plugin {
+        Some(path) => find_plugin(path).ok_or_else(|| RunError::NoPlugin(vec![path.clone()]))?,
+        None => find_library(find_plugin, RunError::NoPlugin)?,
     };
-    let plugin = paths.iter().find_map(|path| find_plugin(path));
-    let plugin = plugin.ok_or(RunError::NoPlugin(paths))?;
     // A relative path would depend on the working directory.
     let plugin = std::path::absolute(plugin)?;
     settings.plugin(&plugin, args.devices.as_deref(), environment::variable)?;
@@ -293,10 +304,8 @@ fn embedded(
             return Err(RunError::PreloadBlocked(path, reason).into());
         }
     }
-    let paths = search_paths();
-    let library = paths.iter().map(|directory| directory.join(PRELOAD));
-    let library = library.into_iter().find(|path| path.is_file());
-    let library = library.ok_or(RunError::NoPreload(paths))?;
+    let find = |directory: &Path| Some(directory.join(PRELOAD)).filter(|path| path.is_file());
+    let library = find_library(find, RunError::NoPreload)?;
     let directory = directory.map_or_else(Network::default_directory, Path::to_owned);
     let directory = Network::own_directory(&directory).map_err(|error| {
         let reason = match error {
@@ -312,24 +321,60 @@ fn embedded(
     Ok(())
 }
 
-/// Returns the directories to search for the libraries: that of this command, as in
-/// `target/dist`, `lib/ringverbs` of its prefix, and those in which the plugin is installed.
-fn search_paths() -> Vec<PathBuf> {
-    let beside = env::current_exe().ok();
-    let beside = beside.and_then(|path| Some(path.parent()?.to_owned()));
+/// Finds a library: one that was built or installed with this command, the one that it carries,
+/// or one that is installed.
+fn find_library(
+    find: impl Fn(&Path) -> Option<PathBuf>,
+    missing: fn(Vec<PathBuf>) -> RunError,
+) -> Result<PathBuf, RunError> {
+    let (own, system) = (own_directories(), system_directories());
+    let found = own.iter().filter_map(|path| find(path));
+    // A copy of a command that carries them may be where others can put a library beside it.
+    let mut found = found.filter(|path| !carried::exist() || carried::is_safe_file(path));
+    if let Some(found) = found.next() {
+        return Ok(found);
+    }
+    let unpacked = carried::unpack();
+    let directories = unpacked.iter().flatten().chain(&system);
+    let found = directories.into_iter().find_map(|path| find(path));
+    match (found, unpacked) {
+        (Some(found), _) => Ok(found),
+        (None, Err(error)) => Err(error),
+        (None, Ok(_)) => Err(missing([own, system].concat())),
+    }
+}
+
+/// Returns the directories of libraries that belong to this command: its own, as in
+/// `target/dist`, and those of its prefix.
+fn own_directories() -> Vec<PathBuf> {
+    let Some(command) = env::current_exe().ok() else {
+        return Vec::new();
+    };
+    let beside = command.parent().map(Path::to_owned);
     let prefix = beside.as_deref().and_then(Path::parent);
-    let private = prefix.map(|prefix| prefix.join("lib/ringverbs"));
-    let architecture = env::consts::ARCH;
-    let installed = [
-        format!("/usr/lib/{architecture}-linux-gnu/libibverbs"),
-        "/usr/lib64/libibverbs".to_owned(),
-        "/usr/lib/libibverbs".to_owned(),
-    ];
+    let prefix = prefix.map(|prefix| {
+        let providers = provider_directories(prefix);
+        [prefix.join("lib/ringverbs")].into_iter().chain(providers)
+    });
     beside
         .into_iter()
-        .chain(private)
-        .chain(installed.map(PathBuf::from))
+        .chain(prefix.into_iter().flatten())
         .collect()
+}
+
+/// Returns the directories in which the plugin is installed.
+fn system_directories() -> Vec<PathBuf> {
+    provider_directories(Path::new("/usr")).into()
+}
+
+/// Returns the directories of libibverbs's providers below a prefix.
+fn provider_directories(prefix: &Path) -> [PathBuf; 3] {
+    let triplet = format!("lib/{}-linux-gnu/libibverbs", env::consts::ARCH);
+    [
+        prefix.join(triplet),
+        prefix.join("lib64/libibverbs"),
+        prefix.join("lib/libibverbs"),
+    ]
 }
 
 /// Returns the plugin's file: `path` itself, or the first one in that directory.

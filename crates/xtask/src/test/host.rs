@@ -72,6 +72,7 @@ pub(super) fn all(low: bool) -> Vec<Line> {
         run(&|| count_instructions("plugin's data path, mlx5", mlx5::NEEDS, bench::mlx5_gate)),
         run(&compare_mlx5_bytes),
         run(&replace_libmlx5),
+        run(&one_file),
         run(&|| run_check("fuzz targets", &mut fuzz_targets())),
         run(&on_aarch64),
     ]
@@ -96,6 +97,24 @@ fn replace_libmlx5() -> Line {
     match dist::dist() {
         Ok(dist) => {
             let mut test = cargo(&["test", "-p", "xtask", "--test", "replace_libmlx5"]);
+            run_tests(WHAT, test.env("RINGVERBS_DIST", dist))
+        }
+        Err(error) => {
+            eprintln!("{WHAT}: {error:#}");
+            Line {
+                failed: 1,
+                ..Line::new(WHAT)
+            }
+        }
+    }
+}
+
+/// Runs the test of the command alone, as it is copied to other hosts.
+fn one_file() -> Line {
+    const WHAT: &str = "the command in one file";
+    match dist::dist_with_command() {
+        Ok(dist) => {
+            let mut test = cargo(&["test", "-p", "ringverbs-cli", "--test", "one_file"]);
             run_tests(WHAT, test.env("RINGVERBS_DIST", dist))
         }
         Err(error) => {
