@@ -1,18 +1,17 @@
-//! Gateway of the connection manager to other hosts: translates between the sockets of ids
-//! and management datagrams.
+//! Gateway of the connection manager to other hosts: translates between the links of ids and
+//! management datagrams.
 //!
 //! ```text
-//!  id ── socket ── Communication ── Mad ──► queue pair 1 of another host
+//!  id ── link ── Communication ── Mad ──► queue pair 1 of another host
 //! ```
 //!
-//! An id sees the same as with a peer on this host: a reliable socket that is closed when the
+//! An id sees the same as with a peer on this host: a reliable link that is closed when the
 //! peer has ended. A communication retransmits unanswered messages, answers retransmissions
 //! of the peer, and disconnects after its id was destroyed. The network's thread drives the
 //! gateway, so that a busy program loses no connection.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,14 +22,15 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use rdmacm::{RejectReason, SidrStatus};
 use softhca::transport::ack_wait;
 use uverbs::Errno;
+use zerocopy::IntoBytes;
 
 use super::id::ACK_TIMEOUT;
+use super::link::{End, ReadyList, ReceiveResult};
 use super::mad::{Attribute, Mad, MadHeader, Subject};
-use super::peer::{ReceiveResult, receive};
 #[cfg(any(test, feature = "test-utils"))]
 use super::ports::Binding;
-use super::ports::{Ports, pair, random};
-use super::wire::{Message, MessageKind, send};
+use super::ports::{Ports, random};
+use super::wire::{Message, MessageKind};
 use crate::Result;
 use crate::udp::ID_BITS;
 
@@ -51,17 +51,18 @@ const MAX_ORPHAN_RETRIES: u32 = 6;
 const LINGER: Duration = Duration::from_secs(8);
 /// Service timeout in a message receipt acknowledgement (MRA): rdma_cm's, 69 s.
 const SERVICE_TIMEOUT: u8 = 24;
-/// Maximum number of sockets handled per turn.
+/// Maximum number of descriptors handled per turn.
 const MAX_EVENTS: usize = 32;
 
-/// Socket numbers in epoll events.
+/// Numbers of descriptors in epoll events.
 const TIMER: u64 = u64::MAX;
 const DIALER: u64 = u64::MAX - 1;
+const LINKS: u64 = u64::MAX - 2;
 
-/// New sockets of ids that connect to another host.
+/// New links of ids that connect to another host.
 #[derive(Debug)]
 pub(super) struct Dialer {
-    sockets: Mutex<Vec<OwnedFd>>,
+    ends: Mutex<Vec<End>>,
     wake: EventFd,
 }
 
@@ -73,36 +74,22 @@ impl Dialer {
     pub(super) fn new() -> Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         Ok(Self {
-            sockets: Mutex::default(),
+            ends: Mutex::default(),
             wake: EventFd::from_value_and_flags(0, flags).map_err(to_errno)?,
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<End>> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a socket whose first message is a request to another host.
-    pub(super) fn dial(&self) -> Result<OwnedFd> {
-        let (near, far) = pair()?;
+    /// Returns a link whose first message is a request to another host.
+    pub(super) fn dial(&self) -> End {
+        let (near, far) = End::pair();
         self.lock().push(far);
         // Fails only if the counter is full, which also wakes.
         let _ = self.wake.write(1);
-        Ok(near)
-    }
-}
-
-/// A socket that the gateway's epoll instance reports until it is dropped.
-#[derive(Debug)]
-struct WatchedSocket {
-    socket: OwnedFd,
-    epoll: Arc<Epoll>,
-}
-
-impl Drop for WatchedSocket {
-    fn drop(&mut self) {
-        // Closing is not enough: a child of fork may keep the socket open.
-        let _ = self.epoll.delete(&self.socket);
+        near
     }
 }
 
@@ -128,8 +115,8 @@ enum Phase {
 #[derive(Debug)]
 struct Communication {
     phase: Phase,
-    /// Connected to the id's socket; `None` once either end has closed.
-    socket: Option<WatchedSocket>,
+    /// To the id; `None` once either end has closed.
+    link: Option<End>,
     local: IpAddr,
     remote: IpAddr,
     remote_id: u32,
@@ -162,7 +149,8 @@ pub(crate) struct Gateway {
     ports: Arc<Ports>,
     dialer: Arc<Dialer>,
     guid: u64,
-    epoll: Arc<Epoll>,
+    epoll: Epoll,
+    links: Arc<ReadyList>,
     timer: TimerFd,
     communications: BTreeMap<u32, Communication>,
     /// The communications that peers have started, by the peer's address and id.
@@ -191,7 +179,11 @@ impl Gateway {
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(to_errno)?;
         let readable = |number| EpollEvent::new(EpollFlags::EPOLLIN, number);
+        let links = ReadyList::new()?;
         epoll.add(&timer, readable(TIMER)).map_err(to_errno)?;
+        epoll
+            .add(links.descriptor(), readable(LINKS))
+            .map_err(to_errno)?;
         epoll
             .add(&dialer.wake, readable(DIALER))
             .map_err(to_errno)?;
@@ -199,7 +191,8 @@ impl Gateway {
             ports,
             dialer,
             guid,
-            epoll: Arc::new(epoll),
+            epoll,
+            links,
             timer,
             communications: BTreeMap::new(),
             by_peer: HashMap::new(),
@@ -237,7 +230,8 @@ impl Gateway {
             match event.data() {
                 TIMER => self.expire(),
                 DIALER => self.accept_dialed(),
-                number => self.receive_local(number as u32),
+                _ => (self.links.take().into_iter())
+                    .for_each(|number| self.receive_local(number as u32)),
             }
         }
         if count != 0 {
@@ -266,16 +260,10 @@ impl Gateway {
         }
     }
 
-    /// Adds a communication whose id has the other end of the socket.
-    fn add(&mut self, number: u32, mut communication: Communication, socket: OwnedFd) {
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, number.into());
-        if self.epoll.add(socket.as_fd(), event).is_err() {
-            return;
-        }
-        communication.socket = Some(WatchedSocket {
-            socket,
-            epoll: Arc::clone(&self.epoll),
-        });
+    /// Adds a communication whose id has the other end of the link.
+    fn add(&mut self, number: u32, mut communication: Communication, link: End) {
+        link.watch(&self.links, number.into());
+        communication.link = Some(link);
         if communication.is_passive() {
             let peer = (communication.remote, communication.remote_id);
             self.by_peer.insert(peer, number);
@@ -333,11 +321,11 @@ impl Gateway {
     fn accept_dialed(&mut self) {
         let _ = self.dialer.wake.read();
         let dialed = std::mem::take(&mut *self.dialer.lock());
-        for socket in dialed {
-            // Beyond the limit the socket is closed, and its id reports a rejection.
+        for link in dialed {
+            // Beyond the limit the link is closed, and its id reports a rejection.
             if self.make_room(0) {
                 let number = self.number();
-                self.add(number, Communication::new(Phase::New), socket);
+                self.add(number, Communication::new(Phase::New), link);
             }
         }
     }
@@ -347,10 +335,10 @@ impl Gateway {
         let Some(communication) = self.communications.get_mut(&number) else {
             return;
         };
-        let Some(socket) = &communication.socket else {
+        let Some(link) = &communication.link else {
             return;
         };
-        match receive(&socket.socket) {
+        match link.receive() {
             ReceiveResult::Nothing => {}
             ReceiveResult::Closed => self.handle_close(number),
             ReceiveResult::Message(kind, message) => {
@@ -361,12 +349,12 @@ impl Gateway {
         }
     }
 
-    /// Handles the end of an id, which has closed its socket.
+    /// Handles the end of an id, which has closed its link.
     fn handle_close(&mut self, number: u32) {
         let Some(communication) = self.communications.get_mut(&number) else {
             return;
         };
-        communication.socket = None;
+        communication.link = None;
         let header = communication.header(number, self.guid);
         let reject = |about, reason: RejectReason| {
             Action::Respond(Mad::reject(&header, about, reason.0 as u8), Phase::Ended)
@@ -477,7 +465,7 @@ impl Gateway {
             };
             communication.retries += 1;
             let orphaned =
-                communication.socket.is_none() && communication.retries > MAX_ORPHAN_RETRIES;
+                communication.link.is_none() && communication.retries > MAX_ORPHAN_RETRIES;
             if communication.phase == Phase::Ended || orphaned {
                 self.remove(number);
                 continue;
@@ -571,19 +559,19 @@ impl Gateway {
         communication.remote_qpn = message.qp_num;
         communication.request = Some(Box::new(message));
         let port = (message.space, message.to().port());
-        let connected = self.ports.connect_local(port, destination);
-        if let Ok(Some(socket)) = connected {
+        let connected = self.ports.connect_within(port, destination);
+        if let Ok(Some(link)) = connected {
             if !self.make_room(RESERVED) {
                 return;
             }
-            send(&socket, &message);
+            link.send(message.as_bytes());
             communication.credit = Some(CREDIT);
             // Sent if the peer repeats its request before the answer.
             if is_connection {
                 let mra = Mad::mra(&header, Subject::Request, SERVICE_TIMEOUT);
                 communication.last = Some(mra);
             }
-            return self.add(number, communication, socket);
+            return self.add(number, communication, link);
         }
         // A full backlog is an error, a missing listener is not.
         let no_listener = connected.is_ok();
@@ -666,7 +654,7 @@ impl Communication {
     fn new(phase: Phase) -> Self {
         Self {
             phase,
-            socket: None,
+            link: None,
             local: [0; 4].into(),
             remote: [0; 4].into(),
             remote_id: 0,
@@ -716,7 +704,7 @@ impl Communication {
     /// Ends the communication, which answers retransmissions for some time.
     fn end(&mut self) {
         self.phase = Phase::Ended;
-        self.socket = None;
+        self.link = None;
         self.due = Some(Instant::now() + LINGER);
     }
 
@@ -730,8 +718,8 @@ impl Communication {
     }
 
     fn deliver(&self, message: &Message) {
-        if let Some(socket) = &self.socket {
-            send(&socket.socket, message);
+        if let Some(link) = &self.link {
+            link.send(message.as_bytes());
         }
     }
 
@@ -905,7 +893,7 @@ pub(crate) fn hostile_messages(
             MessageKind::Disconnect,
         ];
         let kind = kinds[usize::from(flags >> 4 & 3)];
-        send(&id, &Message::new(kind, &[]));
+        id.send(&Message::new(kind, &[]));
         gateway.turn();
     }
     gateway.turn();
@@ -914,7 +902,7 @@ pub(crate) fn hostile_messages(
         if let Ok(Some(socket)) = manager.lock().ports.connect((0x106, 1), peer) {
             let message = Message::new(MessageKind::Request, &[])
                 .with_addresses((own, 5).into(), (peer, 6).into());
-            send(&socket, &message);
+            socket.send(&message);
             gateway.turn();
             gateway.turn();
         }
@@ -931,6 +919,9 @@ pub(crate) fn hostile_messages(
 #[cfg(test)]
 mod tests {
     use super::super::Manager;
+    use std::os::fd::OwnedFd;
+
+    use super::super::link::Link;
     use super::super::ports::BoundPort;
     use super::*;
     use crate::addresses::AddressList;
@@ -978,9 +969,9 @@ mod tests {
         }
 
         /// The listening id accepts a connection, and sends a message.
-        fn answer(&mut self, kind: MessageKind) -> Option<OwnedFd> {
+        fn answer(&mut self, kind: MessageKind) -> Option<Link> {
             let socket = self.port.accept(&self.listener).unwrap()?;
-            send(&socket, &Message::new(kind, &[]));
+            socket.send(&Message::new(kind, &[]));
             while self.gateway.turn() {}
             Some(socket)
         }
@@ -1093,7 +1084,7 @@ mod tests {
             }
         }
         assert_eq!(waiting.len(), 500);
-        let _dialed = server.gateway.dialer.dial().unwrap();
+        let _dialed = server.gateway.dialer.dial();
         let before = server.gateway.communications.len();
         while server.gateway.turn() {}
         assert_eq!(server.gateway.communications.len(), before + 1);

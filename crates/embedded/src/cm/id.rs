@@ -10,7 +10,7 @@ use softhca::packet::{gid_of_ip, ip_of_gid};
 use uverbs::abi::write::{AhAttr, GlobalRoute};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState};
 
-use super::monitor::MonitoredSocket;
+use super::monitor::{MonitoredLink, MonitoredListener};
 use super::ports::{BoundPort, random};
 use super::wire::Message;
 use crate::addresses::AddressList;
@@ -144,11 +144,11 @@ pub(super) struct Id {
     pub(super) peer: Option<SocketAddr>,
     /// The port that the id owns.
     pub(super) bound_port: Option<BoundPort>,
-    pub(super) listener: Option<MonitoredSocket>,
+    pub(super) listener: Option<MonitoredListener>,
     /// Maximum number of unread requests.
     pub(super) backlog: u32,
-    pub(super) pending: Vec<Option<MonitoredSocket>>,
-    pub(super) socket: Option<MonitoredSocket>,
+    pub(super) pending: Vec<Option<MonitoredLink>>,
+    pub(super) socket: Option<MonitoredLink>,
     pub(super) psn: u32,
     pub(super) qkey: u32,
     pub(super) peer_parameters: Option<PeerParameters>,

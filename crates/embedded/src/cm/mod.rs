@@ -11,7 +11,8 @@
 //! Addresses are those of the loopback interface, 127.0.0.0/8 and ::1, or the device's own
 //! on a network that reaches other hosts (`gateway`, `mad`). Port spaces belong to the
 //! network: to a process, or to all processes of a directory. The two ends of a connection
-//! find each other by the port (`ports`), and exchange messages (`wire`) through a socket.
+//! find each other by the port (`ports`), and exchange messages (`wire`) through a link
+//! (`link`): a socket, or within a process a queue.
 //!
 //! A thread handles messages and deadlines (`monitor`), so that a channel is readable if and
 //! only if it has an event: most messages cause none. The thread starts with the first
@@ -21,6 +22,7 @@ mod channel;
 mod gateway;
 mod id;
 mod kernel;
+mod link;
 mod mad;
 mod monitor;
 mod peer;

@@ -10,6 +10,7 @@ use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use uverbs::Errno;
 
+use super::link::{Link, ReadyList};
 use crate::Result;
 
 /// Maximum number of ready descriptors processed at once.
@@ -32,7 +33,9 @@ pub(super) enum Ready {
 const DEADLINE: u64 = 1;
 const LISTENER: u64 = 2;
 const SOCKET: u64 = 3;
-const PENDING: u64 = 4;
+/// Links in memory are ready.
+const LINKS: u64 = 4;
+const PENDING: u64 = 5;
 
 impl Ready {
     fn number(self) -> u64 {
@@ -65,6 +68,7 @@ pub(super) struct Monitor(OnceLock<Descriptors>);
 struct Descriptors {
     epoll: Epoll,
     timer: TimerFd,
+    links: Arc<ReadyList>,
 }
 
 pub(super) fn to_errno(errno: nix::Error) -> Errno {
@@ -83,7 +87,14 @@ impl Descriptors {
         epoll
             .add(&timer, readable(Ready::Deadline))
             .map_err(to_errno)?;
-        Ok(Self { epoll, timer })
+        let links = ReadyList::new()?;
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, LINKS);
+        epoll.add(links.descriptor(), event).map_err(to_errno)?;
+        Ok(Self {
+            epoll,
+            timer,
+            links,
+        })
     }
 }
 
@@ -109,13 +120,32 @@ impl Monitor {
 
     /// Returns the descriptors that are ready, after at most `timeout`.
     pub(super) fn ready(&self, timeout: EpollTimeout) -> Vec<Ready> {
-        let Ok(Descriptors { epoll, .. }) = self.descriptors() else {
+        let Ok(Descriptors { epoll, links, .. }) = self.descriptors() else {
             return Vec::new();
         };
         let mut events = [EpollEvent::empty(); MAX_EVENTS];
         let count = epoll.wait(&mut events, timeout);
         let events = &events[..count.unwrap_or(0).min(MAX_EVENTS)];
-        events.iter().map(|event| Ready::of(event.data())).collect()
+        let mut ready = Vec::new();
+        for event in events {
+            match event.data() {
+                LINKS => ready.extend(links.take().into_iter().map(Ready::of)),
+                number => ready.push(Ready::of(number)),
+            }
+        }
+        ready
+    }
+
+    fn add(&self, descriptor: &OwnedFd, item: Ready) -> Result<()> {
+        let epoll = &self.descriptors()?.epoll;
+        epoll.add(descriptor, readable(item)).map_err(to_errno)
+    }
+
+    /// Closing is not enough: if a child of fork keeps the file open, it stays monitored.
+    fn remove(&self, descriptor: &OwnedFd) {
+        if let Some(Descriptors { epoll, .. }) = self.0.get() {
+            let _ = epoll.delete(descriptor);
+        }
     }
 
     /// Makes [`Ready::Deadline`] ready from `at` on; `None` for never.
@@ -136,44 +166,81 @@ impl Monitor {
     }
 }
 
-/// A socket that is monitored until it is dropped.
+/// A listening descriptor that is monitored until it is dropped.
 #[derive(Debug)]
-pub(super) struct MonitoredSocket {
-    socket: OwnedFd,
+pub(super) struct MonitoredListener {
+    descriptor: OwnedFd,
     monitor: Arc<Monitor>,
 }
 
-impl MonitoredSocket {
-    pub(super) fn new(monitor: &Arc<Monitor>, socket: OwnedFd, item: Ready) -> Result<Self> {
-        let epoll = &monitor.descriptors()?.epoll;
-        epoll.add(&socket, readable(item)).map_err(to_errno)?;
+impl MonitoredListener {
+    pub(super) fn new(monitor: &Arc<Monitor>, descriptor: OwnedFd, item: Ready) -> Result<Self> {
+        monitor.add(&descriptor, item)?;
         Ok(Self {
-            socket,
+            descriptor,
+            monitor: Arc::clone(monitor),
+        })
+    }
+}
+
+impl Deref for MonitoredListener {
+    type Target = OwnedFd;
+
+    fn deref(&self) -> &OwnedFd {
+        &self.descriptor
+    }
+}
+
+impl Drop for MonitoredListener {
+    fn drop(&mut self) {
+        self.monitor.remove(&self.descriptor);
+    }
+}
+
+/// A link that is monitored until it is dropped.
+#[derive(Debug)]
+pub(super) struct MonitoredLink {
+    link: Link,
+    monitor: Arc<Monitor>,
+}
+
+impl MonitoredLink {
+    pub(super) fn new(monitor: &Arc<Monitor>, link: Link, item: Ready) -> Result<Self> {
+        match &link {
+            Link::Socket(socket) => monitor.add(socket, item)?,
+            Link::Memory(end) => end.watch(&monitor.descriptors()?.links, item.number()),
+        }
+        Ok(Self {
+            link,
             monitor: Arc::clone(monitor),
         })
     }
 
-    /// Changes the item as which the monitor reports the socket.
+    /// Changes the item as which the monitor reports the link.
     pub(super) fn set_item(&self, item: Ready) -> Result<()> {
-        let mut event = readable(item);
-        let epoll = &self.monitor.descriptors()?.epoll;
-        epoll.modify(&self.socket, &mut event).map_err(to_errno)
+        let Descriptors { epoll, links, .. } = self.monitor.descriptors()?;
+        match &self.link {
+            Link::Socket(socket) => epoll
+                .modify(socket, &mut readable(item))
+                .map_err(to_errno)?,
+            Link::Memory(end) => end.watch(links, item.number()),
+        }
+        Ok(())
     }
 }
 
-impl Deref for MonitoredSocket {
-    type Target = OwnedFd;
+impl Deref for MonitoredLink {
+    type Target = Link;
 
-    fn deref(&self) -> &OwnedFd {
-        &self.socket
+    fn deref(&self) -> &Link {
+        &self.link
     }
 }
 
-impl Drop for MonitoredSocket {
+impl Drop for MonitoredLink {
     fn drop(&mut self) {
-        // Closing is not enough: if a child of fork keeps the socket open, it stays monitored.
-        if let Some(Descriptors { epoll, .. }) = self.monitor.0.get() {
-            let _ = epoll.delete(&self.socket);
+        if let Link::Socket(socket) = &self.link {
+            self.monitor.remove(socket);
         }
     }
 }
@@ -192,7 +259,8 @@ mod tests {
         let pair = socketpair(AddressFamily::Unix, kind, None, SockFlag::empty());
         let (near, far) = pair.unwrap();
         let _copy = near.try_clone().unwrap();
-        let socket = MonitoredSocket::new(&monitor, near, Ready::Pending(1, 2)).unwrap();
+        let socket =
+            MonitoredLink::new(&monitor, Link::Socket(near), Ready::Pending(1, 2)).unwrap();
         socket.set_item(Ready::Socket(3)).unwrap();
         assert_eq!(monitor.ready(EpollTimeout::ZERO), []);
         drop(far);

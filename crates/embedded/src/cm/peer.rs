@@ -1,54 +1,23 @@
 //! Input from peers: connections, messages, and closed sockets.
 
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 
-use nix::sys::socket::{MsgFlags, recv};
 use rdmacm::{EventKind, RejectReason, SidrStatus, abi};
 use zerocopy::IntoBytes;
 
 use super::channel::QueuedEvent;
 use super::id::{Id, MAX_PENDING, Phase};
-use super::monitor::{MonitoredSocket, Ready};
+use super::link::ReceiveResult;
+use super::monitor::{MonitoredLink, Ready};
 use super::state::{State, conn_param, event};
-use super::wire::{Message, MessageKind, SIZE, send};
+use super::wire::{Message, MessageKind};
 use crate::Result;
-
-/// Result of receiving from a socket.
-pub(super) enum ReceiveResult {
-    Nothing,
-    Message(MessageKind, Box<Message>),
-    /// The peer has closed its socket, or sent a malformed message.
-    Closed,
-}
-
-pub(super) fn receive(socket: &OwnedFd) -> ReceiveResult {
-    // One more byte, to detect messages that are too long.
-    let mut bytes = [0; SIZE + 1];
-    loop {
-        match recv(socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
-            Ok(0) => return ReceiveResult::Closed,
-            Ok(length) => match Message::parse(&bytes[..length]) {
-                Ok((kind, message)) => return ReceiveResult::Message(kind, Box::new(message)),
-                Err(error) => {
-                    tracing::debug!(%error, "malformed message from the peer");
-                    return ReceiveResult::Closed;
-                }
-            },
-            Err(nix::Error::EAGAIN) => return ReceiveResult::Nothing,
-            // ECONNRESET is reported once, if the peer closed its socket with
-            // unread data; messages of the peer can still be read.
-            Err(nix::Error::EINTR | nix::Error::ECONNRESET) => {}
-            Err(_) => return ReceiveResult::Closed,
-        }
-    }
-}
 
 impl Id {
     /// Sends a message to the peer.
     pub(super) fn send(&self, message: &Message) {
         if let Some(socket) = &self.socket {
-            send(socket, message);
+            socket.send(message);
         }
     }
 
@@ -125,7 +94,7 @@ impl State {
             }
         };
         id.pending[index] =
-            MonitoredSocket::new(&self.monitor, connection, Ready::Pending(number, index)).ok();
+            MonitoredLink::new(&self.monitor, connection, Ready::Pending(number, index)).ok();
         Ok(())
     }
 
@@ -138,7 +107,7 @@ impl State {
             return;
         };
         let Some(socket) = connection else { return };
-        match receive(socket) {
+        match socket.receive() {
             ReceiveResult::Nothing => {}
             ReceiveResult::Closed => *connection = None,
             ReceiveResult::Message(kind, message) => {
@@ -153,7 +122,7 @@ impl State {
     fn handle_request(
         &mut self,
         number: u32,
-        socket: MonitoredSocket,
+        socket: MonitoredLink,
         kind: MessageKind,
         message: &Message,
     ) {
@@ -190,7 +159,7 @@ impl State {
         if let Some(reason) = reason {
             let mut message = Message::new(reject_kind, &[]);
             message.reason = reason as u8;
-            return send(&socket, &message);
+            return socket.send(&message);
         }
         let (uid, fd) = (listener.uid, listener.channel);
         let mut id = Id::new(fd, listener.port, listener.space, datagram);
@@ -239,7 +208,7 @@ impl State {
         let Some(socket) = &id.socket else {
             return;
         };
-        match receive(socket) {
+        match socket.receive() {
             ReceiveResult::Nothing => {}
             ReceiveResult::Closed => self.handle_closed(number),
             ReceiveResult::Message(kind, message) => self.handle_message(number, kind, &message),

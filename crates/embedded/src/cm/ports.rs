@@ -1,10 +1,10 @@
 //! Port spaces of a network, and connections between the two ends.
 //!
-//! Each connection to a listening port is a pair of Unix sockets, which carry the messages of
-//! two ends. The system closes the sockets of a process that ends. In a network of one
-//! process a connection is handed over in memory, so that other processes have nothing to
-//! connect to. In a network of a directory, each bound port has files there; locks on them
-//! show which processes own the port, and for which addresses.
+//! In a network of a directory, each connection to a listening port is a pair of Unix sockets,
+//! which carry the messages of two ends. The system closes the sockets of a process that ends.
+//! Each bound port has files in the directory; locks on them show which processes own the
+//! port, and for which addresses. In a network of one process a connection is in memory, so
+//! that it needs no descriptors, and other processes have nothing to connect to.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -15,11 +15,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, accept4, listen, socketpair};
+use nix::sys::socket::{Backlog, SockFlag, accept4, listen};
 use softhca::packet::gid_of_ip;
 use uverbs::Errno;
 
 use super::gateway::Dialer;
+use super::link::{End, Link};
 use crate::addresses::AddressList;
 use crate::directory::Directory;
 use crate::{Result, refuse};
@@ -137,9 +138,9 @@ struct Queue(Mutex<Option<Waiting>>);
 
 #[derive(Debug)]
 struct Waiting {
-    sockets: VecDeque<OwnedFd>,
+    ends: VecDeque<End>,
     backlog: usize,
-    /// Counts the sockets.
+    /// Counts the ends.
     ready: EventFd,
 }
 
@@ -155,7 +156,7 @@ impl Queue {
         // SAFETY: a copy of an eventfd.
         let ready = unsafe { EventFd::from_owned_fd(ready) };
         *lock(&self.0) = Some(Waiting {
-            sockets: VecDeque::new(),
+            ends: VecDeque::new(),
             // The kernel accepts one connection with a backlog of 0.
             backlog: backlog.max(1) as usize,
             ready,
@@ -168,33 +169,27 @@ impl Queue {
     }
 
     /// Hands over one end of a new connection, and returns the other one.
-    fn connect(&self) -> Result<Option<OwnedFd>> {
+    fn connect(&self) -> Result<Option<End>> {
         let mut waiting = lock(&self.0);
         let Some(waiting) = waiting.as_mut() else {
             return Ok(None);
         };
-        if waiting.sockets.len() >= waiting.backlog {
+        if waiting.ends.len() >= waiting.backlog {
             return refuse(libc::EAGAIN);
         }
-        let (near, far) = pair()?;
-        waiting.sockets.push_back(far);
+        let (near, far) = End::pair();
+        waiting.ends.push_back(far);
         // Fails only if the counter is full, which also wakes.
         let _ = waiting.ready.write(1);
         Ok(Some(near))
     }
 
-    fn accept(&self) -> Option<OwnedFd> {
+    fn accept(&self) -> Option<End> {
         let mut waiting = lock(&self.0);
         let waiting = waiting.as_mut()?;
         let _ = waiting.ready.read();
-        waiting.sockets.pop_front()
+        waiting.ends.pop_front()
     }
-}
-
-/// Creates the two sockets of a connection.
-pub(super) fn pair() -> Result<(OwnedFd, OwnedFd)> {
-    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).map_err(to_errno)
 }
 
 /// A port in use. Dropping it releases the port.
@@ -454,27 +449,28 @@ impl Ports {
     ///
     /// # Errors
     /// EAGAIN if the backlog is full.
-    pub(super) fn connect(&self, key: PortKey, to: IpAddr) -> Result<Option<OwnedFd>> {
+    pub(super) fn connect(&self, key: PortKey, to: IpAddr) -> Result<Option<Link>> {
         match self {
-            Self::Hosts(hosts) => hosts.dialer.dial().map(Some),
-            _ => self.connect_local(key, to),
+            Self::Hosts(hosts) => Ok(Some(Link::Memory(hosts.dialer.dial()))),
+            Self::Process(_) => Ok(self.connect_within(key, to)?.map(Link::Memory)),
+            Self::Directory(directory) => {
+                for address in listening_addresses(to) {
+                    let socket = directory.connect(&socket_name(key, address))?;
+                    if socket.is_some() {
+                        return Ok(socket.map(Link::Socket));
+                    }
+                }
+                Ok(None)
+            }
         }
     }
 
-    /// As [`connect`](Self::connect), to a listener on this host.
-    pub(super) fn connect_local(&self, key: PortKey, to: IpAddr) -> Result<Option<OwnedFd>> {
+    /// As [`connect`](Self::connect), to a listener of this process, unless a directory has
+    /// the ports.
+    pub(super) fn connect_within(&self, key: PortKey, to: IpAddr) -> Result<Option<End>> {
         let addresses = listening_addresses(to);
-        let table = match self {
-            Self::Process(table) | Self::Hosts(HostPorts { table, .. }) => table,
-            Self::Directory(directory) => {
-                for address in addresses {
-                    let socket = directory.connect(&socket_name(key, address))?;
-                    if socket.is_some() {
-                        return Ok(socket);
-                    }
-                }
-                return Ok(None);
-            }
+        let (Self::Process(table) | Self::Hosts(HostPorts { table, .. })) = self else {
+            return Ok(None);
         };
         let table = lock(table);
         let Some(entry) = table.get(&key) else {
@@ -516,14 +512,14 @@ impl BoundPort {
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM: the connection stays queued.
-    pub(super) fn accept(&self, listener: &OwnedFd) -> Result<Option<OwnedFd>> {
+    pub(super) fn accept(&self, listener: &OwnedFd) -> Result<Option<Link>> {
         let Ports::Directory(_) = &*self.ports else {
-            return Ok(self.queue.accept());
+            return Ok(self.queue.accept().map(Link::Memory));
         };
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         match accept4(listener.as_raw_fd(), flags) {
             // SAFETY: the descriptor is new and owned by nothing else.
-            Ok(fd) => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
+            Ok(fd) => Ok(Some(Link::Socket(unsafe { OwnedFd::from_raw_fd(fd) }))),
             Err(nix::Error::EAGAIN | nix::Error::EINTR) => Ok(None),
             Err(errno) => Err(to_errno(errno)),
         }

@@ -17,9 +17,9 @@ use zerocopy::IntoBytes;
 
 use super::channel::{Channel, QueuedEvent};
 use super::id::{Id, Phase, Port, QKEY, is_local, multicast_gid, unspecified_to_loopback};
-use super::monitor::{Monitor, MonitoredSocket, Ready};
+use super::monitor::{Monitor, MonitoredLink, MonitoredListener, Ready};
 use super::ports::{Binding, Ports};
-use super::wire::{Message, MessageKind, send};
+use super::wire::{Message, MessageKind};
 use crate::addresses::AddressList;
 use crate::{Result, refuse};
 
@@ -340,7 +340,7 @@ impl State {
             Some(bound_port) => bound_port.listen(backlog)?,
             None => return refuse(libc::EINVAL),
         };
-        id.listener = Some(MonitoredSocket::new(
+        id.listener = Some(MonitoredListener::new(
             &monitor,
             listener,
             Ready::Listener(number),
@@ -406,8 +406,8 @@ impl State {
         let reached = ports.connect((id.space, peer.port()), peer.ip());
         let (reason, status) = match reached {
             Ok(Some(socket)) => {
-                let socket = MonitoredSocket::new(&self.monitor, socket, Ready::Socket(number))?;
-                send(&socket, &message);
+                let socket = MonitoredLink::new(&self.monitor, socket, Ready::Socket(number))?;
+                socket.send(&message);
                 let id = self.id(fd, number)?;
                 id.socket = Some(socket);
                 id.phase = Phase::Connecting;

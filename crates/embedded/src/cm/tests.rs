@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::thread;
@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use nix::ifaddrs::getifaddrs;
 use nix::poll::PollTimeout;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::socket::{MsgFlags, recv, send};
 use proptest::prelude::*;
 use rdmacm::{
     Address, ConnParam, Error, Event, EventChannel, EventKind, Id, JoinFlags, PortSpace, Reason,
@@ -21,6 +20,7 @@ use rdmacm::{
 use uverbs::{AsyncEventType, QpState};
 use zerocopy::IntoBytes;
 
+use super::link::{Link, ReceiveResult};
 use super::wire::{Message, MessageKind, SIZE};
 use crate::kernel::wait;
 use crate::{Drive, Embedded, Network};
@@ -789,14 +789,13 @@ fn a_silent_peer_times_out_on(drive: Drive) {
 }
 
 /// Connects to a port as another program could.
-fn raw_peer(device: &Embedded, to: SocketAddr) -> OwnedFd {
+fn raw_peer(device: &Embedded, to: SocketAddr) -> Link {
     let ports = std::sync::Arc::clone(&device.runner.manager().lock().ports);
     ports.connect((0x106, to.port()), to.ip()).unwrap().unwrap()
 }
 
-fn send_bytes(socket: &OwnedFd, bytes: &[u8]) {
-    // The other end may have closed the connection.
-    let _ = send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL);
+fn send_bytes(link: &Link, bytes: &[u8]) {
+    link.send_bytes(bytes);
 }
 
 fn valid_request(to: SocketAddr) -> Message {
@@ -830,13 +829,15 @@ fn an_unknown_peer_is_ignored_on(drive: Drive) {
         let socket = raw_peer(&a, at);
         send_bytes(&socket, message.as_bytes());
         let begin = Instant::now();
-        let mut answer = [0; SIZE];
         // Earlier connections are accepted first.
-        while recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()) != Ok(SIZE) {
+        let answer = loop {
             assert_no_event(&far);
             assert!(begin.elapsed() < TIMEOUT, "no answer");
-        }
-        assert_eq!(Message::parse(&answer).unwrap().0, MessageKind::Reject);
+            if let ReceiveResult::Message(kind, _) = socket.receive() {
+                break kind;
+            }
+        };
+        assert_eq!(answer, MessageKind::Reject);
     }
     // After a request, a malformed message ends the connection.
     let socket = raw_peer(&a, at);

@@ -5,10 +5,8 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
 
 use super::id::MTU;
-use nix::sys::socket::MsgFlags;
 use rdmacm::param::{
     MAX_ACCEPT_DATA, MAX_CONNECT_DATA, MAX_REJECT_DATA, MAX_UD_ACCEPT_DATA, MAX_UD_CONNECT_DATA,
 };
@@ -209,13 +207,6 @@ impl Message {
     pub(super) fn private_data(&self) -> &[u8] {
         &self.private_data[..usize::from(self.private_data_len).min(PRIVATE_DATA_SIZE)]
     }
-}
-
-/// Sends a message. Errors are ignored: a later receive detects a closed socket, and the
-/// deadline an undelivered message.
-pub(super) fn send(socket: &OwnedFd, message: &Message) {
-    let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-    let _ = nix::sys::socket::send(socket.as_raw_fd(), message.as_bytes(), flags);
 }
 
 #[cfg(test)]
