@@ -30,6 +30,10 @@ const PAIR: &str = include_str!("pair.sh");
 const COUNTERS: &str = include_str!("counters.sh");
 /// The network interface's self-tests, and loopback of its own frames.
 const INTERFACE: &str = include_str!("interface.sh");
+/// What programs see of the device, compared with the embedded device.
+const SHOWN: &str = include_str!("shown.sh");
+/// The differences that are allowed, with their reasons.
+const SHOWN_DIFFERENCES: &str = include_str!("shown.txt");
 /// Faults that are injected while programs run.
 const FAULTS: &str = include_str!("faults.sh");
 
@@ -101,12 +105,24 @@ fn run_all(arguments: &Arguments) -> Result<Outcome> {
             runs.push(native(&machine, arguments, profile)?);
             continue;
         }
-        let scripts = |f: &String| f.starts_with("pair") || f.starts_with("faults");
+        let scripts = |f: &String| {
+            ["pair", "shown", "faults"]
+                .iter()
+                .any(|it| f.starts_with(it))
+        };
         if arguments.filter.is_empty() || !arguments.filter.iter().all(scripts) {
             runs.push(programs(&machine, arguments, profile)?);
         }
         if wanted(arguments, "pair") {
             runs.push(script(&machine, arguments, profile, "pair", 2, PAIR, None)?);
+        }
+        // The plugin's folder has the library of embedded devices.
+        if wanted(arguments, "shown") && machine.plugin.is_some() {
+            let shown = format!(
+                "PROFILE={profile}\ncat > /tmp/shown.txt <<'END'\n{SHOWN_DIFFERENCES}END\n{SHOWN}"
+            );
+            let run = script(&machine, arguments, profile, "shown", 1, &shown, None);
+            runs.push(run?);
         }
         if wanted(arguments, "faults") {
             let share = compiled_programs(&machine)?;
