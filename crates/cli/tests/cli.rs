@@ -262,6 +262,14 @@ fn run_finds_the_library_as_the_package_installs_it() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
+#[test]
+fn run_does_not_take_devices_for_a_program() {
+    let output = run(&["run", "--embedded", "roce,ib", "--", "true"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = stderr(&output);
+    assert!(error.contains("write --embedded=roce,ib"), "{error}");
+}
+
 /// A copy of the command with a file beside it that stands for the library of embedded devices;
 /// the loader ignores it.
 struct Runner(PathBuf);

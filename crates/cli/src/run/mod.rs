@@ -107,6 +107,8 @@ pub enum RunError {
     NoCache(Vec<(PathBuf, String)>),
     /// There is no embedded device of this name.
     UnknownDevice(String),
+    /// The program does not exist, and its name is a list of devices.
+    DevicesAsProgram(String),
     /// The directory cannot be used for a network.
     Directory(PathBuf, String),
     /// The library for embedded devices cannot be preloaded into the program.
@@ -128,7 +130,10 @@ impl fmt::Display for RunError {
             }
             Self::NoPreload(paths) => {
                 write!(f, "there is no {PRELOAD} in {}", PathList(paths))?;
-                f.write_str("; put it beside this command")
+                f.write_str(
+                    "; put it beside this command, or use the command in target/dist of cargo \
+                     xtask dist, which carries it",
+                )
             }
             Self::NoCache(reasons) => {
                 f.write_str("the libraries cannot be unpacked: ")?;
@@ -148,6 +153,10 @@ impl fmt::Display for RunError {
                 }
                 f.write_str(", or roce: with one address or interface, and no others")
             }
+            Self::DevicesAsProgram(devices) => write!(
+                f,
+                "there is no program {devices}; for devices write --embedded={devices}"
+            ),
             Self::Directory(path, reason) => write!(f, "{}: {reason}", path.display()),
             Self::PreloadBlocked(path, reason) => write!(f, "{}: {reason}", path.display()),
             Self::Separator(path) => write!(
@@ -293,15 +302,22 @@ fn embedded(
     program: &OsStr,
     settings: &mut Settings,
 ) -> Result<(), Error> {
-    let reaches_hosts = devices.starts_with("roce:") && !devices.contains(',');
-    let is_profile = |device: &&str| Network::profiles().any(|(name, _)| name == *device);
-    let unknown = devices.split(',').find(|device| !is_profile(device));
-    if let Some(device) = unknown.filter(|_| !reaches_hosts) {
+    if let Some(device) = unknown_device(devices) {
         return Err(RunError::UnknownDevice(device.to_owned()).into());
     }
-    if let Some(path) = program::find(program) {
-        if let Some(reason) = program::preload_blocked(&path) {
-            return Err(RunError::PreloadBlocked(path, reason).into());
+    match program::find(program) {
+        Some(path) => {
+            if let Some(reason) = program::preload_blocked(&path) {
+                return Err(RunError::PreloadBlocked(path, reason).into());
+            }
+        }
+        None => {
+            let name = program
+                .to_str()
+                .filter(|name| unknown_device(name).is_none());
+            if let Some(devices) = name {
+                return Err(RunError::DevicesAsProgram(devices.to_owned()).into());
+            }
         }
     }
     let find = |directory: &Path| Some(directory.join(PRELOAD)).filter(|path| path.is_file());
@@ -319,6 +335,15 @@ fn embedded(
     settings.set("RINGVERBS_DIRECTORY", directory.clone().into());
     settings.directory = Some(directory);
     Ok(())
+}
+
+/// Returns the first of a list of devices that does not exist.
+fn unknown_device(devices: &str) -> Option<&str> {
+    if devices.starts_with("roce:") && !devices.contains(',') {
+        return None;
+    }
+    let is_profile = |device: &&str| Network::profiles().any(|(name, _)| name == *device);
+    devices.split(',').find(|device| !is_profile(device))
 }
 
 /// Finds a library: one that was built or installed with this command, the one that it carries,
