@@ -32,7 +32,8 @@ pub trait Descriptors: Send + Sync + fmt::Debug {
 impl Embedded {
     /// Opens the device for a program that uses it through system calls, and returns its
     /// kernel and the device's descriptor. Pages are mapped from the descriptor, an in-memory
-    /// file, at the offsets that [`mapping_offset`](Self::mapping_offset) returns.
+    /// file, at the offsets that [`mapping_offset`](Self::mapping_offset) returns. Reading
+    /// events does not block.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
@@ -59,6 +60,12 @@ impl Embedded {
     /// allocated, or the clock record. `None` if the kernel would refuse the mapping.
     pub fn mapping_offset(offset: i64, length: usize) -> Option<i64> {
         crate::files::mapping_offset(offset, length)
+    }
+
+    /// Returns whether the page that a program maps at `offset` has doorbell registers, given
+    /// that [`mapping_offset`](Self::mapping_offset) allows it.
+    pub fn is_doorbell_page(offset: i64) -> bool {
+        crate::files::is_doorbell_page(offset)
     }
 
     /// Returns the port's GID table; empty entries are zero.

@@ -1,6 +1,7 @@
 //! A software HCA, as programs use it.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -61,14 +62,37 @@ impl Embedded {
     #[inline]
     pub fn notify_doorbell(&self) {
         if self.runner.is_asleep() {
-            self.runner.wake();
+            self.runner.wake_thread();
         }
     }
 
     /// Called after a request for notification: the network's thread drives the devices
     /// until threads poll again.
     pub fn notify_armed(&self) {
-        self.runner.wake();
+        if !wait::takes_event_wait() {
+            self.runner.wake_thread();
+        }
+    }
+
+    /// Called by a thread that waits for descriptors, some of them perhaps of the network's
+    /// devices. Drives the network, and calls `sleep` with more descriptors and a limit
+    /// whenever there is nothing to do. `sleep` waits until a descriptor of the caller or one
+    /// of these is readable, or the time is up, and returns whether the whole wait is over.
+    /// Without a thread ([`Drive::Caller`](crate::Drive::Caller)), `sleep` is called once,
+    /// without a limit.
+    pub fn wait_for(&self, sleep: &mut dyn FnMut(&[BorrowedFd<'_>], Option<Duration>) -> bool) {
+        if self.runner.has_thread() {
+            wait::prepare_event_wait();
+            self.runner.wait_for(sleep);
+        } else {
+            while !sleep(&[], None) {}
+        }
+    }
+
+    /// Returns whether the queue of [`polling`](Self::polling) still exists.
+    pub fn polled_queue_exists(&self) -> bool {
+        // The device has the other reference.
+        (self.completions.as_ref()).is_some_and(|counter| Arc::strong_count(counter) > 1)
     }
 
     /// Called before a request for notification that may overwrite the record of an earlier
@@ -78,8 +102,9 @@ impl Embedded {
     }
 
     /// Called by a thread whose poll has found nothing: performs pending work of the
-    /// network, and if there is none, spins and then sleeps for lengthening intervals, of
-    /// at most 5 ms, until there is some. Does nothing on a network that its caller drives
+    /// network. If there is none and other programs want the processor, sleeps until there is
+    /// some, for at most 5 ms; a thread that works between its polls sleeps no longer than it
+    /// has worked since the last completion. Does nothing on a network that its caller drives
     /// ([`Drive::Caller`](crate::Drive::Caller)). If time is simulated, it does not sleep:
     /// the clock moves instead.
     pub fn idle(&self) {
@@ -101,7 +126,7 @@ impl Embedded {
     }
 
     /// Called by a thread whose poll has found a completion: the next
-    /// [`idle`](Self::idle) spins first.
+    /// [`idle`](Self::idle) begins a new wait.
     pub fn poll_succeeded(&self) {
         wait::reset_backoff();
     }

@@ -173,6 +173,15 @@ pub(crate) fn mapping_offset(offset: i64, length: usize) -> Option<i64> {
     (MAP_UAR.contains(&command) && is_register).then_some(start as i64)
 }
 
+/// Returns whether a page that a program maps at `offset` of its descriptor has doorbell
+/// registers, given that [`mapping_offset`] allows it.
+pub(crate) fn is_doorbell_page(offset: i64) -> bool {
+    let page = mmap_rs::MmapOptions::page_size() as i64;
+    let number = u32::try_from(offset / page).unwrap_or(u32::MAX);
+    let memory = FIRST_MEMORY_PAGE..FIRST_MEMORY_PAGE + MEMORY_PAGES;
+    number != CLOCK_RECORD && !memory.contains(&number)
+}
+
 /// Number of devices opened so far.
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
@@ -388,6 +397,8 @@ mod tests {
         assert_eq!(mapping_offset(at(3, 7), page), Some(7 * page as i64));
         // The clock record.
         assert_eq!(mapping_offset(at(7, 0), page), Some(at(7, 0)));
+        assert!(!is_doorbell_page(at(7, 0)));
+        assert!(is_doorbell_page(at(0, 0)) && is_doorbell_page(at(3, 7)));
         for (offset, length) in [
             (at(0, 8), page),
             (at(0, 255), page),

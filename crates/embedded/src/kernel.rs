@@ -5,7 +5,8 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll, ppoll};
+use nix::sys::time::TimeSpec;
 use uverbs::abi::ids::{ATTR_DESTROY_QP_HANDLE, METHOD_QP_DESTROY, OBJECT_QP};
 use uverbs::abi::ioctl::RDMA_VERBS_IOCTL;
 use uverbs::discovery::DriverId;
@@ -35,6 +36,28 @@ impl EmbeddedKernel {
             embedded,
             descriptors,
         }
+    }
+
+    /// Waits until a descriptor is readable, and drives the network meanwhile.
+    fn wait_driving(&self, fd: BorrowedFd<'_>, limit: Option<Duration>) -> Result<bool> {
+        let began = Instant::now();
+        let mut result = Ok(false);
+        self.embedded.wait_for(&mut |others, sleep| {
+            let rest = limit.map(|limit| limit.saturating_sub(began.elapsed()));
+            let longest = match (rest, sleep) {
+                (Some(rest), Some(sleep)) => Some(rest.min(sleep)),
+                (rest, sleep) => rest.or(sleep),
+            };
+            let all = std::iter::once(fd).chain(others.iter().copied());
+            let mut entries: Vec<_> = all.map(|it| PollFd::new(it, PollFlags::POLLIN)).collect();
+            let time = longest.map(TimeSpec::from_duration);
+            result = match ppoll(&mut entries, time, None) {
+                Ok(_) => Ok(entries[0].any() != Some(false)),
+                Err(errno) => refuse(errno as i32),
+            };
+            result != Ok(false) || rest.is_some_and(|rest| rest.is_zero())
+        });
+        result
     }
 
     fn events(&self, fd: RawFd) -> Result<Arc<EventFile>> {
@@ -143,8 +166,12 @@ unsafe impl Kernel for EmbeddedKernel {
             if let Some(length) = events.pop(buffer)? {
                 return Ok(length);
             }
+            if self.descriptors.is_some() {
+                // The program waits itself.
+                return refuse(libc::EAGAIN);
+            }
             if events.is_nonblocking() {
-                self.embedded.runner.wake();
+                self.embedded.runner.wake_thread();
                 return refuse(libc::EAGAIN);
             }
             // SAFETY: the caller guarantees that the descriptor is open.
@@ -160,12 +187,11 @@ unsafe impl Kernel for EmbeddedKernel {
     unsafe fn wait_readable(&self, fd: RawFd, timeout_ms: c_int) -> Result<bool> {
         // SAFETY: the caller guarantees that the descriptor is open.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        let timeout = PollTimeout::try_from(timeout_ms).unwrap_or(PollTimeout::NONE);
-        self.embedded.runner.wake();
-        if self.embedded.runner.has_thread() {
-            return wait(fd, timeout);
-        }
         let limit = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        if self.embedded.runner.has_thread() {
+            return self.wait_driving(fd, limit);
+        }
+        self.embedded.runner.wake();
         if let Some(time) = self.embedded.runner.time() {
             let limit = limit.and_then(|limit| self.embedded.limit(limit));
             loop {

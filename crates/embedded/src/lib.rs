@@ -89,7 +89,7 @@ pub use network::Network;
 pub use pinned::{
     Loss, has_registered, keep_registered, may_be_registered, move_registered, protect_registered,
 };
-pub use runner::set_scope_hooks;
+pub use runner::{DoorbellGuard, guard_doorbells, set_scope_hooks};
 pub use softhca;
 pub use time::Limit;
 

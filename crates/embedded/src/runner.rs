@@ -3,7 +3,8 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::{Deref, Range};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -59,10 +60,12 @@ pub(crate) struct Shared {
     link: Option<Link>,
     /// Polling threads that wait for a turn of another thread.
     waiters: Waiters,
-    /// Locked by the one polling thread that waits for frames.
+    /// Locked by the one thread that waits for frames.
     frame_waiter: Mutex<()>,
-    /// Number of turns that polling threads have taken.
+    /// Number of turns that threads of the program have taken.
     polling_turns: AtomicU64,
+    /// Number of waits for events that have ended.
+    event_waits: AtomicU64,
     /// The network's thread must take a turn even if polling threads take turns.
     wake_requested: AtomicBool,
     /// Tells whoever rings a doorbell whether the network's thread sleeps.
@@ -72,11 +75,16 @@ pub(crate) struct Shared {
 }
 
 /// Longest sleep while a driver may write doorbells without a wake-up.
-const MAX_SLEEP: Duration = Duration::from_millis(200);
-/// Bounds of the network thread's sleep while polling threads take turns; it doubles
+const MAX_SLEEP: Duration = Duration::from_millis(10);
+/// Bounds of the network thread's sleep while threads of the program take turns; it doubles
 /// each time.
 const MIN_REST: Duration = Duration::from_micros(50);
 const MAX_REST: Duration = Duration::from_millis(1);
+/// As above, if these threads wait for events: between two waits they take no turns.
+const MAX_EVENT_REST: Duration = Duration::from_micros(250);
+/// Number of turns after which a thread that waits for an event looks whether it has
+/// occurred.
+const TURNS_PER_LOOK: u32 = 16;
 /// Shortest sleep that is announced to threads that write doorbells.
 const MIN_ANNOUNCED_SLEEP: Duration = Duration::from_micros(200);
 /// Longest sleep where the system lacks the barrier that announcing needs.
@@ -124,12 +132,28 @@ impl Shared {
         result
     }
 
-    /// Sleeps until there is something to do, or the time is up.
-    fn sleep(&self, limit: Option<Duration>) {
-        match (&self.link, limit) {
-            (Some(link), limit) => link.sleep(limit),
-            (None, Some(limit)) => thread::park_timeout(limit),
-            (None, None) => thread::park(),
+    /// Sleeps until the thread is woken or the time is up. Also until a frame arrives if
+    /// `frames` is true, unless another thread waits for frames.
+    fn sleep(&self, frames: bool, limit: Option<Duration>) {
+        if !self.wake_requested.load(Ordering::Relaxed) {
+            match (&self.link, limit) {
+                (Some(link), limit) => {
+                    let waiter = frames.then(|| self.frame_waiter.try_lock());
+                    link.sleep(matches!(waiter, Some(Ok(_))), limit);
+                }
+                (None, Some(limit)) => thread::park_timeout(limit),
+                (None, None) => thread::park(),
+            }
+        }
+        self.sleeper.awake();
+    }
+
+    /// Wakes the network's thread, which has announced a sleep.
+    fn rouse(&self, thread: Option<&JoinHandle<()>>) {
+        match (&self.link, thread) {
+            (Some(link), _) => link.wake(),
+            (None, Some(thread)) => thread.thread().unpark(),
+            (None, None) => {}
         }
     }
 
@@ -245,6 +269,7 @@ impl Runner {
             waiters: Waiters::default(),
             frame_waiter: Mutex::default(),
             polling_turns: AtomicU64::new(0),
+            event_waits: AtomicU64::new(0),
             wake_requested: AtomicBool::new(false),
             // With simulated time every doorbell must call `wake`, so the thread always
             // counts as asleep.
@@ -332,18 +357,77 @@ impl Runner {
     /// time is up. One thread at a time waits for frames; its turns wake the others.
     pub(crate) fn wait(&self, condition: &WaitCondition, limit: Duration) {
         let waiters = &self.shared.waiters;
-        let wait_for_turn =
-            || waiters.wait(condition, |wake| sleep_until_readable([wake], Some(limit)));
+        let condition = Some(condition);
+        let wait_for_turn = || {
+            waiters.wait(condition, |wake| sleep_until_readable([wake], Some(limit)));
+        };
         let Some(link) = &self.shared.link else {
             return wait_for_turn();
         };
-        match self.shared.frame_waiter.try_lock() {
-            Err(TryLockError::WouldBlock) => wait_for_turn(),
-            guard => {
-                waiters.wait(condition, |wake| link.wait(wake, limit));
-                drop(guard);
-                // Another waiter takes over waiting for frames.
-                waiters.wake_one();
+        let Ok(guard) = self.shared.frame_waiter.try_lock() else {
+            return wait_for_turn();
+        };
+        waiters.wait(condition, |wake| {
+            link.wait(|arrived| sleep_until_readable([arrived, wake], Some(limit)));
+        });
+        self.pass_frames_on(guard);
+    }
+
+    /// Takes turns while there is something to do, and otherwise calls `sleep`, until that
+    /// returns true. `sleep` gets descriptors and a limit: it sleeps until the time is up, a
+    /// descriptor is readable, or what it waits for has occurred, and returns whether that has
+    /// occurred.
+    pub(crate) fn wait_for(
+        &self,
+        sleep: &mut dyn FnMut(&[BorrowedFd<'_>], Option<Duration>) -> bool,
+    ) {
+        let shared = &*self.shared;
+        let mut done = false;
+        while !done {
+            let (mut turns, mut due) = (0_u32, None);
+            while !done {
+                shared.polling_turns.fetch_add(1, Ordering::Relaxed);
+                // Waits for a turn of another thread, which may have looked at a queue before
+                // this thread posted to it.
+                let mut turn = shared.turn(shared.devices(), TurnCaller::PollingThread);
+                turn.busy |= self.manager.drive();
+                due = turn.due;
+                if !turn.busy {
+                    break;
+                }
+                turns += 1;
+                done = turns % TURNS_PER_LOOK == 0 && sleep(&[], Some(Duration::ZERO));
+            }
+            if done {
+                break;
+            }
+            done = match (&shared.link, shared.frame_waiter.try_lock()) {
+                (None, _) => sleep(&[], due),
+                (Some(link), Ok(guard)) => {
+                    let done = link.wait(|arrived| sleep(&[arrived], due)) == Some(true);
+                    if done {
+                        self.pass_frames_on(guard);
+                    }
+                    done
+                }
+                (Some(_), Err(_)) => {
+                    // Until it is this thread's turn to wait for frames.
+                    shared.waiters.wait(None, |wake| sleep(&[wake], due)) == Some(true)
+                }
+            };
+        }
+        shared.event_waits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Called by a thread that has waited for frames: another one takes over.
+    fn pass_frames_on(&self, guard: MutexGuard<'_, ()>) {
+        drop(guard);
+        if !self.shared.waiters.wake_one() {
+            // Pairs with that of the network's thread between its announcement and its attempt
+            // to wait for frames.
+            fence(Ordering::SeqCst);
+            if self.is_asleep() {
+                self.wake_thread();
             }
         }
     }
@@ -396,19 +480,23 @@ impl Runner {
         self.addresses.as_ref()
     }
 
-    /// Wakes the thread.
+    /// Wakes the threads that drive the network, after a command.
     pub(crate) fn wake(&self) {
+        if self.shared.time.is_none() {
+            // The command may have taken turns.
+            self.shared.waiters.wake(true);
+        }
+        self.wake_thread();
+    }
+
+    /// Wakes the network's thread, unless it is awake or somebody else wakes it.
+    pub(crate) fn wake_thread(&self) {
         if let Some(time) = &self.shared.time {
             return time.record_call();
         }
         self.shared.wake_requested.store(true, Ordering::Relaxed);
-        // A command may have taken turns.
-        self.shared.waiters.wake(true);
-        if let Some(link) = &self.shared.link {
-            link.wake();
-        }
-        if let Some(thread) = &self.thread {
-            thread.thread().unpark();
+        if self.shared.sleeper.claim_wake() {
+            self.shared.rouse(self.thread.as_ref());
         }
     }
 }
@@ -465,6 +553,24 @@ pub(crate) fn in_scope<T>(run: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Pages of doorbell registers of a driver that does not call
+/// [`Embedded::notify_doorbell`](crate::Embedded::notify_doorbell).
+pub trait DoorbellGuard: Sync {
+    /// Arranges that the next doorbell in any page calls
+    /// [`Embedded::notify_doorbell`](crate::Embedded::notify_doorbell). Returns whether that is
+    /// possible. Called by the threads of networks before they sleep.
+    fn protect(&self) -> bool;
+}
+
+/// The guard set by [`guard_doorbells`].
+static DOORBELL_GUARD: OnceLock<&'static dyn DoorbellGuard> = OnceLock::new();
+
+/// Sets what tells networks with [`Drive::Watch`] of doorbells while their threads sleep. Only
+/// the first call has an effect.
+pub fn guard_doorbells(guard: &'static dyn DoorbellGuard) {
+    let _ = DOORBELL_GUARD.set(guard);
+}
+
 /// Initializes a new thread of a network.
 pub(crate) fn init_thread() {
     if let Some([enter, _]) = SCOPE_HOOKS.get() {
@@ -478,15 +584,22 @@ fn run(shared: &Shared, drive: Drive) {
     init_thread();
     let mut devices: Vec<Arc<Device>> = Vec::new();
     let mut backoff = Backoff::NEW;
-    let (mut polling_turns, mut rest) = (0, MIN_REST);
+    let (mut polling_turns, mut event_waits, mut rest) = (0, 0, MIN_REST);
     while !shared.stop.load(Ordering::Relaxed) {
-        let before = polling_turns;
+        let (polling_turns_before, event_waits_before) = (polling_turns, event_waits);
         polling_turns = shared.polling_turns.load(Ordering::Relaxed);
-        if polling_turns != before && !shared.wake_requested.swap(false, Ordering::Relaxed) {
-            // Polling threads do the work: this thread would contend for the devices' locks
-            // and the processor. `unpark` makes `wake_requested` visible.
-            thread::park_timeout(rest);
-            rest = (rest * 2).min(MAX_REST);
+        event_waits = shared.event_waits.load(Ordering::Relaxed);
+        let requested = shared.wake_requested.swap(false, Ordering::Relaxed);
+        if polling_turns != polling_turns_before && !requested {
+            // Threads of the program do the work: this thread would contend for the devices'
+            // locks and the processor.
+            shared.sleeper.announce_rest();
+            shared.sleep(false, Some(rest));
+            let longest = match event_waits != event_waits_before {
+                true => MAX_EVENT_REST,
+                false => MAX_REST,
+            };
+            rest = (rest * 2).min(longest);
             backoff = Backoff::NEW;
             continue;
         }
@@ -499,28 +612,30 @@ fn run(shared: &Shared, drive: Drive) {
             backoff = Backoff::NEW;
         } else if !turn.in_use {
             // Activity begins with a command or a frame, and both wake this thread.
-            shared.sleep(None);
+            shared.sleeper.announce_rest();
+            shared.sleep(true, None);
             backoff = Backoff::NEW;
         } else {
             match backoff.pause(MAX_SLEEP) {
                 None => std::hint::spin_loop(),
-                Some(sleep) if sleep < MIN_ANNOUNCED_SLEEP => {
-                    shared.sleep(Some(cap_sleep(sleep, turn.due)));
-                }
-                Some(sleep) if shared.sleeper.announce() => {
+                Some(sleep) if sleep >= MIN_ANNOUNCED_SLEEP && shared.sleeper.announce() => {
+                    let is_told = drive == Drive::Thread
+                        || DOORBELL_GUARD.get().is_some_and(|guard| guard.protect());
+                    // Finds the doorbells before the announcement.
                     let turn = shared.turn(&devices, TurnCaller::NetworkThread);
                     if turn.busy {
+                        shared.sleeper.awake();
                         backoff = Backoff::NEW;
-                    } else if sleep == MAX_SLEEP && drive == Drive::Thread {
-                        shared.sleep(turn.due);
+                    } else if is_told {
+                        shared.sleep(true, turn.due);
                     } else {
-                        shared.sleep(Some(cap_sleep(sleep, turn.due)));
+                        shared.sleep(true, Some(cap_sleep(sleep, turn.due)));
                     }
-                    shared.sleeper.awake();
                 }
                 Some(sleep) => {
                     let sleep = sleep.min(MAX_UNANNOUNCED_SLEEP);
-                    shared.sleep(Some(cap_sleep(sleep, turn.due)));
+                    shared.sleeper.announce_rest();
+                    shared.sleep(true, Some(cap_sleep(sleep, turn.due)));
                 }
             }
         }

@@ -27,7 +27,7 @@ use uverbs::Errno;
 use crate::Result;
 use crate::directory::Directory;
 use crate::frames::{Incoming, Outgoing};
-use crate::wire::{MAX_FRAME_WAIT, WAKE};
+use crate::wire::MAX_FRAME_WAIT;
 
 /// Maximum number of processes of a network.
 const MAX_MEMBERS: u16 = 32;
@@ -297,7 +297,6 @@ impl Segment {
                     self.accept(epoll);
                     result.busy = true;
                 }
-                WAKE => {}
                 // The process has ended, or violates the protocol: receivers send nothing.
                 // Another process may take its number later.
                 id @ MEMBER_BASE.. => {
@@ -372,7 +371,7 @@ mod tests {
     use softhca::profile::Profile;
 
     use super::*;
-    use crate::directory::{Sharing, new_socket};
+    use crate::directory::Sharing;
     use crate::wire::epoll;
 
     #[test]
@@ -431,8 +430,7 @@ mod tests {
         let path = std::env::temp_dir().join(name);
         let directory = Arc::new(Directory::open(&path, Sharing::Own).unwrap());
         let (fabric, pool) = (Fabric::new(1), Pool::new());
-        let wake = new_socket().unwrap();
-        let poll = epoll(&wake).unwrap();
+        let poll = epoll().unwrap();
         let mut segment =
             Segment::join(Arc::clone(&directory), &fabric, pool.clone(), &poll).unwrap();
         let listeners = [1, 2].map(|number| {
@@ -485,8 +483,7 @@ mod tests {
         let path = std::env::temp_dir().join(format!("segment-{}", std::process::id()));
         let directory = Arc::new(Directory::open(&path, Sharing::Own).unwrap());
         let fabric = Fabric::new(1);
-        let wake = new_socket().unwrap();
-        let polls: Vec<Epoll> = (0..3).map(|_| epoll(&wake).unwrap()).collect();
+        let polls: Vec<Epoll> = (0..3).map(|_| epoll().unwrap()).collect();
         let join = |at: usize| {
             let directory = Arc::clone(&directory);
             Segment::join(directory, &fabric, Pool::new(), &polls[at]).unwrap()

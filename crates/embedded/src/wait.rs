@@ -10,15 +10,14 @@ use std::time::{Duration, Instant};
 use std::{fs, hint, ptr};
 
 use nix::fcntl::OFlag;
-use nix::sched::{CpuSet, sched_getaffinity};
-use nix::sys::resource::{UsageWho, getrusage};
-use nix::unistd::{Pid, pipe2, read, write};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::{pipe2, read, write};
 
 use crate::runner::{Runner, cap_sleep};
 
-/// How long a thread spins after the last activity before it sleeps. It does not yield:
-/// on a busy host a thread that yields runs after all others, whereas a thread that sleeps
-/// runs when its timer expires.
+/// How long the network's thread spins after the last activity before it sleeps. It does not
+/// yield: on a busy host a thread that yields runs after all others, whereas a thread that
+/// sleeps runs when its timer expires.
 const SPIN: Duration = Duration::from_micros(60);
 /// Shortest sleep.
 const MIN_SLEEP: Duration = Duration::from_micros(20);
@@ -37,16 +36,23 @@ fn is_single_cpu() -> bool {
 
 /// Interval between two checks for CPU contention.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
-/// Interval between two reads of the host's run queue by a thread that sleeps.
-const RUN_QUEUE_INTERVAL: Duration = Duration::from_millis(10);
-/// How long a detected contention is assumed to last.
-const CONTENTION_PERIOD: Duration = Duration::from_millis(100);
-/// Time between two rounds of a spinning loop that shows that another program ran in
-/// between; a turn of a network's thread takes less.
-const LATE_ROUND: Duration = Duration::from_micros(100);
+/// Time in the run queue between two checks that shows that another program wants the
+/// processor: longer than the thread waits for one of its own network's threads.
+const LONG_WAIT: u64 = 300_000;
+/// As above, of a thread's first check: the time since its start, if that is also a large part
+/// of the time that it could have run.
+const LONG_FIRST_WAIT: u64 = 1_000_000;
+/// How long a detected contention is assumed to last: a thread that sleeps does not notice
+/// that it goes on. Doubled each time that the thread meets it again at once.
+const MIN_CONTENTION: Duration = Duration::from_millis(100);
+const MAX_CONTENTION: Duration = Duration::from_millis(1600);
+/// How long after the end of a contention another one counts as the same.
+const SAME_CONTENTION: Duration = Duration::from_millis(50);
 
-/// End of the current contention period, in [`nanoseconds`].
+/// End of the current contention, and how long it was assumed to last, in nanoseconds
+/// ([`nanoseconds`]).
 static CONTENDED_UNTIL: AtomicU64 = AtomicU64::new(0);
+static CONTENTION_PERIOD: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the time since the first call.
 fn nanoseconds(at: Instant) -> u64 {
@@ -54,33 +60,9 @@ fn nanoseconds(at: Instant) -> u64 {
     (at - *START.get_or_init(|| at)).as_nanos() as u64
 }
 
-/// Signs of a thread that other programs want its processor.
-#[derive(Clone, Copy)]
-struct CpuContention {
-    checked: Option<Instant>,
-    /// Involuntary context switches of this thread.
-    switches: i64,
-    /// The last round, if the thread has not slept since.
-    round: Option<Instant>,
-    /// A round was late since the last check.
-    late: bool,
-    /// The thread slept since the last check.
-    slept: bool,
-    /// When the host's run queue was last read without another sign of contention.
-    run_queue_read: Option<Instant>,
-}
-
 thread_local! {
-    static CONTENTION: Cell<CpuContention> = const {
-        Cell::new(CpuContention {
-            checked: None,
-            switches: 0,
-            round: None,
-            late: false,
-            slept: false,
-            run_queue_read: None,
-        })
-    };
+    /// When this thread last checked for contention, and its time in the run queue until then.
+    static LAST_CHECK: Cell<Option<(Instant, u64)>> = const { Cell::new(None) };
 }
 
 /// Returns whether there is one processor only, or a thread of this process recently
@@ -90,84 +72,50 @@ fn is_contended(now: Instant) -> bool {
     is_single_cpu() || nanoseconds(now) < CONTENDED_UNTIL.load(Ordering::Relaxed)
 }
 
-/// Called in each round of a loop that spins. Returns [`is_contended`].
+/// Called in each round of a loop that waits. Returns [`is_contended`]. Other programs count
+/// if this thread has waited for them: the load of a host says nothing about the processors
+/// that a container may use.
 fn check_contention(now: Instant) -> bool {
     let is_contended = is_contended(now);
-    let mut contention = CONTENTION.get();
-    contention.late |= contention
-        .round
-        .is_some_and(|round| now - round >= LATE_ROUND);
-    contention.round = Some(now);
-    let mut found = false;
-    if contention
-        .checked
-        .is_none_or(|checked| now - checked >= CHECK_INTERVAL)
-    {
-        let usage = getrusage(UsageWho::RUSAGE_THREAD);
-        let switches = usage.map_or(0, |usage| usage.involuntary_context_switches());
-        found = match contention.checked {
-            // The first check of this thread.
-            None => is_run_queue_long() == Some(true),
-            Some(_) if switches != contention.switches && contention.late => {
-                is_run_queue_long() != Some(false)
-            }
-            // A thread that sleeps before its slice ends is never late, however long other
-            // threads wait in the run queue.
-            Some(_)
-                if contention.slept
-                    && contention.run_queue_read.is_none_or(|run_queue_read| {
-                        now - run_queue_read >= RUN_QUEUE_INTERVAL
-                    }) =>
-            {
-                contention.run_queue_read = Some(now);
-                is_run_queue_long() == Some(true)
-            }
-            Some(_) => false,
-        };
-        if found {
-            CONTENDED_UNTIL.store(nanoseconds(now + CONTENTION_PERIOD), Ordering::Relaxed);
-        }
-        contention.switches = switches;
-        contention.late = false;
-        contention.slept = false;
-        contention.checked = Some(now);
+    let last = LAST_CHECK.get();
+    if last.is_some_and(|(at, _)| now - at < CHECK_INTERVAL) {
+        return is_contended;
     }
-    CONTENTION.set(contention);
+    let Some((ran, waited)) = scheduled() else {
+        LAST_CHECK.set(Some((now, 0)));
+        return is_contended;
+    };
+    LAST_CHECK.set(Some((now, waited)));
+    let found = match last {
+        Some((_, before)) => waited - before.min(waited) >= LONG_WAIT,
+        None => waited >= LONG_FIRST_WAIT && waited > ran / 2,
+    };
+    if found {
+        let now = nanoseconds(now);
+        let until = CONTENDED_UNTIL.load(Ordering::Relaxed);
+        let (min, max) = (
+            MIN_CONTENTION.as_nanos() as u64,
+            MAX_CONTENTION.as_nanos() as u64,
+        );
+        let mut period = CONTENTION_PERIOD.load(Ordering::Relaxed).max(min);
+        if now >= until {
+            period = match now - until < SAME_CONTENTION.as_nanos() as u64 {
+                true => (period * 2).min(max),
+                false => min,
+            };
+            CONTENTION_PERIOD.store(period, Ordering::Relaxed);
+        }
+        CONTENDED_UNTIL.fetch_max(now + period, Ordering::Relaxed);
+    }
     is_contended || found
 }
 
-/// Returns whether there are more runnable threads than processors, according to
-/// `/proc/loadavg` (fourth field, "5/121": 5 runnable threads); `None` if this process may
-/// not use all processors.
-fn is_run_queue_long() -> Option<bool> {
-    static PROCESSORS: OnceLock<Option<usize>> = OnceLock::new();
-    let processors = (*PROCESSORS.get_or_init(|| {
-        // SAFETY: no memory is passed.
-        let online = usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).ok()?;
-        // A control group may limit the process.
-        (thread::available_parallelism().ok()?.get() >= online).then_some(online)
-    }))?;
-    // The thread may have been bound since.
-    let usable = sched_getaffinity(Pid::from_raw(0)).ok()?;
-    if (0..CpuSet::count())
-        .filter(|&it| usable.is_set(it) == Ok(true))
-        .count()
-        < processors
-    {
-        return None;
-    }
-    let text = fs::read_to_string("/proc/loadavg").ok()?;
-    let (runnable, _) = text.split(' ').nth(3)?.split_once('/')?;
-    // One of them may be the network's thread.
-    Some(runnable.parse::<usize>().ok()? > processors + 1)
-}
-
-/// Called when the thread sleeps or does other work, so that the next round is not late.
-fn clear_round() {
-    CONTENTION.set(CpuContention {
-        round: None,
-        ..CONTENTION.get()
-    });
+/// Returns how long this thread has run and waited in the run queue, in nanoseconds; `None` if
+/// the kernel does not count that.
+fn scheduled() -> Option<(u64, u64)> {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    let mut numbers = text.split_ascii_whitespace().map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 /// Pauses of a loop since the last activity: it spins, then sleeps for a quarter of the
@@ -182,26 +130,28 @@ impl Backoff {
     /// The state after activity.
     pub(crate) const NEW: Self = Self { since: None };
 
-    /// Returns how long to sleep before the next round, at most `longest`; `None` to
-    /// spin.
+    /// Returns the time since the last activity.
+    fn elapsed(&mut self, now: Instant) -> Duration {
+        now - *self.since.get_or_insert(now)
+    }
+
+    /// Returns how long the network's thread sleeps before the next round, at most
+    /// `longest`; `None` to spin.
     pub(crate) fn pause(&mut self, longest: Duration) -> Option<Duration> {
         let now = Instant::now();
-        let since = now - *self.since.get_or_insert(now);
+        let since = self.elapsed(now);
         if since < SPIN && !check_contention(now) {
             return None;
         }
-        clear_round();
-        CONTENTION.set(CpuContention {
-            slept: true,
-            ..CONTENTION.get()
-        });
         Some((since / 4).clamp(MIN_SLEEP, longest))
     }
 }
 
-/// Longest time between two empty polls of one loop. After a longer time the thread has
-/// done other work, and its wait begins anew.
-const MAX_POLL_GAP: Duration = Duration::from_micros(200);
+/// Longest time between two empty polls of a loop that only polls.
+const MAX_POLL_GAP: Duration = Duration::from_micros(2);
+/// A thread works between its polls if at least one of so many gaps is longer: a loop over
+/// many queues has one long gap.
+const GAPS: u32 = 256;
 
 thread_local! {
     /// The empty polls of this thread.
@@ -209,6 +159,12 @@ thread_local! {
         Cell::new(IdleState {
             backoff: Backoff::NEW,
             last: None,
+            clocks: None,
+            is_first: true,
+            gaps: 0,
+            long_gaps: 0,
+            worked: Duration::ZERO,
+            slept: Duration::ZERO,
             turns: 0,
             writes: 0,
             written: 0,
@@ -217,6 +173,8 @@ thread_local! {
             short_slice: false,
         })
     };
+    /// The thread has waited for an event since its last request for notification.
+    static EVENT_WAIT: Cell<bool> = const { Cell::new(false) };
 }
 
 #[derive(Clone, Copy)]
@@ -224,6 +182,17 @@ struct IdleState {
     backoff: Backoff,
     /// When the last empty poll ended.
     last: Option<Instant>,
+    /// An earlier time since which the thread has not slept, with its processor time then:
+    /// the time that other programs take is no work of this one.
+    clocks: Option<(Instant, Duration)>,
+    /// There was no empty poll since the last completion.
+    is_first: bool,
+    /// Number of gaps between two empty polls, and of those longer than [`MAX_POLL_GAP`].
+    gaps: u32,
+    long_gaps: u32,
+    /// Processor time between polls, and time in sleeps, since the last completion.
+    worked: Duration,
+    slept: Duration,
     /// [`Waiters::turns`] and [`Waiters::writes`] before the last wait.
     turns: u32,
     writes: u32,
@@ -236,37 +205,111 @@ struct IdleState {
     short_slice: bool,
 }
 
+impl IdleState {
+    /// Begins a new wait.
+    fn reset(&mut self) {
+        self.backoff = Backoff::NEW;
+        self.is_first = true;
+        (self.worked, self.slept) = (Duration::ZERO, Duration::ZERO);
+    }
+
+    /// Counts the time since the last empty poll.
+    fn record_gap(&mut self) {
+        let (Some(last), Some((since, before))) = (self.last, self.clocks) else {
+            return;
+        };
+        let now = Instant::now();
+        let mut is_long = now - last > MAX_POLL_GAP;
+        if is_long {
+            let time = processor_time();
+            let worked = time.saturating_sub(before).saturating_sub(last - since);
+            is_long = worked > MAX_POLL_GAP;
+            self.worked += worked;
+            self.clocks = Some((now, time));
+        }
+        // The program handles a completion before the first empty poll.
+        if std::mem::take(&mut self.is_first) {
+            return;
+        }
+        self.gaps += 1;
+        self.long_gaps += u32::from(is_long);
+        if self.gaps >= 16 * GAPS {
+            (self.gaps, self.long_gaps) = (self.gaps / 2, self.long_gaps / 2);
+        }
+    }
+
+    /// Returns the longest sleep that the program allows; `None` if it must not sleep.
+    fn longest_sleep(&self) -> Option<Duration> {
+        if self.long_gaps * GAPS < self.gaps || self.long_gaps == 0 {
+            return Some(MAX_WOKEN_SLEEP);
+        }
+        let rest = (self.worked / 2).saturating_sub(self.slept);
+        (rest >= MIN_SLEEP).then_some(rest)
+    }
+}
+
+/// Returns the processor time of this thread.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID);
+    time.map_or(Duration::ZERO, Duration::from)
+}
+
 /// Called when a poll of this thread has found something.
 pub(crate) fn reset_backoff() {
-    clear_round();
-    IDLE_STATE.set(IdleState {
-        backoff: Backoff::NEW,
-        ..IDLE_STATE.get()
-    });
+    let mut idle = IDLE_STATE.get();
+    idle.reset();
+    IDLE_STATE.set(idle);
+}
+
+/// Called before a thread waits for events.
+pub(crate) fn prepare_event_wait() {
+    EVENT_WAIT.set(true);
+    let mut idle = IDLE_STATE.get();
+    // The time of the wait is no work.
+    (idle.last, idle.is_first) = (None, true);
+    if !std::mem::replace(&mut idle.short_slice, true) {
+        request_short_slice();
+    }
+    IDLE_STATE.set(idle);
+}
+
+/// Returns whether the thread has waited for an event since the last call.
+pub(crate) fn takes_event_wait() -> bool {
+    EVENT_WAIT.take()
 }
 
 /// Called when a poll of this thread has found nothing. `written` counts the completions
-/// of the polled queue, if that is known. Drives the devices; if that makes no progress,
-/// spins, then sleeps for lengthening intervals. Under CPU contention it does not spin.
+/// of the polled queue, if that is known. Drives the devices. If that makes no progress and
+/// other programs want the processor, sleeps: a thread that only polls for lengthening
+/// intervals, and one that works between its polls for at most half as long as it has worked.
 pub(crate) fn idle(runner: &Runner, written: Option<&Arc<AtomicU32>>) {
+    let mut idle = IDLE_STATE.get();
+    idle.record_gap();
     let turn = runner.take_turn();
     if turn.is_some_and(|turn| turn.busy) {
-        return reset_backoff();
+        idle.reset();
+        (idle.last, idle.clocks) = (None, None);
+        return IDLE_STATE.set(idle);
     }
+    let now = Instant::now();
     let waiters = runner.waiters();
-    let mut idle = IDLE_STATE.get();
     let network = Some(ptr::from_ref(waiters));
     let queue = written.map(Arc::as_ptr);
-    if idle.last.is_none_or(|last| last.elapsed() >= MAX_POLL_GAP) {
-        idle.backoff = Backoff::NEW;
-    }
     let (turns, writes) = (waiters.turns(), waiters.writes());
-    if idle.network != network {
+    let same_network = idle.network == network;
+    if !same_network {
         // The counts belong to another network: a thread that polls several networks is
         // not woken by turns.
         (idle.turns, idle.writes) = (turns, writes);
     }
-    if let Some(limit) = idle.backoff.pause(MAX_SLEEP) {
+    let since = idle.backoff.elapsed(now);
+    let contended = check_contention(now);
+    let longest = if contended {
+        idle.longest_sleep()
+    } else {
+        None
+    };
+    if let Some(longest) = longest {
         // A thread that polls several queues waits for any busy turn.
         let single = written.filter(|_| (idle.network, idle.queue) == (network, queue));
         let condition = WaitCondition {
@@ -274,15 +317,19 @@ pub(crate) fn idle(runner: &Runner, written: Option<&Arc<AtomicU32>>) {
             last_count: single.map_or(idle.turns, |_| idle.written),
             last_writes: idle.writes,
         };
-        // A thread that polls one queue is woken by a turn. It need not take a turn itself if
-        // it has taken one since its last doorbell.
-        let woken = single.is_some() && turn.is_some() && is_contended(Instant::now());
-        let limit = if woken { MAX_WOKEN_SLEEP } else { limit };
-        if !idle.short_slice {
-            idle.short_slice = true;
+        // It is woken by a turn, and need not take a turn itself if it has taken one since its
+        // last doorbell.
+        let limit = match same_network && turn.is_some() {
+            true => MAX_WOKEN_SLEEP,
+            false => (since / 4).clamp(MIN_SLEEP, MAX_SLEEP),
+        };
+        if !std::mem::replace(&mut idle.short_slice, true) {
             request_short_slice();
         }
-        runner.wait(&condition, cap_sleep(limit, turn.and_then(|turn| turn.due)));
+        let limit = cap_sleep(limit.min(longest), turn.and_then(|turn| turn.due));
+        runner.wait(&condition, limit);
+        idle.slept += now.elapsed();
+        idle.clocks = None;
     } else {
         hint::spin_loop();
     }
@@ -291,7 +338,14 @@ pub(crate) fn idle(runner: &Runner, written: Option<&Arc<AtomicU32>>) {
     // Counts from before the wait: the completion that ended it may be in another queue.
     (idle.turns, idle.writes) = (turns, writes);
     idle.written = written.map_or(0, |written| written.load(Ordering::Acquire));
-    idle.last = Some(Instant::now());
+    (idle.last, idle.clocks) = match contended {
+        true => {
+            let end = Instant::now();
+            let clocks = idle.clocks.unwrap_or_else(|| (end, processor_time()));
+            (Some(end), Some(clocks))
+        }
+        false => (None, None),
+    };
     IDLE_STATE.set(idle);
 }
 
@@ -349,7 +403,8 @@ impl WakePipe {
 
 struct Waiter {
     pipe: Arc<WakePipe>,
-    condition: WaitCondition,
+    /// `None`: only [`Waiters::wake_one`] wakes it.
+    condition: Option<WaitCondition>,
 }
 
 /// The waiting threads, and unused pipes.
@@ -371,8 +426,13 @@ impl Waiters {
     }
 
     /// Calls `sleep` with a descriptor that becomes readable once a turn meets the
-    /// condition. A spurious wakeup is harmless.
-    pub(crate) fn wait(&self, condition: &WaitCondition, sleep: impl FnOnce(BorrowedFd<'_>)) {
+    /// condition, or it is the thread's turn to wait for frames. Returns `None` without a
+    /// call if the condition is met already. A spurious wakeup is harmless.
+    pub(crate) fn wait<T>(
+        &self,
+        condition: Option<&WaitCondition>,
+        sleep: impl FnOnce(BorrowedFd<'_>) -> T,
+    ) -> Option<T> {
         let mut list = self.lock();
         let pipe = match list.spare_pipes.pop() {
             Some(pipe) => pipe,
@@ -380,27 +440,28 @@ impl Waiters {
                 Ok(pipe) => Arc::new(pipe),
                 Err(_) => {
                     drop(list);
-                    return thread::sleep(MIN_SLEEP);
+                    thread::sleep(MIN_SLEEP);
+                    return None;
                 }
             },
         };
         list.waiters.push(Waiter {
             pipe: Arc::clone(&pipe),
-            condition: condition.clone(),
+            condition: condition.cloned(),
         });
         drop(list);
         self.count.fetch_add(1, Ordering::Relaxed);
         // Pairs with the fence in `wake`: either this thread sees the changed count, or the
         // turn sees this waiter.
         fence(Ordering::SeqCst);
-        if !condition.is_met(&self.writes) {
-            sleep(pipe.reader.as_fd());
-        }
+        let is_met = condition.is_some_and(|condition| condition.is_met(&self.writes));
+        let result = (!is_met).then(|| sleep(pipe.reader.as_fd()));
         self.count.fetch_sub(1, Ordering::Relaxed);
         pipe.clear();
         let mut list = self.lock();
         list.waiters.retain(|it| !Arc::ptr_eq(&it.pipe, &pipe));
         list.spare_pipes.push(pipe);
+        result
     }
 
     /// Counts a busy turn, and wakes the threads whose condition it meets. With `wrote`, the
@@ -414,7 +475,8 @@ impl Waiters {
         }
         let mut pipes = Vec::new();
         self.lock().waiters.retain(|it| {
-            let is_met = it.condition.is_met(&self.writes);
+            let condition = it.condition.as_ref();
+            let is_met = condition.is_some_and(|condition| condition.is_met(&self.writes));
             if is_met {
                 pipes.push(Arc::clone(&it.pipe));
             }
@@ -424,14 +486,16 @@ impl Waiters {
         pipes.iter().for_each(|pipe| pipe.wake());
     }
 
-    /// Wakes one waiter, whatever its condition.
-    pub(crate) fn wake_one(&self) {
-        if self.count.load(Ordering::Relaxed) != 0 {
-            let waiter = self.lock().waiters.pop();
-            if let Some(waiter) = waiter {
-                waiter.pipe.wake();
-            }
+    /// Wakes one waiter, whatever its condition. Returns whether there is one.
+    pub(crate) fn wake_one(&self) -> bool {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return false;
         }
+        let waiter = self.lock().waiters.pop();
+        if let Some(waiter) = &waiter {
+            waiter.pipe.wake();
+        }
+        waiter.is_some()
     }
 
     fn lock(&self) -> MutexGuard<'_, WaiterList> {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
 use uverbs::Errno;
@@ -17,9 +17,6 @@ use crate::Result;
 use crate::segment::{PumpResult, Segment};
 use crate::udp::UdpWire;
 
-/// The eventfd that wakes a sleeping thread, in epoll events. Wires use smaller
-/// numbers.
-pub(crate) const WAKE: u64 = u64::MAX - 1;
 /// How long a frame waits for a receiver or a socket without room. All later frames wait
 /// behind it.
 pub(crate) const MAX_FRAME_WAIT: Duration = Duration::from_millis(100);
@@ -80,10 +77,11 @@ impl Wire {
 /// A wire, and the descriptors that wake the thread that drives it.
 pub(crate) struct Link {
     wire: Mutex<Wire>,
-    /// Monitors the sockets, and the eventfd that wakes a sleeping thread.
+    /// Monitors the sockets.
     epoll: Epoll,
+    /// Wakes the network's thread.
     wake: EventFd,
-    /// Number of threads that sleep, or are about to.
+    /// Number of threads that wait for frames, or are about to.
     sleepers: AtomicU32,
     /// A thread has slept, so the epoll instance may have events.
     slept: AtomicBool,
@@ -103,12 +101,9 @@ pub(crate) fn sleep_until_readable<const N: usize>(
     let _ = ppoll(&mut entries, limit.map(TimeSpec::from_duration), None);
 }
 
-/// Creates an epoll instance that reports `wake` as [`WAKE`].
-pub(crate) fn epoll(wake: impl AsFd) -> Result<Epoll> {
-    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(to_errno)?;
-    let event = EpollEvent::new(EpollFlags::EPOLLIN, WAKE);
-    epoll.add(wake, event).map_err(to_errno)?;
-    Ok(epoll)
+/// Creates an epoll instance.
+pub(crate) fn epoll() -> Result<Epoll> {
+    Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(to_errno)
 }
 
 impl Link {
@@ -116,7 +111,7 @@ impl Link {
     pub(crate) fn new(create: impl FnOnce(&Epoll) -> Result<Wire>) -> Result<Self> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = EventFd::from_value_and_flags(0, flags).map_err(to_errno)?;
-        let epoll = epoll(&wake)?;
+        let epoll = epoll()?;
         Ok(Self {
             wire: Mutex::new(create(&epoll)?),
             epoll,
@@ -181,33 +176,32 @@ impl Link {
         });
     }
 
-    /// Sleeps until a frame arrives, [`Link::wake`] is called, or the time is up.
-    pub(crate) fn sleep(&self, limit: Option<Duration>) {
-        self.sleep_on([self.epoll.0.as_fd()], limit);
-        // Non-blocking: another descriptor may have ended the wait.
+    /// Sleeps until [`Link::wake`] is called, a frame arrives if `frames` is true, or the time
+    /// is up. For the network's thread.
+    pub(crate) fn sleep(&self, frames: bool, limit: Option<Duration>) {
+        let wake = self.wake.as_fd();
+        if frames {
+            self.wait(|arrived| sleep_until_readable([arrived, wake], limit));
+        } else {
+            sleep_until_readable([wake], limit);
+        }
+        // Non-blocking: another descriptor may have ended the sleep.
         let _ = self.wake.read();
     }
 
-    /// As [`Link::sleep`], for a polling thread: also ends when `wake` is readable.
-    pub(crate) fn wait(&self, wake: BorrowedFd<'_>, limit: Duration) {
-        self.sleep_on([self.epoll.0.as_fd(), wake], Some(limit));
-    }
-
-    fn sleep_on<const N: usize>(&self, descriptors: [BorrowedFd<'_>; N], limit: Option<Duration>) {
+    /// Calls `sleep` with a descriptor that becomes readable when a frame arrives, unless
+    /// there is one already. One thread at a time.
+    pub(crate) fn wait<T>(&self, sleep: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
-        if !self
-            .wire
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .arm()
-        {
-            sleep_until_readable(descriptors, limit);
-        }
+        let wire = &self.wire;
+        let arrived = wire.lock().unwrap_or_else(PoisonError::into_inner).arm();
+        let result = (!arrived).then(|| sleep(self.epoll.0.as_fd()));
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
         self.slept.store(true, Ordering::Relaxed);
+        result
     }
 
-    /// Wakes the thread that sleeps.
+    /// Wakes the network's thread.
     pub(crate) fn wake(&self) {
         // Fails only if the counter is full, which also wakes.
         let _ = self.wake.write(1);

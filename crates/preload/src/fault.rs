@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_utils::atomic::AtomicCell;
 
-use crate::internal;
 use crate::real::{self, errno, set_errno};
+use crate::{doorbells, internal};
 
 static PAGE: AtomicUsize = AtomicUsize::new(4096);
 /// The signals of faults.
-const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
+pub(crate) const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 /// The program's actions for them; `None` before the handler is installed.
 static PROGRAM_ACTIONS: [AtomicCell<Option<libc::sigaction>>; SIGNALS.len()] =
     [const { AtomicCell::new(None) }; SIGNALS.len()];
@@ -116,6 +116,9 @@ extern "C" fn on_fault(number: c_int, info: *mut libc::siginfo_t, context: *mut 
     let before = errno();
     // SAFETY: the kernel passes the information of a fault.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    if code == SEGV_ACCERR && doorbells::unprotect(address) {
+        return set_errno(before);
+    }
     let accessed = || {
         embedded::last_accesses()
             .iter()

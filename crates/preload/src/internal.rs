@@ -10,16 +10,39 @@ use std::ffi::c_int;
 use crate::{real, table};
 
 thread_local! {
-    static INSIDE: Cell<u32> = const { Cell::new(0) };
+    static INSIDE: Cell<Inside> = const { Cell::new(Inside { depth: 0, cancel_state: 0 }) };
 }
 
-/// While it exists, this thread runs code of the devices.
+#[derive(Clone, Copy)]
+struct Inside {
+    /// Number of scopes.
+    depth: u32,
+    /// Whether the program allows the cancellation of this thread, while there are scopes.
+    cancel_state: c_int,
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// Sets whether this thread may be cancelled, and returns what was set before.
+fn set_cancel_state(state: c_int) -> c_int {
+    let mut before = 0;
+    // SAFETY: the value before is written to a variable of this function. A request that
+    // was made meanwhile takes effect in the next cancellation point, outside of this call.
+    unsafe { pthread_setcancelstate(state, &raw mut before) };
+    before
+}
+
+/// While it exists, this thread runs code of the devices. It is not cancelled in calls to the
+/// C library, which would unwind that code.
 pub(crate) struct InternalScope(());
 
 /// Enters code of the devices.
 pub(crate) fn enter() -> InternalScope {
-    // Fails in a thread that is ending, which opens nothing.
-    let _ = INSIDE.try_with(|inside| inside.set(inside.get() + 1));
+    enter_scope();
     InternalScope(())
 }
 
@@ -29,20 +52,71 @@ impl Drop for InternalScope {
     }
 }
 
+/// While it exists, this thread runs no code of the devices, but may be called by it.
+pub(crate) struct SuspendedScope(Option<Inside>);
+
+/// Leaves code of the devices, which calls the C library for the program.
+pub(crate) fn suspend() -> SuspendedScope {
+    let outside = Inside {
+        depth: 0,
+        cancel_state: 0,
+    };
+    let inside = INSIDE.try_with(|inside| inside.replace(outside)).ok();
+    let inside = inside.filter(|inside| inside.depth != 0);
+    if let Some(inside) = &inside {
+        set_cancel_state(inside.cancel_state);
+    }
+    SuspendedScope(inside)
+}
+
+impl Drop for SuspendedScope {
+    fn drop(&mut self) {
+        if let Some(inside) = self.0 {
+            set_cancel_state(PTHREAD_CANCEL_DISABLE);
+            let _ = INSIDE.try_with(|it| it.set(inside));
+        }
+    }
+}
+
 /// As [`enter`], until [`leave_scope`] or the end of the thread.
 pub(crate) fn enter_scope() {
-    std::mem::forget(enter());
+    // Fails in a thread that is ending, which opens nothing.
+    let _ = INSIDE.try_with(|inside| {
+        let Inside {
+            depth,
+            mut cancel_state,
+        } = inside.get();
+        if depth == 0 {
+            cancel_state = set_cancel_state(PTHREAD_CANCEL_DISABLE);
+        }
+        inside.set(Inside {
+            depth: depth + 1,
+            cancel_state,
+        });
+    });
 }
 
 /// Leaves code of the devices.
 pub(crate) fn leave_scope() {
-    let _ = INSIDE.try_with(|inside| inside.set(inside.get().saturating_sub(1)));
+    let _ = INSIDE.try_with(|inside| {
+        let Inside {
+            depth,
+            cancel_state,
+        } = inside.get();
+        if depth == 1 {
+            set_cancel_state(cancel_state);
+        }
+        inside.set(Inside {
+            depth: depth.saturating_sub(1),
+            cancel_state,
+        });
+    });
 }
 
 /// Returns whether this thread runs code of the devices.
 #[inline]
 pub(crate) fn is_internal() -> bool {
-    INSIDE.try_with(Cell::get).unwrap_or(0) != 0
+    INSIDE.try_with(|inside| inside.get().depth).unwrap_or(0) != 0
 }
 
 /// Largest number of a descriptor above which the library's own are. It is small, since the

@@ -19,6 +19,7 @@
 mod attributes;
 mod calls;
 mod config;
+mod doorbells;
 mod dynamic;
 mod fault;
 mod internal;

@@ -3,6 +3,7 @@
 //! A child of fork starts without devices: the thread that drives them does not exist in the
 //! child, and locks may have been held. The inherited state is never accessed.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::ptr;
@@ -15,7 +16,7 @@ use uverbs::{Errno, Error};
 
 use crate::config::{self, print_error};
 use crate::table::{self, Object, ObjectKind, ProgramDescriptors, Table};
-use crate::{fault, internal};
+use crate::{doorbells, fault, internal};
 
 static CURRENT: AtomicPtr<ProcessState> = AtomicPtr::new(ptr::null_mut());
 static GENERATION: AtomicU8 = AtomicU8::new(1);
@@ -42,6 +43,7 @@ extern "C" fn after_fork() {
     CURRENT.store(ptr::null_mut(), Ordering::Relaxed);
     let generation = GENERATION.load(Ordering::Relaxed);
     GENERATION.store(table::next_generation(generation), Ordering::Relaxed);
+    doorbells::after_fork();
     table::each_marked(0..usize::MAX, |fd, own| {
         if own {
             // Closed, so that the parent's membership and sockets end with the parent.
@@ -177,19 +179,80 @@ pub(crate) fn devices_of_memory(range: &Range<usize>) -> Option<&'static [Embedd
     (!state.is_foreign()).then_some(*state.ready.get()?)
 }
 
-/// Called before the program waits for events: wakes the devices if they sleep, since stock
-/// providers do not.
+/// Called before the program waits for events in a call that does not drive the devices:
+/// their thread does.
 #[inline]
 pub(crate) fn wake_devices() {
     if let Some(device) = any_device().filter(|_| !internal::is_internal()) {
+        device.notify_armed();
+    }
+}
+
+/// Called after a doorbell.
+pub(crate) fn doorbell_rung() {
+    if let Some(device) = any_device() {
         device.notify_doorbell();
     }
 }
 
-/// Called when a poll has found nothing: drives the devices, or sleeps.
-pub(crate) fn idle() {
-    if let Some(device) = any_device() {
-        let _scope = internal::enter();
+/// Returns the device that a thread drives in a call that waits. If it only looks for events,
+/// drives the devices once and returns `None`.
+#[inline]
+pub(crate) fn waiting_device(waits: bool) -> Option<&'static Embedded> {
+    let device = any_device().filter(|_| !internal::is_internal())?;
+    if waits {
+        return Some(device);
+    }
+    let _scope = internal::enter();
+    device.try_drive();
+    None
+}
+
+/// The completion queue of a thread's last empty poll.
+struct PolledQueue {
+    /// Its address, and its handle.
+    identity: (usize, u32),
+    /// The device, once the queue was polled twice in turn.
+    device: Option<Embedded>,
+}
+
+thread_local! {
+    static POLLED: RefCell<PolledQueue> = const {
+        RefCell::new(PolledQueue { identity: (0, 0), device: None })
+    };
+}
+
+/// Called when a poll has found nothing: drives the devices, or sleeps. The queue is given by
+/// its address, its handle and its context's descriptor.
+pub(crate) fn idle(queue: usize, handle: u32, command_fd: RawFd) {
+    let Some(device) = any_device() else { return };
+    let _scope = internal::enter();
+    let polled = POLLED.try_with(|polled| {
+        let mut polled = polled.borrow_mut();
+        if polled.identity != (queue, handle) {
+            // A thread that polls several queues in turn waits for all of them.
+            polled.identity = (queue, handle);
+            polled.device = None;
+        } else if !polled
+            .device
+            .as_ref()
+            .is_some_and(Embedded::polled_queue_exists)
+        {
+            let number = match table::find(command_fd) {
+                table::Lookup::Open(object) => match object.kind {
+                    ObjectKind::Device(number) => Some(number),
+                    _ => None,
+                },
+                _ => None,
+            };
+            let current = ProcessState::current().ready.get();
+            let of = number.and_then(|number| current?.get(number));
+            polled.device = of.map(|device| device.polling(handle));
+        }
+        polled.device.as_ref().unwrap_or(device).idle();
+    });
+    if polled.is_err() {
+        // The thread is ending.
         device.idle();
     }
 }
@@ -234,7 +297,8 @@ fn join() -> Result<&'static [Embedded], Errno> {
     }
     embedded::set_scope_hooks(internal::enter_scope, internal::leave_scope);
     fault::install();
-    // C providers do not call `notify_doorbell`.
+    embedded::guard_doorbells(&doorbells::Guard);
+    // C providers do not call `notify_doorbell`: the guard does.
     let network = match &config.host {
         Some(host) => Network::roce(Drive::Watch, host),
         None => Network::joined(Drive::Watch, &config.directory),

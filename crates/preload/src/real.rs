@@ -66,7 +66,7 @@ macro_rules! libc_functions {
             // SAFETY: the C library's function of this name has this type. Arguments
             // of functions with `...` are passed like others on x86-64 and aarch64.
             let function = unsafe {
-                std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> $result>(
+                std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type),*) -> $result>(
                     address,
                 )
             };
@@ -84,6 +84,9 @@ libc_functions! {
         number: c_int, new: *const libc::sigaction, old: *mut libc::sigaction
     ) -> c_int, -1;
     signal(number: c_int, handler: usize) -> usize, libc::SIG_ERR;
+    pthread_sigmask(
+        how: c_int, set: *const libc::sigset_t, before: *mut libc::sigset_t
+    ) -> c_int, libc::ENOSYS;
     open(path: *const c_char, flags: c_int, mode: Optional) -> c_int, -1;
     openat(at: c_int, path: *const c_char, flags: c_int, mode: Optional) -> c_int, -1;
     close(fd: c_int) -> c_int, -1;
@@ -165,8 +168,14 @@ libc_functions! {
         count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set,
         except: *mut libc::fd_set, timeout: *mut libc::timeval
     ) -> c_int, -1;
-    epoll_wait(fd: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int)
-        -> c_int, -1;
+    pselect(
+        count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set,
+        except: *mut libc::fd_set, timeout: *const libc::timespec, mask: *const libc::sigset_t
+    ) -> c_int, -1;
+    epoll_pwait2(
+        fd: c_int, events: *mut libc::epoll_event, max: c_int,
+        timeout: *const libc::timespec, mask: *const libc::sigset_t
+    ) -> c_int, -1;
     epoll_pwait(
         fd: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int,
         mask: *const libc::sigset_t

@@ -30,6 +30,16 @@ struct Context {
 const POLL_CQ: usize = 11;
 const REQ_NOTIFY_CQ: usize = 12;
 
+/// The part of `struct ibv_cq` that programs are compiled with.
+#[repr(C)]
+struct Cq {
+    context: *const Context,
+    channel: *mut c_void,
+    program: *mut c_void,
+    handle: u32,
+}
+
+const _: () = assert!(std::mem::offset_of!(Cq, handle) == 24);
 const _: () = assert!(std::mem::offset_of!(Context, operations) + POLL_CQ * 8 == 96);
 const _: () = assert!(std::mem::offset_of!(Context, command_fd) == 264);
 
@@ -64,7 +74,12 @@ unsafe extern "C" fn poll<const N: usize>(
     // SAFETY: guaranteed by the caller.
     let found = unsafe { provider(cq, max, completions) };
     if found == 0 {
-        process::idle();
+        // SAFETY: the program passes a completion queue, whose context is open.
+        let (handle, fd) = unsafe {
+            let queue = cq.cast::<Cq>();
+            ((*queue).handle, (*(*queue).context).command_fd)
+        };
+        process::idle(cq as usize, handle, fd);
     } else {
         process::poll_succeeded();
     }

@@ -401,6 +401,27 @@ fn a_sleeper_misses_no_doorbell() {
     });
 }
 
+/// Either the thread that rests finds the command, or one of those who gave commands wakes
+/// it.
+#[test]
+fn a_resting_thread_is_woken_once() {
+    loom::model(|| {
+        let shared = Arc::new((Sleeper::new(), AtomicU32::new(0)));
+        let command = |shared: Arc<(Sleeper, AtomicU32)>, bit: u32| {
+            thread::spawn(move || {
+                shared.1.fetch_or(bit, Ordering::Relaxed);
+                shared.0.claim_wake()
+            })
+        };
+        let threads = [1, 2].map(|bit| command(Arc::clone(&shared), bit));
+        shared.0.announce_rest();
+        let found = shared.1.load(Ordering::Relaxed);
+        let woken = threads.map(|it| it.join().unwrap());
+        assert!(found == 3 || woken != [false, false]);
+        assert_ne!(woken, [true, true]);
+    });
+}
+
 /// The thread that has the bias and one that takes it away are never in
 /// together, and each sees what the other did.
 #[test]

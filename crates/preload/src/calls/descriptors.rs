@@ -1,6 +1,8 @@
 //! Functions that take descriptors.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
 use std::slice;
 use std::sync::atomic::Ordering;
 
@@ -8,7 +10,8 @@ use rdmacm::abi::{self, CmdHdr, cmd};
 use uverbs::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{count, export, failed, result, sockets};
+use super::{count, export, failed, result, sockets, waiting};
+use crate::fault;
 use crate::internal::{self, mark_internal};
 use crate::process::{ProcessState, wake_devices};
 use crate::real::{self, Optional};
@@ -43,11 +46,54 @@ fn unregister(object: &Lookup, fd: c_int) {
 
 /// Sets whether reading events blocks.
 fn set_nonblocking(object: &Object, nonblocking: bool) -> Result<c_int, Errno> {
-    let _scope = internal::enter();
-    // SAFETY: the device keeps its descriptor open while the object exists.
-    unsafe { object.kernel.set_nonblocking(object.fd, nonblocking) }?;
     object.nonblocking.store(nonblocking, Ordering::Relaxed);
     Ok(0)
+}
+
+/// Reads an event. The device's side does not block: a wait of the program is a cancellation
+/// point, and must not be unwound from within the device.
+fn read_event(object: &Object, buffer: &mut [u8]) -> isize {
+    loop {
+        let scope = internal::enter();
+        // SAFETY: the device keeps its descriptor open while the object exists.
+        let read = unsafe { object.kernel.read(object.fd, buffer) };
+        drop(scope);
+        let waits = !object.nonblocking.load(Ordering::Relaxed);
+        if !read.is_err_and(|errno| errno.raw() == libc::EAGAIN) {
+            return count(read);
+        }
+        if !waits {
+            wake_devices();
+            return count(read);
+        }
+        // SAFETY: as above.
+        let fd = unsafe { BorrowedFd::borrow_raw(object.fd) };
+        if !waiting::wait_readable(fd) && !restarts_calls() {
+            return -1;
+        }
+    }
+}
+
+/// Returns whether a system call that a signal has interrupted is restarted: all handlers of
+/// the program ask for that. (Which of them has run is unknown.)
+fn restarts_calls() -> bool {
+    let before = real::errno();
+    let restarts = (1..=libc::SIGRTMAX()).all(|number| {
+        let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+        let none = std::ptr::null();
+        // SAFETY: a query into an action of this function. Zero is a value of each field.
+        let (found, action) = unsafe {
+            let found = real::sigaction(number, none, action.as_mut_ptr());
+            (found == 0, action.assume_init())
+        };
+        let handler = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+        !found
+            || !handler
+            || action.sa_flags & libc::SA_RESTART != 0
+            || fault::SIGNALS.contains(&number)
+    });
+    real::set_errno(before);
+    restarts
 }
 
 /// Passes a command to the connection manager, with descriptors translated.
@@ -285,14 +331,11 @@ export! {
     read(fd: c_int, buffer: *mut c_void, length: usize) -> isize {
         match find(fd) {
             Lookup::Open(object) if object.kind == ObjectKind::Events => {
-                wake_devices();
-                let _scope = internal::enter();
                 // Events are shorter, and a read returns one.
                 let length = length.min(64);
                 // SAFETY: guaranteed by the caller.
                 let buffer = unsafe { slice::from_raw_parts_mut(buffer.cast(), length) };
-                // SAFETY: the device keeps its descriptor open while the object exists.
-                count(unsafe { object.kernel.read(object.fd, buffer) })
+                read_event(&object, buffer)
             }
             Lookup::Open(_) => failed(libc::EINVAL) as isize,
             Lookup::Stale | Lookup::Foreign => failed(libc::EIO) as isize,

@@ -3,13 +3,13 @@
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-use embedded::Loss;
+use embedded::{Embedded, Loss};
 
 use super::export;
 use crate::fault::page_size;
 use crate::real::{self, set_errno};
 use crate::table::{Lookup, ObjectKind, find};
-use crate::{internal, process};
+use crate::{doorbells, internal, process};
 
 const MREMAP_DONTUNMAP: c_int = 4;
 const MADV_DONTNEED_LOCKED: c_int = 24;
@@ -49,6 +49,7 @@ fn maps(length: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) 
 
 /// Changes the protection of a range by `change`.
 fn protect(range: Range<usize>, protection: c_int, change: impl FnOnce() -> c_int) -> c_int {
+    doorbells::remove_mapped(&range);
     match process::devices_of_memory(&range) {
         Some(devices) => {
             let _scope = internal::enter();
@@ -82,12 +83,16 @@ export! {
         address: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int,
         offset: i64
     ) -> *mut c_void {
+        let program_offset = offset;
+        let mut has_doorbells = false;
         let offset = match find(if flags & libc::MAP_ANONYMOUS != 0 { -1 } else { fd }) {
             Lookup::Other | Lookup::Netlink => Ok(offset),
             Lookup::Open(object) if matches!(object.kind, ObjectKind::Device(_)) => {
                 let shared = flags & libc::MAP_SHARED != 0;
                 let allowed = shared && protection & libc::PROT_EXEC == 0;
-                let offset = embedded::Embedded::mapping_offset(offset, length);
+                let offset = Embedded::mapping_offset(offset, length);
+                has_doorbells = Embedded::is_doorbell_page(program_offset)
+                    && protection & libc::PROT_WRITE != 0;
                 offset.filter(|_| allowed).ok_or(libc::EINVAL)
             }
             Lookup::Open(_) => Err(libc::ENODEV),
@@ -96,6 +101,9 @@ export! {
         match offset {
             Ok(offset) => {
                 let replaced = pages(address as usize, length);
+                if flags & libc::MAP_FIXED != 0 {
+                    doorbells::remove(&replaced);
+                }
                 if flags & libc::MAP_FIXED != 0
                     && embedded::may_be_registered(&replaced)
                     && maps(length, protection, flags, fd, offset)
@@ -104,7 +112,12 @@ export! {
                 }
                 // SAFETY: guaranteed by the caller; an offset of registers is within
                 // their file.
-                unsafe { real::mmap(address, length, protection, flags, fd, offset) }
+                let mapped =
+                    unsafe { real::mmap(address, length, protection, flags, fd, offset) };
+                if has_doorbells && mapped != libc::MAP_FAILED {
+                    doorbells::add(mapped as usize);
+                }
+                mapped
             }
             Err(errno) => {
                 set_errno(errno);
@@ -114,7 +127,9 @@ export! {
     }
 
     munmap(address: *mut c_void, length: usize) -> c_int {
-        before_unmapping(pages(address as usize, length), Loss::Unmapped);
+        let range = pages(address as usize, length);
+        doorbells::remove(&range);
+        before_unmapping(range, Loss::Unmapped);
         // SAFETY: guaranteed by the caller.
         unsafe { real::munmap(address, length) }
     }
@@ -123,10 +138,13 @@ export! {
         address: *mut c_void, old: usize, new: usize, flags: c_int, target: *mut c_void
     ) -> *mut c_void {
         if flags & libc::MREMAP_FIXED != 0 {
-            before_unmapping(pages(target as usize, new), Loss::Unmapped);
+            let replaced = pages(target as usize, new);
+            doorbells::remove(&replaced);
+            before_unmapping(replaced, Loss::Unmapped);
         }
         let kept = pages(address as usize, old.min(new));
         let rest = pages(address as usize, old);
+        doorbells::remove_mapped(&rest);
         if flags & MREMAP_DONTUNMAP == 0 && !kept.is_empty() {
             before_unmapping(kept.end..rest.end, Loss::Unmapped);
         }

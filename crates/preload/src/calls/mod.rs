@@ -36,12 +36,12 @@ fn count(result: Result<usize, Errno>) -> isize {
 macro_rules! export {
     (@function $name:ident ($($argument:ident: $type:ty),*) -> $result:ty $body:block) => {
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $name($($argument: $type),*) -> $result $body
+        unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result $body
     };
     (@alias $name:ident ($($argument:ident: $type:ty),*) -> $result:ty) => {};
     (@alias $alias:ident $name:ident ($($argument:ident: $type:ty),*) -> $result:ty) => {
         #[unsafe(no_mangle)]
-        unsafe extern "C" fn $alias($($argument: $type),*) -> $result {
+        unsafe extern "C-unwind" fn $alias($($argument: $type),*) -> $result {
             // SAFETY: the same function by another name.
             unsafe { $name($($argument),*) }
         }

@@ -1,42 +1,212 @@
-//! Functions that wait for descriptors. The C library can wait for descriptors of devices,
-//! but the devices may have to be woken before.
+//! Functions that wait for descriptors.
+//!
+//! A thread that waits drives the devices: it takes turns until there is nothing to do, and
+//! then waits for its own descriptors and those of the devices. So an event takes one
+//! wake-up, as with a socket. The waits themselves are the C library's, and cancellation
+//! points: nothing here but the devices' own turns must not be unwound.
 
 use std::ffi::c_int;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+use std::time::{Duration, Instant};
 
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
-use super::export;
-use crate::process::wake_devices;
+use super::{export, failed};
+use crate::internal;
+use crate::process::{self, wake_devices};
 use crate::real;
+
+/// Maximum number of descriptors of a program's call that also waits for the devices.
+const MAX_DESCRIPTORS: usize = 62;
+/// Maximum number of the devices' descriptors.
+const MAX_OWN: usize = 2;
+
+fn to_timespec(time: Duration) -> timespec {
+    timespec {
+        tv_sec: time.as_secs() as libc::time_t,
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+/// Converts a time-out in milliseconds; `None` is endless.
+fn milliseconds(timeout: c_int) -> Option<Duration> {
+    u64::try_from(timeout).ok().map(Duration::from_millis)
+}
+
+/// As ppoll(2), with the devices driven. `None` if there are none, or too many descriptors.
+///
+/// # Safety
+/// As for ppoll(2).
+unsafe fn poll_driving(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Option<c_int> {
+    let length = usize::try_from(count)
+        .ok()
+        .filter(|it| *it <= MAX_DESCRIPTORS)?;
+    let waits = timeout != Some(Duration::ZERO);
+    let device = process::waiting_device(waits)?;
+    let empty = pollfd {
+        fd: -1,
+        events: 0,
+        revents: 0,
+    };
+    let mut entries = [empty; MAX_DESCRIPTORS + MAX_OWN];
+    if length != 0 {
+        // SAFETY: the caller passes that many entries.
+        unsafe { ptr::copy_nonoverlapping(fds, entries.as_mut_ptr(), length) };
+    }
+    let began = timeout.map(|_| Instant::now());
+    let mut result = Ok(0);
+    let scope = internal::enter();
+    device.wait_for(&mut |own, limit| {
+        // Signal handlers of the program run during the call.
+        let _program = internal::suspend();
+        let rest = timeout
+            .zip(began)
+            .map(|(time, began)| time.saturating_sub(began.elapsed()));
+        let longest = [rest, limit].into_iter().flatten().min();
+        for (entry, own) in entries[length..].iter_mut().zip(own) {
+            *entry = pollfd {
+                fd: own.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+        }
+        let all = (length + own.len().min(MAX_OWN)) as nfds_t;
+        let time = longest.map(to_timespec);
+        let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
+        // SAFETY: initialized entries; the mask is the caller's.
+        let polled = unsafe { real::ppoll(entries.as_mut_ptr(), all, time, mask) };
+        let ready = entries[..length]
+            .iter()
+            .filter(|it| it.revents != 0)
+            .count();
+        result = match polled < 0 {
+            true => Err(real::errno()),
+            false => Ok(ready as c_int),
+        };
+        result != Ok(0) || rest.is_some_and(|rest| rest.is_zero())
+    });
+    drop(scope);
+    match result {
+        Ok(ready) => {
+            for (index, entry) in entries[..length].iter().enumerate() {
+                // SAFETY: the caller passes that many entries.
+                unsafe { (*fds.add(index)).revents = entry.revents };
+            }
+            Some(ready)
+        }
+        Err(errno) => Some(failed(errno)),
+    }
+}
+
+/// Waits until a descriptor is readable, with the devices driven. Returns false, with `errno`
+/// set, if a signal arrives.
+pub(crate) fn wait_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut entry = pollfd {
+        fd: fd.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one entry.
+    let polled = unsafe { poll_driving(&raw mut entry, 1, None, ptr::null()) };
+    // SAFETY: as above.
+    polled.unwrap_or_else(|| unsafe { real::poll(&raw mut entry, 1, -1) }) >= 0
+}
+
+/// As epoll_pwait(2), with the devices driven.
+///
+/// # Safety
+/// As for epoll_pwait(2).
+unsafe fn epoll_driving(
+    fd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Option<c_int> {
+    let waits = timeout != Some(Duration::ZERO);
+    process::waiting_device(waits).filter(|_| waits)?;
+    let began = timeout.map(|_| Instant::now());
+    loop {
+        let rest = timeout
+            .zip(began)
+            .map(|(time, began)| time.saturating_sub(began.elapsed()));
+        let mut entry = pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one entry; the mask is the caller's.
+        let polled = unsafe { poll_driving(&raw mut entry, 1, rest, mask) }?;
+        if polled < 0 {
+            return Some(polled);
+        }
+        // SAFETY: guaranteed by the caller.
+        let found = unsafe { real::epoll_pwait(fd, events, max, 0, mask) };
+        // Another thread may have been first.
+        if found != 0 || rest.is_some_and(|rest| rest.is_zero()) {
+            return Some(found);
+        }
+    }
+}
+
+/// Returns the time of a structure; `None` if it is invalid, and `Some(None)` for no limit.
+///
+/// # Safety
+/// The structure must be readable, or the pointer null.
+unsafe fn read_timespec(time: *const timespec) -> Option<Option<Duration>> {
+    // SAFETY: guaranteed by the caller.
+    let Some(time) = (unsafe { time.as_ref() }) else {
+        return Some(None);
+    };
+    let seconds = u64::try_from(time.tv_sec).ok()?;
+    let nanoseconds = u32::try_from(time.tv_nsec)
+        .ok()
+        .filter(|it| *it < 1_000_000_000)?;
+    Some(Some(Duration::new(seconds, nanoseconds)))
+}
 
 export! {
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-        wake_devices();
         // SAFETY: guaranteed by the caller.
-        unsafe { real::poll(fds, count, timeout) }
+        let polled = unsafe { poll_driving(fds, count, milliseconds(timeout), ptr::null()) };
+        polled.unwrap_or_else(|| {
+            wake_devices();
+            // SAFETY: guaranteed by the caller.
+            unsafe { real::poll(fds, count, timeout) }
+        })
     }
 
     __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, _size: usize) -> c_int {
-        wake_devices();
         // SAFETY: guaranteed by the caller.
-        unsafe { real::poll(fds, count, timeout) }
+        unsafe { poll(fds, count, timeout) }
     }
 
     ppoll(
         fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t
     ) -> c_int {
-        wake_devices();
         // SAFETY: guaranteed by the caller.
-        unsafe { real::ppoll(fds, count, timeout, mask) }
+        let polled = unsafe { read_timespec(timeout) };
+        // SAFETY: as above.
+        let polled = polled.and_then(|time| unsafe { poll_driving(fds, count, time, mask) });
+        polled.unwrap_or_else(|| {
+            wake_devices();
+            // SAFETY: guaranteed by the caller.
+            unsafe { real::ppoll(fds, count, timeout, mask) }
+        })
     }
 
     __ppoll_chk(
         fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t,
         _size: usize
     ) -> c_int {
-        wake_devices();
         // SAFETY: guaranteed by the caller.
-        unsafe { real::ppoll(fds, count, timeout, mask) }
+        unsafe { ppoll(fds, count, timeout, mask) }
     }
 
     select(
@@ -48,17 +218,46 @@ export! {
         unsafe { real::select(count, read, write, except, timeout) }
     }
 
-    epoll_wait(fd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
+    pselect(
+        count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
+        timeout: *const timespec, mask: *const sigset_t
+    ) -> c_int {
         wake_devices();
         // SAFETY: guaranteed by the caller.
-        unsafe { real::epoll_wait(fd, events, max, timeout) }
+        unsafe { real::pselect(count, read, write, except, timeout, mask) }
+    }
+
+    epoll_wait(fd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
+        // SAFETY: guaranteed by the caller.
+        unsafe { epoll_pwait(fd, events, max, timeout, ptr::null()) }
     }
 
     epoll_pwait(
         fd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t
     ) -> c_int {
-        wake_devices();
         // SAFETY: guaranteed by the caller.
-        unsafe { real::epoll_pwait(fd, events, max, timeout, mask) }
+        let found = unsafe { epoll_driving(fd, events, max, milliseconds(timeout), mask) };
+        found.unwrap_or_else(|| {
+            wake_devices();
+            // SAFETY: guaranteed by the caller.
+            unsafe { real::epoll_pwait(fd, events, max, timeout, mask) }
+        })
+    }
+
+    epoll_pwait2(
+        fd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec,
+        mask: *const sigset_t
+    ) -> c_int {
+        // SAFETY: guaranteed by the caller.
+        let Some(time) = (unsafe { read_timespec(timeout) }) else {
+            return failed(libc::EINVAL);
+        };
+        // SAFETY: guaranteed by the caller.
+        let found = unsafe { epoll_driving(fd, events, max, time, mask) };
+        found.unwrap_or_else(|| {
+            wake_devices();
+            // SAFETY: guaranteed by the caller.
+            unsafe { real::epoll_pwait2(fd, events, max, timeout, mask) }
+        })
     }
 }

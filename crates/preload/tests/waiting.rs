@@ -1,0 +1,88 @@
+//! What waiting for an embedded device costs a program, with rdma-core's provider and with
+//! ours, with wide limits, since other programs run too. `waiting` by hand prints all figures.
+
+#[macro_use]
+mod common;
+
+use std::path::PathBuf;
+
+use common::*;
+
+/// Attempts of a measurement, of which one must be good: the host may be busy.
+const ATTEMPTS: usize = 5;
+
+fn world(provider: Provider) -> Option<(World, PathBuf)> {
+    let world = World::new(provider, "roce");
+    let libraries = ["-libverbs", "-lpthread"];
+    let program = compiled("cc", "waiting.c", &libraries, &world.directory)?;
+    Some((world, program))
+}
+
+/// Returns the number after a word of the output.
+fn figure(output: &str, word: &str) -> f64 {
+    let mut words = output.split_whitespace().skip_while(|it| *it != word);
+    let number = words.nth(1).and_then(|number| number.parse().ok());
+    number.unwrap_or_else(|| panic!("no {word} in {output}"))
+}
+
+/// Runs a mode of the program until `is_good`, with its output, returns true.
+fn measure(provider: Provider, mode: &str, is_good: impl Fn(&str) -> bool) {
+    let _turn = turn();
+    let Some((world, program)) = world(provider) else {
+        return;
+    };
+    let line = format!("{} {mode}", program.display());
+    let attempt = || {
+        let output = world.start(&line, "output.txt").good();
+        (!is_good(&output)).then_some(output)
+    };
+    let mut bad = Vec::new();
+    while let Some(output) = attempt() {
+        bad.push(output);
+        assert!(bad.len() < ATTEMPTS, "{mode}: {bad:?}");
+    }
+    world.finish();
+}
+
+/// Work between two empty polls is not delayed by sleeps.
+fn works_between_polls(provider: Provider) {
+    for work in ["5", "100", "300"] {
+        measure(provider, &format!("gaps {work}"), |output| {
+            let ratios = output.lines().map(|line| figure(line, "ratio"));
+            // Eight polls of a debug build take longer than 5 us of work.
+            let limit = if work == "5" { 20.0 } else { 3.0 };
+            ratios.clone().count() == 3 && ratios.fold(0.0, f64::max) < limit
+        });
+    }
+}
+
+/// One thread posts after a pause, and another one gets the event.
+fn posts_while_another_waits(provider: Provider) {
+    for delay in ["20", "300"] {
+        measure(provider, &format!("event {delay} 9"), |output| {
+            figure(output, "median") < 2000.0
+        });
+    }
+}
+
+/// An event takes one wake-up, as a message on a socket does.
+fn exchanges_by_events(provider: Provider) {
+    for how in ["events", "epoll"] {
+        measure(provider, &format!("exchange {how} 500"), |output| {
+            figure(output, "sleeps") < 3.0
+        });
+    }
+}
+
+fn takes_signals(provider: Provider) {
+    for mode in ["blocked", "cancel", "signals"] {
+        measure(provider, mode, |_| true);
+    }
+}
+
+with_each_provider! {
+    work_between_polls_is_not_delayed: works_between_polls;
+    a_post_wakes_the_sleeping_device: posts_while_another_waits;
+    events_take_one_wake_up: exchanges_by_events;
+    waits_end_by_signals_and_cancellation: takes_signals;
+}
