@@ -48,7 +48,8 @@ impl Ranges {
         // The caller has checked that the range does not overflow.
         let range = (address, address.saturating_add(length));
         *self.ranges.entry(range).or_default() += 1;
-        self.merge(range);
+        let (from, to) = self.unmerge(range);
+        self.merged.insert(from, to);
     }
 
     fn remove(&mut self, address: u64, length: u64) {
@@ -62,10 +63,10 @@ impl Ranges {
         }
     }
 
-    /// Merges the ranges that overlap or touch one that was added or removed.
-    fn merge(&mut self, changed: (u64, u64)) {
+    /// Removes the merged ranges that overlap or touch a range. Returns their union with it.
+    fn unmerge(&mut self, range: (u64, u64)) -> (u64, u64) {
         self.recent = Default::default();
-        let (mut from, mut to) = changed;
+        let (mut from, mut to) = range;
         while let Some((&start, &end)) = self.merged.range(..=to).next_back() {
             if end < from {
                 break;
@@ -73,6 +74,12 @@ impl Ranges {
             self.merged.remove(&start);
             (from, to) = (from.min(start), to.max(end));
         }
+        (from, to)
+    }
+
+    /// Merges the ranges that overlap or touch one that was removed.
+    fn merge(&mut self, removed: (u64, u64)) {
+        let (from, to) = self.unmerge(removed);
         let mut current: Option<(u64, u64)> = None;
         for &(from, to) in self.ranges.range((from, 0)..=(to, u64::MAX)).map(|it| it.0) {
             match &mut current {
@@ -84,11 +91,6 @@ impl Ranges {
             }
         }
         self.merged.extend(current);
-    }
-
-    fn overlap(&self, from: u64, to: u64) -> bool {
-        let last = self.merged.range(..to).next_back();
-        last.is_some_and(|(_, end)| *end > from)
     }
 
     fn contains(&self, address: u64, length: u64) -> bool {
@@ -186,11 +188,6 @@ impl Process {
     /// Revokes access that was granted by [`grant_on_demand`](Self::grant_on_demand).
     pub(crate) fn revoke_on_demand(&mut self, address: u64, length: u64) {
         self.on_demand.remove(address, length);
-    }
-
-    /// Returns whether access to any byte of a range was granted.
-    pub(crate) fn overlaps(&self, range: &Range<usize>) -> bool {
-        self.ranges.overlap(range.start as u64, range.end as u64)
     }
 
     /// Returns whether access to all `length` bytes was granted, and all are mapped.

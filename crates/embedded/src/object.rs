@@ -1,6 +1,7 @@
 //! Objects of the contexts, by handle.
 
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -160,10 +161,22 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
+    /// Returns its entry in the index of regions, if its memory is pinned.
+    fn entry(&self, handle: u32) -> Option<(u32, u64, u32)> {
+        (!self.is_on_demand()).then_some((log_length(self.length), self.address, handle))
+    }
+
     /// Returns whether it has on-demand paging.
     pub(crate) fn is_on_demand(&self) -> bool {
         self.access.contains(AccessFlags::ON_DEMAND)
     }
+}
+
+/// Returns the logarithm of a power of two that is not less than a length.
+fn log_length(length: u64) -> u32 {
+    length
+        .checked_next_power_of_two()
+        .map_or(64, u64::trailing_zeros)
 }
 
 /// Device memory: pages of the context's file.
@@ -285,6 +298,8 @@ pub(crate) struct Objects {
     objects: HashMap<u32, Object>,
     /// Type, number in the device, and handle of the objects that are found by number.
     numbered: BTreeSet<(u16, u32, u32)>,
+    /// Length, as a logarithm rounded up, address and handle of pinned regions.
+    regions: BTreeSet<(u32, u64, u32)>,
     last: u32,
 }
 
@@ -342,6 +357,9 @@ impl Objects {
                 if let Some(number) = object.data.number() {
                     self.numbered
                         .insert((object.data.kind(), number, self.last));
+                }
+                if let ObjectData::Mr(mr) = &object.data {
+                    self.regions.extend(mr.entry(self.last));
                 }
                 self.objects.insert(self.last, object);
                 return self.last;
@@ -435,6 +453,11 @@ impl Objects {
         if let Some(number) = object.data.number() {
             self.numbered.remove(&(object.data.kind(), number, handle));
         }
+        if let ObjectData::Mr(mr) = &object.data {
+            if let Some(entry) = mr.entry(handle) {
+                self.regions.remove(&entry);
+            }
+        }
         for needed in &object.dependencies {
             if let Some(needed) = self.objects.get_mut(needed) {
                 needed.uses -= 1;
@@ -466,13 +489,42 @@ impl Objects {
         self.objects.values()
     }
 
-    /// Returns all regions.
-    pub(crate) fn regions_mut(&mut self) -> impl Iterator<Item = &mut Mr> {
-        let objects = self.objects.values_mut();
-        objects.filter_map(|object| match &mut object.data {
+    /// Replaces the parameters of a region.
+    pub(crate) fn replace_region(&mut self, handle: u32, new: Mr) {
+        if let Some(ObjectData::Mr(mr)) = self.objects.get_mut(&handle).map(|it| &mut it.data) {
+            let before = std::mem::replace(mr, new);
+            if let Some(entry) = before.entry(handle) {
+                self.regions.remove(&entry);
+            }
+            self.regions.extend(new.entry(handle));
+        }
+    }
+
+    /// Returns the pinned regions that may have bytes in a range, with their handles.
+    pub(crate) fn regions_in(&self, range: &Range<usize>) -> impl Iterator<Item = (u32, Mr)> {
+        let (from, to) = (range.start as u64, range.end as u64);
+        let last = self.regions.last().map_or(0, |(log, ..)| log + 1);
+        let starts = (0..last).flat_map(move |log| {
+            let longest = 1u64.checked_shl(log).unwrap_or(u64::MAX);
+            let first = (log, from.saturating_sub(longest), 0);
+            self.regions.range(first..(log, to, 0))
+        });
+        starts.filter_map(|(.., handle)| Some((*handle, *self.region(*handle)?)))
+    }
+
+    /// Returns a region of any context.
+    pub(crate) fn region(&self, handle: u32) -> Option<&Mr> {
+        match &self.objects.get(&handle)?.data {
             ObjectData::Mr(mr) => Some(mr),
             _ => None,
-        })
+        }
+    }
+
+    /// Sets the address of a region's table of moved pages.
+    pub(crate) fn set_moved(&mut self, handle: u32, moved: u64) {
+        if let Some(ObjectData::Mr(mr)) = self.objects.get_mut(&handle).map(|it| &mut it.data) {
+            mr.moved = moved;
+        }
     }
 
     /// Replaces a dependency of an object.

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::embedded::Embedded;
-use crate::object::{Mr, ObjectData};
+use crate::object::Mr;
 use crate::pages::{self, Transfer, page_size};
 use crate::region::WRITABLE;
 use crate::state::State;
@@ -239,13 +239,17 @@ pub(crate) struct Moved {
     base: u64,
     table: NonNull<Page>,
     count: usize,
+    /// The region.
+    handle: u32,
+    /// The program has moved pages, so that they may be at other addresses than the region's.
+    is_elsewhere: bool,
 }
 
 // SAFETY: the table is owned by this value; areas count their uses atomically.
 unsafe impl Send for Moved {}
 
 impl Moved {
-    fn new(base: u64, first: usize, count: usize) -> Option<Self> {
+    fn new(base: u64, handle: u32, first: usize, count: usize) -> Option<Self> {
         let table = pages::map_zeros(count.checked_mul(size_of::<Page>())?)?;
         let table = NonNull::new(std::ptr::with_exposed_provenance_mut::<Page>(table))?;
         for index in 0..count {
@@ -258,7 +262,13 @@ impl Moved {
             // SAFETY: the table has room for `count` pages.
             unsafe { table.add(index).write(page) };
         }
-        Some(Self { base, table, count })
+        Some(Self {
+            base,
+            table,
+            count,
+            handle,
+            is_elsewhere: false,
+        })
     }
 
     fn pages(&self) -> &[Page] {
@@ -321,14 +331,14 @@ impl MovedRegions {
     }
 
     /// Makes a table of the pages of a region. Returns its first address for the device.
-    fn start(&mut self, mr: &Mr) -> Option<u64> {
+    fn start(&mut self, handle: u32, mr: &Mr) -> Option<u64> {
         if self.regions.len() == self.regions.capacity() {
             return None;
         }
         let pages = page_range(mr)?;
         let base = self.next.max(FIRST);
         self.next = base.checked_add(pages.len() as u64)?;
-        let moved = Moved::new(base, pages.start, pages.len() / page_size())?;
+        let moved = Moved::new(base, handle, pages.start, pages.len() / page_size())?;
         self.regions.push(moved);
         Some(base)
     }
@@ -349,9 +359,10 @@ impl MovedRegions {
         self.regions.get_mut(index)
     }
 
-    /// Returns whether there are moved regions.
-    pub(crate) fn is_any(&self) -> bool {
-        !self.regions.is_empty()
+    /// Returns the regions with pages that the program has moved.
+    fn elsewhere(&self) -> impl Iterator<Item = u32> {
+        let elsewhere = self.regions.iter().filter(|it| it.is_elsewhere);
+        elsewhere.map(|it| it.handle)
     }
 
     /// Returns whether an address is one of moved regions.
@@ -432,68 +443,70 @@ impl State {
     /// Calls `each` for each run of pages in a range that regions have and the program has
     /// not given up, and with the rights of the region.
     fn each_registered(&self, range: &Range<usize>, mut each: impl FnMut(Range<usize>, &Mr)) {
-        let process = self.hca.platform();
-        let regions = &process.moved;
-        if !regions.is_any() && !process.overlaps(range) {
-            return;
-        }
-        for object in self.objects.all() {
-            let ObjectData::Mr(mr) = &object.data else {
-                continue;
-            };
-            if mr.is_on_demand() {
-                continue;
-            }
-            let mut run = |run: Range<usize>| {
+        let moved = &self.hca.platform().moved;
+        let mut each_of = |mr: &Mr| {
+            let run = |run: Range<usize>| {
                 let run = intersection(&run, range);
                 if !run.is_empty() {
                     each(run, mr);
                 }
             };
-            match regions.with_base(mr.moved) {
+            match moved.with_base(mr.moved) {
                 Some(moved) => each_run(moved.pages(), run),
-                None => page_range(mr).into_iter().for_each(&mut run),
+                None => page_range(mr).into_iter().for_each(run),
             }
+        };
+        for (_, mr) in self.objects.regions_in(range) {
+            each_of(&mr);
+        }
+        for handle in moved.elsewhere() {
+            self.objects
+                .region(handle)
+                .into_iter()
+                .for_each(&mut each_of);
         }
     }
 
     /// Makes tables of the regions with pages in a range.
     fn start_moving(&mut self, range: &Range<usize>) {
-        if !self.hca.platform().overlaps(range) {
-            return;
+        let before = self.hca.platform().moved.regions.len();
+        for (handle, mr) in self.objects.regions_in(range) {
+            let pages = page_range(&mr).map(|pages| intersection(&pages, range));
+            if mr.moved != 0 || pages.is_none_or(|pages| pages.is_empty()) {
+                continue;
+            }
+            if let Some(base) = self.hca.platform_mut().moved.start(handle, &mr) {
+                let offset = mr.address % page_size() as u64;
+                self.hca.set_key_memory(mr.key >> 8, base + offset);
+            }
         }
-        for mr in self.objects.regions_mut() {
-            if mr.is_on_demand() || mr.moved != 0 {
-                continue;
-            }
-            let overlap = page_range(mr).map(|pages| intersection(&pages, range));
-            if overlap.is_none_or(|overlap| overlap.is_empty()) {
-                continue;
-            }
-            let Some(base) = self.hca.platform_mut().moved.start(mr) else {
-                continue;
-            };
-            mr.moved = base;
-            let offset = mr.address % page_size() as u64;
-            self.hca.set_key_memory(mr.key >> 8, base + offset);
+        for moved in self.hca.platform().moved.regions.iter().skip(before) {
+            self.objects.set_moved(moved.handle, moved.base);
         }
     }
 
     /// Changes the pages of a range that regions with tables have and the program has not
     /// given up.
     fn change_pages(&mut self, range: &Range<usize>, mut change: impl FnMut(&mut Page, &Mr)) {
-        for object in self.objects.all() {
-            let ObjectData::Mr(mr) = &object.data else {
-                continue;
-            };
-            let moved = self.hca.platform_mut().moved.with_base_mut(mr.moved);
-            let Some(moved) = moved else {
-                continue;
-            };
+        let regions = &mut self.hca.platform_mut().moved;
+        let mut change_of = |moved: &mut Moved, mr: &Mr| {
+            let mut is_elsewhere = moved.is_elsewhere;
             for page in moved.pages_mut() {
                 if page.area.is_none() && range.contains(&page.at) {
                     change(page, mr);
+                    is_elsewhere |= page.followed;
                 }
+            }
+            moved.is_elsewhere = is_elsewhere;
+        };
+        for (_, mr) in self.objects.regions_in(range) {
+            if let Some(moved) = regions.with_base_mut(mr.moved) {
+                change_of(moved, &mr);
+            }
+        }
+        for moved in regions.regions.iter_mut().filter(|it| it.is_elsewhere) {
+            if let Some(mr) = self.objects.region(moved.handle) {
+                change_of(moved, mr);
             }
         }
     }

@@ -314,11 +314,15 @@ impl State {
         let destroy = Input::new(op::DESTROY_MKEY, 16).set(NUMBER, old.key >> 8);
         run(&mut self.hca, &destroy, 16)?;
         self.revoke_region(&old);
-        let mr = self.objects.mr_mut(fd, requested.mr_handle)?;
-        mr.key = key;
-        (mr.address, mr.length) = (wanted.address, wanted.length);
-        (mr.iova, mr.access) = (wanted.iova, wanted.access);
-        mr.moved = 0;
+        let new = Mr {
+            key,
+            address: wanted.address,
+            length: wanted.length,
+            iova: wanted.iova,
+            access: wanted.access,
+            moved: 0,
+        };
+        self.objects.replace_region(requested.mr_handle, new);
         self.objects
             .replace_dependency(requested.mr_handle, pd, wanted.pd);
         request.core_answer(&ReregMrResp {
