@@ -24,6 +24,7 @@ mod dynamic;
 mod fault;
 mod internal;
 mod netlink;
+mod own;
 mod paths;
 mod process;
 mod real;

@@ -44,6 +44,7 @@ extern "C" fn after_fork() {
     let generation = GENERATION.load(Ordering::Relaxed);
     GENERATION.store(table::next_generation(generation), Ordering::Relaxed);
     doorbells::after_fork();
+    let _scope = internal::enter();
     table::each_marked(0..usize::MAX, |fd, own| {
         if own {
             // Closed, so that the parent's membership and sockets end with the parent.

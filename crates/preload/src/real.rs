@@ -1,35 +1,76 @@
-//! The functions of the C library, found by RTLD_NEXT.
+//! The functions of the C library: for calls of the program found by RTLD_NEXT, so that other
+//! preloaded libraries see them; for calls of the library itself in the C library.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use crate::internal;
+
+/// Who calls a function.
+#[derive(Clone, Copy)]
+pub(crate) enum Origin {
+    Program,
+    /// The library itself.
+    Own,
+}
+
 /// A function of the C library, looked up when it is first called.
 pub(crate) struct LibcFunction {
-    name: &'static CStr,
-    address: AtomicPtr<c_void>,
+    /// NUL-terminated.
+    name: &'static str,
+    /// The addresses for calls of the program, and of the library itself.
+    addresses: [AtomicPtr<c_void>; 2],
 }
 
 impl LibcFunction {
-    const fn new(name: &'static CStr) -> Self {
+    pub(crate) const fn new(name: &'static str) -> Self {
         Self {
             name,
-            address: AtomicPtr::new(ptr::null_mut()),
+            addresses: [const { AtomicPtr::new(ptr::null_mut()) }; 2],
         }
     }
 
     /// Returns the address; null if the C library has no such function.
-    fn address(&self) -> *mut c_void {
-        let address = self.address.load(Ordering::Relaxed);
+    #[inline]
+    pub(crate) fn address(&self, origin: Origin) -> *mut c_void {
+        let known = &self.addresses[origin as usize];
+        let address = known.load(Ordering::Relaxed);
         if !address.is_null() {
             return address;
         }
-        // SAFETY: the name is NUL-terminated.
-        let address = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        self.address.store(address, Ordering::Relaxed);
+        let address = find(self.name, origin);
+        known.store(address, Ordering::Relaxed);
         address
     }
 }
+
+#[cold]
+fn find(name: &'static str, origin: Origin) -> *mut c_void {
+    static LIBRARY: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+    let Ok(name) = CStr::from_bytes_with_nul(name.as_bytes()) else {
+        return ptr::null_mut();
+    };
+    if let Origin::Own = origin {
+        let mut library = LIBRARY.load(Ordering::Relaxed);
+        if library.is_null() {
+            // SAFETY: opening a library that is already loaded runs no code of it.
+            library = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), LOADED) };
+            LIBRARY.store(library, Ordering::Relaxed);
+        }
+        if !library.is_null() {
+            // SAFETY: the name is NUL-terminated, and the library stays loaded.
+            let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+            if !found.is_null() {
+                return found;
+            }
+        }
+    }
+    // SAFETY: the name is NUL-terminated.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+}
+
+const LOADED: c_int = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
 
 /// Sets `errno`.
 pub(crate) fn set_errno(errno: c_int) {
@@ -50,15 +91,11 @@ macro_rules! libc_functions {
         /// # Safety
         /// As of that function.
         pub(crate) unsafe fn $name($($argument: $type),*) -> $result {
-            // A name with a NUL would not compile.
-            const NAME: &CStr = match CStr::from_bytes_with_nul(
-                concat!(stringify!($name), "\0").as_bytes(),
-            ) {
-                Ok(name) => name,
-                Err(_) => panic!(),
-            };
-            static FUNCTION: LibcFunction = LibcFunction::new(NAME);
-            let address = FUNCTION.address();
+            static FUNCTION: LibcFunction = LibcFunction::new(concat!(stringify!($name), "\0"));
+            let address = FUNCTION.address(match internal::is_internal() {
+                true => Origin::Own,
+                false => Origin::Program,
+            });
             if address.is_null() {
                 set_errno(libc::ENOSYS);
                 return $failed;

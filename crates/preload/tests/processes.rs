@@ -133,6 +133,44 @@ fn exits(provider: Provider) {
     worlds.into_iter().for_each(World::finish);
 }
 
+/// No other preloaded library sees system calls of the devices.
+fn interposers(provider: Provider) {
+    let _turn = turn();
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let host = String::leak(format!("roce:127.198.{high}.{low}"));
+    for devices in ["roce", host] {
+        let world = World::new(provider, devices);
+        let (folder, shared) = (&world.directory, ["-shared", "-fPIC", "-ldl"]);
+        let Some(library) = compiled("cc", "interposer.c", &shared, folder) else {
+            return;
+        };
+        let library = library.display();
+        let program = compiled("cc", "processes.c", &["-libverbs", "-lpthread"], folder);
+        let line = format!("{} numbers", program.unwrap().display());
+        let seen = world.directory.join("interposer.txt");
+        for first in [false, true] {
+            let mut command = world.command(&line);
+            let mut envs = command.get_envs();
+            let own = envs.find(|(name, _)| *name == "LD_PRELOAD").unwrap().1;
+            let own = own.unwrap().to_str().unwrap().to_owned();
+            let both = match first {
+                true => format!("{library}:{own}"),
+                false => format!("{own}:{library}"),
+            };
+            command.env("LD_PRELOAD", both).env("INTERPOSER", &seen);
+            if first {
+                command.env("INTERPOSER_FIRST", "1");
+            }
+            let output = command.output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            let text = fs::read_to_string(&seen).unwrap();
+            assert_eq!(text, "counted\n", "{devices}, interposer first: {first}");
+            fs::remove_file(&seen).unwrap();
+        }
+        world.finish();
+    }
+}
+
 /// Processes are killed at random moments while others continue.
 fn killed(provider: Provider) {
     let _turn = turn();
@@ -170,6 +208,7 @@ fn killed(provider: Provider) {
 
 with_each_provider! {
     exit_after_connections: exits;
+    hide_system_calls: interposers;
     use_processes_and_descriptors: modes;
     become_daemons: daemons;
     begin_together: together;
