@@ -284,8 +284,9 @@ struct ibv_context *open_device_named(const char *name)
 	ibv_free_device_list(list);
 	if (!ctx)
 		FAIL("no RDMA device %s among %d", name ? name : "(any)", n);
-	/* The file with the data path's code is the provider. */
-	if (!dladdr((void *)ctx->ops.poll_cq, &info) || !info.dli_fname)
+	/* The file with the data path's code is the provider; the embedded device's
+	 * library hooks poll_cq. */
+	if (!dladdr((void *)ctx->ops.post_recv, &info) || !info.dli_fname)
 		FAIL("the file of the data path's code is unknown");
 	fprintf(stderr, "provider %s\n", info.dli_fname);
 	if (expect && *expect && !strstr(info.dli_fname, expect))
@@ -468,6 +469,8 @@ void end_connect(struct end *e, const struct pair_opts *o, uint32_t peer_qpn,
 
 	e->peer_qpn = peer_qpn;
 	OK(ibv_query_port(e->ctx, 1, &port));
+	if (port.link_layer == IBV_LINK_LAYER_INFINIBAND)
+		ah.dlid = port.lid; /* the peer is on the same port */
 	mask |= o->type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS;
 	OK(ibv_modify_qp(e->qp, &attr, mask));
 

@@ -345,15 +345,19 @@ fn decode_of<const TAGS: bool>(
         }
         kind @ (cqe_opcode::REQ_ERR | cqe_opcode::RESP_ERR) => {
             cold_path();
-            let wr_id = match kind {
-                cqe_opcode::REQ_ERR => complete_send(sender(qps, cqe)?, cqe)?,
-                _ => complete_receive::<TAGS>(receiver(qps, cqe)?, cqe)?.0,
+            // Of a failure the opcode is undefined, but programs tell receives by it.
+            let (wr_id, opcode) = match kind {
+                cqe_opcode::REQ_ERR => (complete_send(sender(qps, cqe)?, cqe)?, opcode::SEND),
+                _ => {
+                    let (wr_id, ..) = complete_receive::<TAGS>(receiver(qps, cqe)?, cqe)?;
+                    (wr_id, opcode::RECV)
+                }
             };
             let (vendor, syndrome) = cqe.syndromes();
             Decoded {
                 status: status_of(syndrome),
                 vendor_err: vendor.into(),
-                ..success(wr_id, opcode::SEND, 0, 0)
+                ..success(wr_id, opcode, 0, 0)
             }
         }
         _ => return Err(unknown_opcode(cqe, op_own)),

@@ -200,13 +200,16 @@ fn run_on_host(
     let tools = work.0.join("tools");
     fs::create_dir(&tools)?;
     compile_collectives(&tools);
+    compile_rules(&tools)?;
     let mut command = Command::new(driver::build()?);
     let path = env::var_os("PATH").unwrap_or_default();
-    let folders = [tools].into_iter().chain(env::split_paths(&path));
+    let folders = [tools.clone()].into_iter().chain(env::split_paths(&path));
     command
         .env("PATH", env::join_paths(folders)?)
         .args(options)
         .args(["--rdma-core", &rdma_core()])
+        .arg("--programs")
+        .arg(&tools)
         .arg("--scratch")
         .arg(work.0.join("scratch"));
     if arguments.full {
@@ -386,6 +389,23 @@ fn compile_collectives(folder: &Path) {
     if !status.is_ok_and(|status| status.success()) {
         eprintln!("{COLLECTIVES_SOURCE} does not compile");
     }
+}
+
+/// Compiles the test programs whose answer is the same on every device, beside their list.
+fn compile_rules(folder: &Path) -> Result<()> {
+    let sources = driver::root().join("rxe-tests/programs");
+    let program = folder.join("rules");
+    let status = Command::new("make")
+        .args(["-s", "-C"])
+        .arg(&sources)
+        .arg(format!("O={}", folder.display()))
+        .arg(&program)
+        .status()
+        .context("cannot run make: apt-get install make")?;
+    ensure!(status.success(), "{} does not compile", program.display());
+    let list = "rules.txt";
+    fs::copy(sources.join(list), folder.join(list))?;
+    Ok(())
 }
 
 /// Unpacks rdma-core's tests and returns their folder. If they are missing, the driver

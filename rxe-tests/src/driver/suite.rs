@@ -300,11 +300,21 @@ fn pyverbs_filter(filters: &[String]) -> Option<Vec<String>> {
     (!parts.is_empty()).then_some(parts)
 }
 
+/// Returns the cases of a folder: those of its manifest, and those that are the same on every
+/// device. A folder for embedded devices has the latter alone.
 fn manifest(folder: &Path, rdma_core: &str) -> Result<Vec<Case>> {
+    let same = fs::read_to_string(folder.join("rules.txt"));
     let path = folder.join("manifest.txt");
-    let text =
-        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    programs::parse_manifest(&text, rdma_core)
+    let text = match fs::read_to_string(&path) {
+        Err(_) if same.is_ok() => String::new(),
+        read => read.with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    let mut cases = programs::parse_manifest(&text, rdma_core)?;
+    cases.extend(programs::parse_manifest(
+        &same.unwrap_or_default(),
+        rdma_core,
+    )?);
+    Ok(cases)
 }
 
 /// Returns the providers to run a case with.
