@@ -172,7 +172,7 @@ fn honest_clients_are_served(test: u8, sources: u16, rate: u32) {
         paused < 1000,
         "the server's thread stood still for {paused} ms"
     );
-    assert!(descriptors < 150, "{descriptors} descriptors");
+    assert!(descriptors < 100, "{descriptors} descriptors");
     assert!(memory < 64 << 10, "{memory} KiB");
 }
 
@@ -305,5 +305,5 @@ fn ten_thousand_requests_cost_little() {
     let (descriptors, memory) = cost_of_many_requests(55, port);
     println!("{descriptors} more descriptors, {memory} more KiB");
     assert!(memory < 10 << 10, "{memory} KiB");
-    assert!(descriptors <= 150, "{descriptors} descriptors");
+    assert!(descriptors < 100, "{descriptors} descriptors");
 }

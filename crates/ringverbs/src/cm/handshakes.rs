@@ -15,21 +15,21 @@ use super::listener::{Arrival, HalfOpen};
 use super::{Error, Listener, Request};
 
 /// Maximum number of accepted requests whose peers have not confirmed.
-const MAX_ACCEPTED: usize = 64;
+const MAX_ACCEPTED: usize = 32;
 /// Maximum number of them from one source while others wait.
 const MAX_OF_SOURCE: usize = MAX_ACCEPTED / 2;
 /// Maximum number of requests that wait to be accepted.
 const MAX_WAITING: usize = 1024;
 /// Time after which an accepted request may be given up in favour of another. A peer
 /// confirms within milliseconds, unless its confirmation was lost.
-const GRACE: Duration = Duration::from_millis(500);
+const GRACE: Duration = Duration::from_millis(250);
 
 /// Accepted requests of a [`Listener`] whose peers have not confirmed yet.
 ///
 /// [`next`](Self::next) accepts requests, and returns each connection when it is
 /// established. Requests that are never confirmed, as an attacker sends them, do not
-/// keep others from being accepted: at most 64 are accepted at once, and under pressure
-/// the oldest are given up after half a second. The value `T` belongs to a connection, and
+/// keep others from being accepted: at most 32 are accepted at once, and under pressure
+/// the oldest are given up after a quarter of a second. The value `T` belongs to a connection, and
 /// should contain its queue pair and nothing else that is expensive.
 #[derive(Debug)]
 pub struct Handshakes<T> {

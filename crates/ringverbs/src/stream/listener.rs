@@ -74,7 +74,7 @@ impl RdmaListener {
     /// Waits for the next stream, whose peer has confirmed that it is connected. Requests of
     /// other protocols are rejected silently.
     ///
-    /// Before that, a stream has a queue pair but no memory, and at most 64 streams do. Peers
+    /// Before that, a stream has a queue pair but no memory, and at most 32 streams do. Peers
     /// that never confirm do not keep others from connecting ([`Handshakes`]).
     ///
     /// # Errors
