@@ -18,7 +18,8 @@ pub enum Drive {
     Thread,
     /// As [`Thread`](Self::Thread), for drivers that do not call
     /// [`notify_doorbell`](crate::Embedded::notify_doorbell): while there are queues, the
-    /// thread polls for doorbells at least every 200 ms.
+    /// thread polls for doorbells at least every 10 ms, unless there is a
+    /// [`DoorbellGuard`](crate::DoorbellGuard).
     Watch,
     /// The caller, through [`Embedded::drive`](crate::Embedded::drive). The engine makes no progress
     /// otherwise, except while a thread waits for an event through the context.

@@ -58,7 +58,7 @@ impl Embedded {
 
     /// Called after a doorbell was written: wakes the network's thread if it sleeps.
     /// Without this call the thread finds the doorbell when something else wakes it, or with
-    /// [`Drive::Watch`](crate::Drive::Watch) after at most 200 ms.
+    /// [`Drive::Watch`](crate::Drive::Watch) after at most 10 ms.
     #[inline]
     pub fn notify_doorbell(&self) {
         if self.runner.is_asleep() {

@@ -74,8 +74,10 @@ pub(crate) struct Shared {
     time: Option<SimulatedTime>,
 }
 
+/// Longest sleep before the thread sleeps until it is woken.
+const MAX_SLEEP: Duration = Duration::from_millis(200);
 /// Longest sleep while a driver may write doorbells without a wake-up.
-const MAX_SLEEP: Duration = Duration::from_millis(10);
+const MAX_UNTOLD_SLEEP: Duration = Duration::from_millis(10);
 /// Bounds of the network thread's sleep while threads of the program take turns; it doubles
 /// each time.
 const MIN_REST: Duration = Duration::from_micros(50);
@@ -565,6 +567,11 @@ pub trait DoorbellGuard: Sync {
 /// The guard set by [`guard_doorbells`].
 static DOORBELL_GUARD: OnceLock<&'static dyn DoorbellGuard> = OnceLock::new();
 
+/// Returns whether the next doorbell will wake the network's thread.
+fn is_guarded() -> bool {
+    DOORBELL_GUARD.get().is_some_and(|guard| guard.protect())
+}
+
 /// Sets what tells networks with [`Drive::Watch`] of doorbells while their threads sleep. Only
 /// the first call has an effect.
 pub fn guard_doorbells(guard: &'static dyn DoorbellGuard) {
@@ -619,17 +626,20 @@ fn run(shared: &Shared, drive: Drive) {
             match backoff.pause(MAX_SLEEP) {
                 None => std::hint::spin_loop(),
                 Some(sleep) if sleep >= MIN_ANNOUNCED_SLEEP && shared.sleeper.announce() => {
-                    let is_told = drive == Drive::Thread
-                        || DOORBELL_GUARD.get().is_some_and(|guard| guard.protect());
+                    let limit = match drive {
+                        Drive::Watch if is_guarded() => None,
+                        Drive::Watch => Some(sleep.min(MAX_UNTOLD_SLEEP)),
+                        _ if sleep == MAX_SLEEP => None,
+                        _ => Some(sleep),
+                    };
                     // Finds the doorbells before the announcement.
                     let turn = shared.turn(&devices, TurnCaller::NetworkThread);
                     if turn.busy {
                         shared.sleeper.awake();
                         backoff = Backoff::NEW;
-                    } else if is_told {
-                        shared.sleep(true, turn.due);
                     } else {
-                        shared.sleep(true, Some(cap_sleep(sleep, turn.due)));
+                        let limit = limit.map(|limit| cap_sleep(limit, turn.due));
+                        shared.sleep(true, limit.or(turn.due));
                     }
                 }
                 Some(sleep) => {

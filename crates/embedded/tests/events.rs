@@ -130,22 +130,28 @@ fn libc_eagain() -> i32 {
     nix::errno::Errno::EAGAIN as i32
 }
 
+/// A driver tells of doorbells, or the device looks for them.
 #[test]
-fn a_sleeping_device_is_woken_by_a_doorbell_alone() {
-    let host = Host::single("ib");
-    let channel = CompletionChannel::create(&host.context).unwrap();
-    let mut cq = cq_with_channel(&host, channel.as_fd());
-    let mut a = host.qp(QpType::RC, &mut cq);
-    let mut b = host.qp(QpType::RC, &mut cq);
-    connect_pair(QpType::RC, (&a, &host), (&b, &host));
-    let memory = host.memory(64);
-    receive(&mut b, 1, memory.sge(0, 64));
-    cq.arming.arm(host.device.cq_doorbell(), false);
-    // Longer than the device's thread stays awake.
-    std::thread::sleep(std::time::Duration::from_millis(50));
-    post(&mut a, 2, Operation::Send, memory.sge(0, 64));
-    // poll(2) itself, which does not wake the device.
-    assert!(is_readable(&channel, 60_000));
+fn a_sleeping_device_finds_a_doorbell() {
+    for drive in [Drive::Thread, Drive::Watch] {
+        let (host, _other) = Host::pair("ib", drive);
+        let channel = CompletionChannel::create(&host.context).unwrap();
+        let mut cq = cq_with_channel(&host, channel.as_fd());
+        let mut a = host.qp(QpType::RC, &mut cq);
+        let mut b = host.qp(QpType::RC, &mut cq);
+        connect_pair(QpType::RC, (&a, &host), (&b, &host));
+        let memory = host.memory(64);
+        receive(&mut b, 1, memory.sge(0, 64));
+        cq.arming.arm(host.device.cq_doorbell(), false);
+        // Longer than the device's thread stays awake.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        post(&mut a, 2, Operation::Send, memory.sge(0, 64));
+        if drive == Drive::Thread {
+            host.embedded.notify_doorbell();
+        }
+        // poll(2) itself, which does not wake the device.
+        assert!(is_readable(&channel, 60_000));
+    }
 }
 
 #[test]
