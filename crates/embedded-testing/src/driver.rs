@@ -74,7 +74,8 @@ impl Host {
 
     /// Creates one device, driven by its thread.
     pub fn single(profile: &str) -> Self {
-        let network = Network::new(Drive::Thread).unwrap();
+        // Posts are not announced to the device.
+        let network = Network::new(Drive::Watch).unwrap();
         Self::new(&network.strict_device(profile).unwrap())
     }
 

@@ -11,7 +11,8 @@ use crate::state::State;
 pub enum Drive {
     /// A dedicated thread. It spins for 60 microseconds after the last activity,
     /// then sleeps for a quarter of the time since then, and after 0.8 seconds until
-    /// something is due. A command, a frame, waiting for an event through the context, and
+    /// something is due. A command that leaves it something to do, a frame, waiting for an
+    /// event through the context, and
     /// [`Embedded::notify_doorbell`](crate::Embedded::notify_doorbell) wake it. With the first
     /// channel of the connection manager, a second thread starts, which handles its messages.
     #[default]

@@ -31,7 +31,7 @@ fn a_message_goes_through_a_device() {
 #[test]
 fn two_devices_communicate_in_each_drive_mode() {
     for profile in ["ib", "roce"] {
-        for drive in [Drive::Caller, Drive::Thread] {
+        for drive in [Drive::Caller, Drive::Watch] {
             for kind in [QpType::RC, QpType::UC] {
                 let (a, b) = Host::pair(profile, drive);
                 let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
@@ -224,7 +224,7 @@ fn access_flags_of_a_queue_pair_bind_its_peer() {
 
 #[test]
 fn deregistered_memory_is_not_accessed() {
-    let (a, b) = Host::pair("ib", Drive::Thread);
+    let (a, b) = Host::pair("ib", Drive::Watch);
     let (mut cqa, mut cqb) = (a.cq(64), b.cq(16));
     let (mut qa, qb) = (a.qp(QpType::RC, &mut cqa), b.qp(QpType::RC, &mut cqb));
     connect_pair(QpType::RC, (&qa, &a), (&qb, &b));

@@ -77,7 +77,7 @@ fn completion_vectors_serve_their_own_queues() {
 
 #[test]
 fn an_armed_queue_generates_one_event_and_wakes_a_waiter() {
-    for drive in [Drive::Thread, Drive::Caller] {
+    for drive in [Drive::Watch, Drive::Caller] {
         let (a, b) = Host::pair("ib", drive);
         let channel = CompletionChannel::create(&b.context).unwrap();
         let mut cqa = a.cq(16);
@@ -133,7 +133,7 @@ fn libc_eagain() -> i32 {
 /// A driver tells of doorbells, or the device looks for them.
 #[test]
 fn a_sleeping_device_finds_a_doorbell() {
-    for drive in [Drive::Thread, Drive::Watch] {
+    for drive in [Drive::Watch, Drive::Watch] {
         let (host, _other) = Host::pair("ib", drive);
         let channel = CompletionChannel::create(&host.context).unwrap();
         let mut cq = cq_with_channel(&host, channel.as_fd());
@@ -146,7 +146,7 @@ fn a_sleeping_device_finds_a_doorbell() {
         // Longer than the device's thread stays awake.
         std::thread::sleep(std::time::Duration::from_millis(50));
         post(&mut a, 2, Operation::Send, memory.sge(0, 64));
-        if drive == Drive::Thread {
+        if drive == Drive::Watch {
             host.embedded.notify_doorbell();
         }
         // poll(2) itself, which does not wake the device.

@@ -11,7 +11,7 @@ use ringverbs_embedded::{Drive, Network};
 use uverbs::QpType;
 
 fn host(directory: &TempDirectory, profile: &str) -> Host {
-    let network = Network::joined(Drive::Thread, &directory.0).unwrap();
+    let network = Network::joined(Drive::Watch, &directory.0).unwrap();
     Host::new(&network.strict_device(profile).unwrap())
 }
 
@@ -214,8 +214,8 @@ fn malformed_frames_are_ignored() {
 fn joining_a_network_needs_a_directory() {
     let directory = TempDirectory::new("none");
     let nowhere = directory.0.join("not/there");
-    assert!(Network::joined(Drive::Thread, &nowhere).is_err());
+    assert!(Network::joined(Drive::Watch, &nowhere).is_err());
     std::fs::write(&directory.0, "a file").unwrap();
-    assert!(Network::joined(Drive::Thread, &directory.0).is_err());
+    assert!(Network::joined(Drive::Watch, &directory.0).is_err());
     std::fs::remove_file(&directory.0).unwrap();
 }

@@ -400,7 +400,7 @@ fn completions_have_every_cqe_format() {
 /// disconnect right after their last message, as librpma's examples.
 #[test]
 fn posted_sends_complete_before_a_queue_pair_is_destroyed() {
-    let (a, b) = Host::pair("ib", Drive::Thread);
+    let (a, b) = Host::pair("ib", Drive::Watch);
     let (mut cqa, mut cqb) = (a.cq(16), b.cq(16));
     let (from, to) = (a.memory(64), b.memory(64));
     for round in 0..20 {

@@ -110,7 +110,7 @@ fn invalid_queue_pairs_are_rejected_and_leave_nothing() {
 /// Frames are carried in UDP datagrams, so raw packets are not supported.
 #[test]
 fn a_device_on_an_ip_address_has_no_raw_packets() {
-    let network = Network::roce(Drive::Thread, "127.45.0.9").unwrap();
+    let network = Network::roce(Drive::Watch, "127.45.0.9").unwrap();
     let embedded = network.device("roce").unwrap();
     let host = Host::new(&embedded);
     let (cq, arena) = (host.cq(16), Arena::new(3));

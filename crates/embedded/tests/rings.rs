@@ -36,7 +36,7 @@ impl Random {
 }
 
 fn host(directory: &TempDirectory) -> Host {
-    let network = Network::joined(Drive::Thread, &directory.0).unwrap();
+    let network = Network::joined(Drive::Watch, &directory.0).unwrap();
     Host::new(&network.device("roce").unwrap())
 }
 

@@ -15,7 +15,7 @@ use uverbs::QpType;
 const PORT: u16 = 4791;
 
 fn device(address: &str) -> Embedded {
-    let network = Network::roce(Drive::Thread, address).unwrap();
+    let network = Network::roce(Drive::Watch, address).unwrap();
     network.strict_device("roce").unwrap()
 }
 
@@ -75,7 +75,7 @@ fn messages_arrive_at_another_address() {
 #[test]
 fn messages_arrive_over_ipv6() {
     // Skipped on a host without IPv6.
-    let Ok(network) = Network::roce(Drive::Thread, "::1") else {
+    let Ok(network) = Network::roce(Drive::Watch, "::1") else {
         eprintln!("skipped: ::1 is not an address of this host, or its port 4791 is in use");
         return;
     };
@@ -115,7 +115,7 @@ fn a_missing_peer_is_reported() {
 
 #[test]
 fn a_network_has_one_device() {
-    let network = Network::roce(Drive::Thread, "127.45.0.1").unwrap();
+    let network = Network::roce(Drive::Watch, "127.45.0.1").unwrap();
     assert!(network.device("ib").is_err());
     let _device = network.device("roce").unwrap();
     assert!(network.device("roce").is_err());
