@@ -78,9 +78,9 @@ impl ManagerKernel {
 impl Embedded {
     /// Returns the connection manager of its network, for
     /// `rdmacm::EventChannel::open_on`: the ids of that channel belong to this
-    /// device. Addresses are 127.0.0.0/8 and ::1; on a network that reaches other
-    /// hosts, the device's own. Port spaces belong to the network, which is that of a
-    /// process or of all processes of a directory.
+    /// device. Addresses are those of the host's interfaces; on a network that reaches other
+    /// hosts the device's own, and loopback addresses for itself. Port spaces belong to the
+    /// network, which is that of a process or of all processes of a directory.
     ///
     /// A channel is readable if and only if it has an event. Messages become events
     /// on a thread of the network; with [`Drive::Caller`](crate::Drive::Caller), in

@@ -8,9 +8,9 @@
 //!                              monitor: an epoll instance ── messages ┘
 //! ```
 //!
-//! Addresses are those of the loopback interface, 127.0.0.0/8 and ::1, or the device's own
-//! on a network that reaches other hosts (`gateway`, `mad`). Port spaces belong to the
-//! network: to a process, or to all processes of a directory. The two ends of a connection
+//! Addresses are those of the host's interfaces; on a network that reaches other hosts
+//! (`gateway`, `mad`) the device's own, and loopback addresses for itself. Port spaces belong
+//! to the network: to a process, or to all processes of a directory. The two ends of a connection
 //! find each other by the port (`ports`), and exchange messages (`wire`) through a link
 //! (`link`): a socket, or within a process a queue.
 //!

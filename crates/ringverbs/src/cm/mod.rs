@@ -17,10 +17,10 @@
 //! [`AsyncQueuePair`](crate::future::AsyncQueuePair).
 //!
 //! An embedded device has its own connection manager. Its addresses are those of the
-//! local host (127.0.0.0/8, `::1`), and its ports belong to the process, or to all
-//! processes that use the same directory. The connection manager of
-//! [`Device::roce`](crate::Device::roce) uses addresses of the host and connects to other
-//! hosts. A program selects a device by [`Listener::bind_on`] and
+//! host's interfaces, and its ports belong to the process, or to all processes that use
+//! the same directory. The connection manager of
+//! [`Device::roce`](crate::Device::roce) uses the device's own addresses and connects to
+//! other hosts. A program selects a device by [`Listener::bind_on`] and
 //! [`Connector::resolve_on`]. Without them, a program built with the feature `embedded`
 //! uses the device in the environment variable `RINGVERBS_DEVICE` (`embedded`,
 //! `embedded:DIRECTORY` or `roce:INTERFACE`). A privileged program (`AT_SECURE`) ignores
