@@ -20,7 +20,7 @@ const SYSFS: &str = "/a/place/of/the/user";
 /// The program that the other tests run: calls everything that reads the environment, and
 /// prints the results.
 #[test]
-#[ignore = "run by the other tests, in another process"]
+#[ignore = "run by another test"]
 fn subject() {
     let variable = environment::variable("SYSFS_PATH").is_some();
     println!("elevated: {}", environment::has_elevated_privileges());

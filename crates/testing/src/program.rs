@@ -45,12 +45,24 @@ impl Drop for TestProgram {
 pub fn run_ignored_tests(count: usize, args: &[&str]) {
     let mut program = TestProgram::new("ignored");
     let command = program.command.arg("--ignored").args(args);
-    let output = command.env("RXE_ADDR", "127.0.0.1").output().unwrap();
-    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    let (out, err) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{out}\n{err}");
-    assert!(out.contains(&format!("{count} passed; 0 failed")), "{out}");
-    println!("{out}");
+    run_tests(count, command.env("RXE_ADDR", "127.0.0.1"));
+}
+
+/// Runs a test program, of which `count` tests must pass. Its lines are printed with a
+/// prefix: its results are not those of the caller.
+pub fn run_tests(count: usize, command: &mut Command) {
+    let output = command.output().unwrap();
+    for bytes in [&output.stdout, &output.stderr] {
+        for line in String::from_utf8_lossy(bytes).lines() {
+            println!("| {line}");
+        }
+    }
+    assert!(output.status.success(), "{}", output.status);
+    let result = format!(" ok. {count} passed; 0 failed");
+    assert!(
+        String::from_utf8_lossy(&output.stdout).contains(&result),
+        "not{result}"
+    );
 }
 
 /// Runs a test in a child process in which [`DEVICE`] is set, and returns true. Returns
@@ -60,8 +72,7 @@ pub fn ran_in_child(test: &str) -> bool {
         return false;
     }
     let mut program = TestProgram::new(test);
-    let command = program.command.args([test, "--exact", "--nocapture"]);
-    assert!(command.status().unwrap().success());
+    run_tests(1, program.command.args([test, "--exact", "--nocapture"]));
     true
 }
 

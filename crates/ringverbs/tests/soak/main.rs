@@ -2,7 +2,7 @@
 //! lost, none comes back twice, all bytes are right, and nothing grows. On a
 //! device whose name is in `RXE_DEV`, such as rdma_rxe in a guest; without the
 //! variable on the ConnectX in this process, of which the victims have another.
-//! `soak --include-ignored --nocapture`.
+//! `soak --nocapture`.
 //!
 //! `SOAK_SECONDS` says how long, `SOAK_SEED` which random choices are made.
 //! It goes in rounds, after each of which everything is closed and counted.

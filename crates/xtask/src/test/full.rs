@@ -21,7 +21,7 @@ const LONG_FORMS: [(&str, &str, u64); 3] = [
     ),
     (
         "soak, long form",
-        "SOAK_SECONDS=1800 soak --include-ignored --nocapture",
+        "SOAK_SECONDS=1800 soak --nocapture",
         3600,
     ),
     (
