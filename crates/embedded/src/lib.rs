@@ -64,6 +64,7 @@ mod queues;
 mod readiness;
 mod region;
 mod request;
+mod resources;
 mod runner;
 mod segment;
 mod spec;
@@ -89,6 +90,7 @@ pub use network::Network;
 pub use pinned::{
     Loss, has_registered, keep_registered, may_be_registered, move_registered, protect_registered,
 };
+pub use resources::{ConnectionId, QueuePairResource, Resource, ResourceKind};
 pub use runner::{DoorbellGuard, guard_doorbells, set_scope_hooks};
 pub use softhca;
 pub use time::Limit;

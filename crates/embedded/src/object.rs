@@ -484,6 +484,13 @@ impl Objects {
         self.all().find(|object| find(&object.data))
     }
 
+    /// Returns all objects, of every context, with their handles.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (u32, &Object)> {
+        self.objects
+            .iter()
+            .map(|(handle, object)| (*handle, object))
+    }
+
     /// Returns all objects, of every context.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Object> {
         self.objects.values()

@@ -427,15 +427,16 @@ impl State {
         Ok(input)
     }
 
-    pub(crate) fn query_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let requested: QueryQp = request.core()?;
-        let qp = self.objects.qp(fd, requested.qp_handle)?;
+    /// Returns the context of a queue pair in the device, zeros for one that has none, and its
+    /// state.
+    fn queried(&mut self, fd: RawFd, handle: u32) -> Result<(Vec<u8>, u8)> {
+        let qp = self.objects.qp(fd, handle)?;
         let (number, target, packet) = (qp.number, qp.target, qp.packet);
         if packet.is_some_and(|packet| packet.has_work_queues()) {
             return refuse(libc::EOPNOTSUPP);
         }
         let empty = || vec![0; CONTEXT + CONTEXT_SIZE];
-        let (context, now) = match (target, packet) {
+        Ok(match (target, packet) {
             (Some(target), _) => (empty(), target.state.0),
             (None, Some(packet)) => (empty(), self.packet_state(&packet)?.0),
             (None, None) => {
@@ -443,7 +444,18 @@ impl State {
                 let now = state(STATE.get(&context)).0;
                 (context, now)
             }
-        };
+        })
+    }
+
+    /// Returns the state of a queue pair, and the packet numbers that it expects and sends next.
+    pub(crate) fn queried_qp(&mut self, fd: RawFd, handle: u32) -> Result<(u8, u32, u32)> {
+        let (context, now) = self.queried(fd, handle)?;
+        Ok((now, RECV_PSN.get(&context), SEND_PSN.get(&context)))
+    }
+
+    pub(crate) fn query_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        let requested: QueryQp = request.core()?;
+        let (context, now) = self.queried(fd, requested.qp_handle)?;
         let qp: &Qp = self.objects.qp(fd, requested.qp_handle)?;
         let it = &qp.attributes;
         let [

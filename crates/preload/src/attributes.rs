@@ -49,22 +49,22 @@ const COUNTERS: [(&str, &[&str]); 6] = [
             "unicast_xmit_packets",
         ],
     ),
-    (
-        "hw_counters",
-        &[
-            "duplicate_request",
-            "implied_nak_seq_err",
-            "local_ack_timeout_err",
-            "out_of_buffer",
-            "out_of_sequence",
-            "packet_seq_err",
-            "rnr_nak_retry_err",
-            "rx_atomic_requests",
-            "rx_dct_connect",
-            "rx_read_requests",
-            "rx_write_requests",
-        ],
-    ),
+    ("hw_counters", &HW_COUNTERS),
+];
+
+/// Counters of the device, in its order.
+pub(crate) const HW_COUNTERS: [&str; 11] = [
+    "rx_write_requests",
+    "rx_read_requests",
+    "rx_atomic_requests",
+    "rx_dct_connect",
+    "out_of_buffer",
+    "out_of_sequence",
+    "duplicate_request",
+    "rnr_nak_retry_err",
+    "packet_seq_err",
+    "implied_nak_seq_err",
+    "local_ack_timeout_err",
 ];
 
 const CM_MESSAGES: [&str; 11] = [

@@ -52,17 +52,28 @@ fn content(device: &Embedded, name: &str) -> Option<String> {
         };
         return Some(text + "\n");
     }
-    let counters = device.counters();
+    if let Some(counter) = name.strip_prefix("ports/1/hw_counters/") {
+        let counters = hw_counters(device);
+        let found = counters.iter().find(|(name, _)| *name == counter)?;
+        return Some(format!("{}\n", found.1));
+    }
     let mut content = match name {
-        "ports/1/hw_counters/np_cnp_sent" => counters.cnps_sent.to_string(),
-        "ports/1/hw_counters/np_ecn_marked_roce_packets" => counters.marked.to_string(),
-        "ports/1/hw_counters/rp_cnp_handled" => counters.cnps_handled.to_string(),
         "node_guid" | "sys_image_guid" => words(&device.node_guid().to_be_bytes()),
         "node_desc" => format!("ringverbs embedded device {}", device.number()),
         _ => format!("{:#x}", device.lid()),
     };
     content.push('\n');
     Some(content)
+}
+
+/// Returns the counters of the port that count in this process.
+pub(crate) fn hw_counters(device: &Embedded) -> [(&'static str, u64); 3] {
+    let counters = device.counters();
+    [
+        ("rp_cnp_handled", counters.cnps_handled),
+        ("np_ecn_marked_roce_packets", counters.marked),
+        ("np_cnp_sent", counters.cnps_sent),
+    ]
 }
 
 /// Formats 16-bit words separated by colons.

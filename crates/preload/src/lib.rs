@@ -28,6 +28,7 @@ mod own;
 mod paths;
 mod process;
 mod real;
+mod resources;
 mod table;
 mod tree;
 mod verbs;

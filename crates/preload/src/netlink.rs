@@ -4,7 +4,9 @@ use embedded::Embedded;
 use uverbs::Errno;
 use uverbs::abi::netlink::{
     FLAG_ACK, FLAG_CAPPED, FLAG_DUMP, FLAG_MULTI, FLAG_REQUEST, MSG_DONE, MSG_ERROR, NLDEV_CMD_GET,
-    NLDEV_CMD_GET_CHARDEV, NLDEV_CMD_PORT_GET, NLDEV_CMD_SYS_GET, NlMsgHdr, attr, nldev_type,
+    NLDEV_CMD_GET_CHARDEV, NLDEV_CMD_PORT_GET, NLDEV_CMD_RES_GET, NLDEV_CMD_STAT_GET,
+    NLDEV_CMD_SYS_GET, NlMsgHdr, SYS_ATTR_MONITOR_MODE, SYS_ATTR_PRIVILEGED_QKEY_MODE, attr,
+    nldev_type,
 };
 use uverbs::discovery::netlink::{
     Attributes, Message, MessageBuilder, Messages, encode_device_number,
@@ -13,11 +15,16 @@ use uverbs::discovery::{DriverId, NodeType};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::process::ProcessState;
+use crate::resources::{
+    Detail, Kind, describe_all, describe_counters, describe_one, describe_summary,
+};
 use crate::{config, tree};
 
 const GET: u16 = nldev_type(NLDEV_CMD_GET);
 const PORT_GET: u16 = nldev_type(NLDEV_CMD_PORT_GET);
 const SYS_GET: u16 = nldev_type(NLDEV_CMD_SYS_GET);
+const RES_GET: u16 = nldev_type(NLDEV_CMD_RES_GET);
+const STAT_GET: u16 = nldev_type(NLDEV_CMD_STAT_GET);
 const GET_CHARDEV: u16 = nldev_type(NLDEV_CMD_GET_CHARDEV);
 
 /// Returns the datagrams that answer the requests of a datagram, which a socket with this
@@ -61,7 +68,21 @@ fn answer(request: &Message<'_>, port: u32, datagrams: &mut Vec<Vec<u8>>) {
         (PORT_GET, false) => Ok(vec![arguments.port()?.describe_port(begin_part())]),
         (SYS_GET, false) => Ok(vec![describe_system(begin_part())]),
         (GET_CHARDEV, false) => Ok(vec![arguments.describe_char_device(begin_part())?]),
-        _ => Err(Errno::new(libc::EOPNOTSUPP)),
+        (RES_GET, true) => {
+            let summary = |it: Device| describe_summary(it.device, it.identify(begin_part()));
+            Ok(devices().map(summary).collect())
+        }
+        (RES_GET, false) => {
+            let it = arguments.device()?;
+            Ok(vec![describe_summary(it.device, it.identify(begin_part()))])
+        }
+        (STAT_GET, false) => Ok(vec![arguments.counters(begin_part())?]),
+        (STAT_GET, true) => arguments.counters_of_objects(begin_part),
+        (other, dump) => {
+            let command = other.wrapping_sub(nldev_type(0));
+            let kind = Kind::of_command(command).ok_or(Errno::new(libc::EOPNOTSUPP))?;
+            arguments.objects(kind, dump, begin_part)
+        }
     });
     let error = objects.as_ref().map_or_else(|errno| -errno.raw(), |_| 0);
     datagrams.extend(objects.into_iter().flatten().map(MessageBuilder::finish));
@@ -79,6 +100,10 @@ fn answer(request: &Message<'_>, port: u32, datagrams: &mut Vec<Vec<u8>>) {
 struct Arguments<'a> {
     device: Option<u32>,
     port: Option<u32>,
+    /// Kind of objects whose counters are asked for: the attribute of their table.
+    counted: Option<u32>,
+    /// Numbers of objects, with their attributes.
+    numbers: Vec<(u16, u32)>,
     char_device: Option<&'a [u8]>,
 }
 
@@ -91,7 +116,11 @@ impl<'a> Arguments<'a> {
             match attribute.map_err(|_| invalid)? {
                 (attr::ATTR_DEV_INDEX, value) => arguments.device = Some(integer(value)?),
                 (attr::ATTR_PORT_INDEX, value) => arguments.port = Some(integer(value)?),
+                (attr::ATTR_STAT_RES, value) => arguments.counted = Some(integer(value)?),
                 (attr::ATTR_CHARDEV_TYPE, value) => arguments.char_device = Some(value),
+                (number, value) if value.len() == size_of::<u32>() => {
+                    arguments.numbers.push((number, integer(value)?));
+                }
                 _ => {}
             }
         }
@@ -109,6 +138,64 @@ impl<'a> Arguments<'a> {
     fn port(&self) -> Result<Device, Errno> {
         match self.port {
             Some(1) => self.device(),
+            _ => Err(Errno::new(libc::EINVAL)),
+        }
+    }
+
+    /// Returns messages with the object that the request names, or with all of a kind.
+    fn objects(
+        &self,
+        kind: Kind,
+        all: bool,
+        begin: impl Fn() -> MessageBuilder,
+    ) -> Result<Vec<MessageBuilder>, Errno> {
+        let it = self.device()?;
+        // As in the kernel, a single object is named with its port, if it has one, and only then.
+        let is_valid = match self.port {
+            None => all || !kind.has_port(),
+            Some(port) => port == 1 && (all || kind.has_port()),
+        };
+        if !is_valid {
+            return Err(Errno::new(libc::EINVAL));
+        }
+        let begin = || it.identify(begin());
+        if all {
+            let detail = match self.port {
+                None => Detail::All,
+                Some(_) => Detail::OfPort,
+            };
+            return Ok(describe_all(it.device, kind, detail, begin));
+        }
+        let mut numbers = self.numbers.iter();
+        let number = numbers.find(|(attribute, _)| *attribute == kind.number());
+        let (_, number) = *number.ok_or(Errno::new(libc::EINVAL))?;
+        Ok(vec![describe_one(it.device, kind, number, begin())?])
+    }
+
+    /// Describes the counters of the port that the request names.
+    fn counters(&self, message: MessageBuilder) -> Result<MessageBuilder, Errno> {
+        if self.counted.is_some() {
+            return Err(Errno::new(libc::EINVAL));
+        }
+        let it = self.port()?;
+        let message = it.identify(message);
+        let message = message.attribute(attr::ATTR_PORT_INDEX, 1_u32.as_bytes());
+        Ok(describe_counters(it.device, message))
+    }
+
+    /// Returns messages with the counters of all objects of the kind that the request names.
+    /// Queue pairs share the port's counters, and memory regions have none.
+    fn counters_of_objects(
+        &self,
+        begin: impl Fn() -> MessageBuilder,
+    ) -> Result<Vec<MessageBuilder>, Errno> {
+        let it = self.device()?;
+        let begin = || it.identify(begin());
+        match self.counted.map(u16::try_from) {
+            Some(Ok(attr::ATTR_RES_QP)) => Ok(Vec::new()),
+            Some(Ok(attr::ATTR_RES_MR)) => {
+                Ok(describe_all(it.device, Kind::Mr, Detail::Number, begin))
+            }
             _ => Err(Errno::new(libc::EINVAL)),
         }
     }
@@ -216,12 +303,15 @@ impl Device {
     }
 }
 
-/// Describes the RDMA subsystem. Devices are shared by network namespaces, and a fork does not
-/// harm registered memory: a device has the addresses of its process.
+/// Describes the RDMA subsystem. Devices are shared by network namespaces, a fork does not harm
+/// registered memory (a device has the addresses of its process), programs without rights may
+/// use queue keys with the top bit set, and there are no notifications.
 fn describe_system(message: MessageBuilder) -> MessageBuilder {
     message
         .attribute(attr::SYS_ATTR_NETNS_MODE, &[1])
         .attribute(attr::SYS_ATTR_COPY_ON_FORK, &[1])
+        .attribute(SYS_ATTR_PRIVILEGED_QKEY_MODE, &[1])
+        .attribute(SYS_ATTR_MONITOR_MODE, &[0])
 }
 
 #[cfg(test)]
@@ -259,7 +349,9 @@ mod tests {
         assert!(errors.contains(&(NLDEV_CMD_GET, FLAG_DUMP, 0)));
         assert!(errors.contains(&(NLDEV_CMD_PORT_GET, FLAG_ACK, libc::EINVAL)));
         assert!(errors.contains(&(NLDEV_CMD_GET_CHARDEV, FLAG_ACK, 0)));
-        assert!(errors.contains(&(9, FLAG_DUMP, libc::EOPNOTSUPP)));
+        assert!(errors.contains(&(NLDEV_CMD_RES_GET, FLAG_DUMP, 0)));
+        assert!(errors.contains(&(NLDEV_CMD_STAT_GET, 0, libc::EINVAL)));
+        assert!(errors.contains(&(2, FLAG_DUMP, libc::EOPNOTSUPP)));
     }
 
     /// Returns the payloads of errors and ends.

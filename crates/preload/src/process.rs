@@ -4,6 +4,7 @@
 //! child, and locks may have been held. The inherited state is never accessed.
 
 use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::ptr;
@@ -28,6 +29,8 @@ pub(crate) struct ProcessState {
     pub(crate) generation: u8,
     process: libc::pid_t,
     devices: Mutex<Option<&'static [Embedded]>>,
+    /// Answers that sockets for RDMA netlink, by their ports, have no room for yet.
+    pub(crate) answers: Mutex<HashMap<u32, VecDeque<Vec<u8>>>>,
     /// The same devices, readable without a lock.
     ready: OnceLock<&'static [Embedded]>,
 }
@@ -72,6 +75,7 @@ impl ProcessState {
             generation: GENERATION.load(Ordering::Relaxed),
             process: pid(),
             devices: Mutex::new(None),
+            answers: Mutex::default(),
             ready: OnceLock::new(),
         }));
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);

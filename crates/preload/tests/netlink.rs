@@ -1,7 +1,6 @@
 //! RDMA netlink of embedded devices.
 
 #[macro_use]
-#[allow(unused_macros, reason = "each file of tests uses a part")]
 mod common;
 
 use common::*;
@@ -14,6 +13,26 @@ fn requests_are_answered_and_strangers_ignored() {
         assert_eq!(run.good().trim(), "well");
         world.finish();
     }
+}
+
+/// Objects and counters; the same program runs on softhca under mlx5_ib.
+fn resources(provider: Provider) {
+    let _turn = turn();
+    for devices in ["roce", "ib"] {
+        let world = World::new(provider, devices);
+        let source = "../../../../rxe-tests/programs/resources.c";
+        let options = ["-DWITH_CM", "-libverbs", "-lrdmacm"];
+        let Some(program) = compiled("cc", source, &options, &world.directory) else {
+            return;
+        };
+        let line = format!("{} 127.0.0.1 5000", program.display());
+        assert_eq!(world.start(&line, "output.txt").good().trim(), "well");
+        world.finish();
+    }
+}
+
+with_each_provider! {
+    objects_and_counters_are_shown: resources;
 }
 
 #[test]
@@ -34,6 +53,15 @@ fn the_command_rdma_lists_devices_and_ports() {
         r#""ifname":"mlx5_1","port":1,"subnet_prefix":"fe80:0000:0000:0000","lid":"#,
     ] {
         assert!(ports.contains(part), "{part}: {ports}");
+    }
+    let objects = world.start("rdma resource show", "objects.txt").good();
+    for device in [0, 1] {
+        let line = format!("{device}: mlx5_{device}: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0 srq 0");
+        assert!(objects.contains(&line), "{objects}");
+    }
+    let counters = world.start("rdma statistic show", "counters.txt").good();
+    for part in ["link mlx5_0/1", "link mlx5_1/1", "out_of_sequence 0"] {
+        assert!(counters.contains(part), "{part}: {counters}");
     }
     let system = world.start("rdma system show", "system.txt").good();
     assert!(system.contains("copy-on-fork on"), "{system}");

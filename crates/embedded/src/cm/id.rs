@@ -8,12 +8,13 @@ use nix::ifaddrs::getifaddrs;
 use rdmacm::abi;
 use softhca::packet::{gid_of_ip, ip_of_gid};
 use uverbs::abi::write::{AhAttr, GlobalRoute};
-use uverbs::{AccessFlags, QpAttrMask as Mask, QpState};
+use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
 use super::monitor::{MonitoredLink, MonitoredListener};
 use super::ports::{BoundPort, random};
 use super::wire::Message;
 use crate::addresses::AddressList;
+use crate::resources::ConnectionId;
 use crate::{Result, refuse};
 
 /// Queue key of datagram services (`RDMA_UDP_QKEY`).
@@ -162,6 +163,8 @@ pub(super) struct Id {
     pub(super) family_only: Option<bool>,
     pub(super) ack_timeout: u8,
     pub(super) tos: u8,
+    /// Number of the program's queue pair, from a request or reply.
+    pub(super) queue_pair: u32,
 }
 
 impl Id {
@@ -191,6 +194,7 @@ impl Id {
             family_only: None,
             ack_timeout: ACK_TIMEOUT,
             tos: 0,
+            queue_pair: 0,
         }
     }
 
@@ -206,6 +210,37 @@ impl Id {
                 })
             }
             _ => true,
+        }
+    }
+
+    /// Describes the id, with its number.
+    pub(super) fn described(&self, id: u32) -> ConnectionId {
+        // `enum rdma_cm_state`.
+        let state = match self.phase {
+            Phase::Idle => 0,
+            Phase::AddressResolved => 2,
+            Phase::RouteResolved => 4,
+            Phase::Connecting
+            | Phase::Requested
+            | Phase::Responded
+            | Phase::Accepting
+            | Phase::Established => 5,
+            Phase::Disconnecting | Phase::PeerDisconnected | Phase::Closed => 6,
+            Phase::Bound => 7,
+            Phase::Listening => 8,
+        };
+        ConnectionId {
+            id,
+            queue_pair: self.queue_pair,
+            kind: if self.datagram {
+                QpType::UD
+            } else {
+                QpType::RC
+            },
+            space: self.space.into(),
+            state,
+            local: self.local,
+            peer: self.peer,
         }
     }
 

@@ -47,6 +47,7 @@ use crate::addresses::AddressList;
 use crate::device::Drive;
 use crate::directory::Directory;
 use crate::kernel::wait;
+use crate::resources::ConnectionId;
 use crate::{Result, refuse, runner};
 use gateway::Dialer;
 #[cfg(any(test, feature = "test-utils"))]
@@ -125,6 +126,14 @@ impl Manager {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.shared.state)
+    }
+
+    /// Returns the ids that have the device with a node GUID, by number.
+    pub(crate) fn ids_on(&self, guid: u64) -> Vec<ConnectionId> {
+        let state = self.lock();
+        let of_device = |(_, id): &(&u32, &id::Id)| id.port.node_guid == guid && id.is_on_device();
+        let ids = state.ids.iter().filter(of_device);
+        ids.map(|(number, id)| id.described(*number)).collect()
     }
 
     /// Opens the monitor and starts the thread, if that was not done before. Called when a

@@ -734,7 +734,8 @@ fn build_message(id: &mut Id, kind: MessageKind, data: &[u8], param: &abi::ConnP
     message.space = id.space;
     message.mtu = port.mtu;
     message.traffic_class = id.tos;
-    message.qp_num = param.qp_num & 0xff_ffff;
+    id.queue_pair = param.qp_num & 0xff_ffff;
+    message.qp_num = id.queue_pair;
     message.qkey = id.qkey;
     message.psn = id.psn;
     message.responder_resources = param.responder_resources;

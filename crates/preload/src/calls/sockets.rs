@@ -5,7 +5,9 @@
 //! them. Requests are not sent: their answers are, from the socket to itself. Receiving
 //! discards messages of other sockets, and names the kernel as the sender.
 
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
+use std::sync::PoisonError;
 use std::{mem, ptr, slice};
 
 use libc::{iovec, msghdr, sockaddr, sockaddr_nl, socklen_t};
@@ -14,6 +16,7 @@ use uverbs::abi::netlink::NETLINK_RDMA;
 
 use super::{count, export, failed};
 use crate::internal::{self, mark_internal};
+use crate::process::ProcessState;
 use crate::table::{Lookup, find, set_netlink};
 use crate::{config, netlink, real};
 
@@ -59,7 +62,36 @@ pub(super) fn request(fd: c_int, request: &[u8]) -> Result<usize, Errno> {
         return Err(Errno::new(libc::EMSGSIZE));
     }
     let address = own_address(fd)?;
-    for answer in netlink::answers(request, address.nl_pid) {
+    let process = ProcessState::current();
+    let lock = || {
+        process
+            .answers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    };
+    if lock().contains_key(&address.nl_pid) {
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        let none = ptr::null_mut();
+        // SAFETY: nothing is written.
+        if unsafe { real::recvfrom(fd, none, 0, flags, ptr::null_mut(), ptr::null_mut()) } >= 0 {
+            // As the kernel during a dump.
+            return Err(Errno::new(libc::EBUSY));
+        }
+        // Nothing is unread: they are of a closed socket that had the same port.
+        lock().remove(&address.nl_pid);
+    }
+    let answers = netlink::answers(request, address.nl_pid);
+    send_answers(fd, &address, answers.into())?;
+    Ok(request.len())
+}
+
+/// Sends as many answers as the socket has room for, and stores the others.
+fn send_answers(
+    fd: c_int,
+    address: &sockaddr_nl,
+    mut answers: VecDeque<Vec<u8>>,
+) -> Result<(), Errno> {
+    while let Some(answer) = answers.front() {
         // SAFETY: the answer and the address have these lengths.
         let sent = unsafe {
             real::sendto(
@@ -67,15 +99,33 @@ pub(super) fn request(fd: c_int, request: &[u8]) -> Result<usize, Errno> {
                 answer.as_ptr().cast(),
                 answer.len(),
                 libc::MSG_DONTWAIT,
-                (&raw const address).cast(),
+                ptr::from_ref(address).cast(),
                 ADDRESS_LENGTH,
             )
         };
         if sent < 0 {
-            return Err(last_errno());
+            let errno = last_errno();
+            if errno.raw() != libc::EAGAIN {
+                return Err(errno);
+            }
+            let stored = &ProcessState::current().answers;
+            let mut stored = stored.lock().unwrap_or_else(PoisonError::into_inner);
+            stored.insert(address.nl_pid, answers);
+            return Ok(());
         }
+        answers.pop_front();
     }
-    Ok(request.len())
+    Ok(())
+}
+
+/// Called when the program has received an answer: sends stored ones.
+fn send_stored(fd: c_int, address: &sockaddr_nl) {
+    let stored = &ProcessState::current().answers;
+    let stored = (stored.lock().unwrap_or_else(PoisonError::into_inner)).remove(&address.nl_pid);
+    if let Some(answers) = stored {
+        // Fails for a socket that the program has shut down.
+        let _ = send_answers(fd, address, answers);
+    }
 }
 
 /// Answers a request that the program sends to an address.
@@ -122,6 +172,9 @@ unsafe fn receive(fd: c_int, message: &mut msghdr, flags: c_int) -> Result<usize
                 unsafe { real::recvfrom(fd, nothing, 0, flags, ptr::null_mut(), ptr::null_mut()) };
             }
             continue;
+        }
+        if flags & libc::MSG_PEEK == 0 {
+            send_stored(fd, &own);
         }
         message.msg_controllen = received.msg_controllen;
         message.msg_flags = received.msg_flags;

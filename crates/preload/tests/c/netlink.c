@@ -112,7 +112,7 @@ static void refuses(int fd)
 	CHECK(error(fd) == ENODEV);
 	ask(fd, request(TYPE(PORT_GET), 0, RDMA_NLDEV_ATTR_PORT_INDEX, 1));
 	CHECK(error(fd) == EINVAL);
-	ask(fd, request(TYPE(RES_GET), NLM_F_DUMP, RDMA_NLDEV_ATTR_DEV_INDEX, 0));
+	ask(fd, request(TYPE(SET), NLM_F_DUMP, RDMA_NLDEV_ATTR_DEV_INDEX, 0));
 	CHECK(error(fd) == EOPNOTSUPP);
 	bad.attribute.nla_len = 9;
 	ask(fd, bad);

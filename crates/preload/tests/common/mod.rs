@@ -267,7 +267,7 @@ pub fn compiled(compiler: &str, name: &str, libraries: &[&str], folder: &Path) -
     let source = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/c")
         .join(name);
-    let program = folder.join(name.trim_end_matches(".c"));
+    let program = folder.join(source.file_stem().unwrap());
     let mut command = Command::new(compiler);
     command
         .args(["-O1", "-Wall", "-o"])

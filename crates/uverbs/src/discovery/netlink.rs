@@ -294,6 +294,29 @@ impl MessageBuilder {
         self.attribute(number, format!("{name}\0").as_bytes())
     }
 
+    /// Appends an attribute that contains those that `fill` appends: fewer than 64 KiB.
+    pub fn nested(mut self, number: u16, fill: impl FnOnce(Self) -> Self) -> Self {
+        let start = self.0.len();
+        let header = NlAttr {
+            len: 0,
+            attr_type: number,
+        };
+        self.0.extend_from_slice(header.as_bytes());
+        let mut filled = fill(self);
+        let len = filled.len() - start;
+        debug_assert!(u16::try_from(len).is_ok());
+        if let Some(field) = filled.0.get_mut(start..start + 2) {
+            field.copy_from_slice(&(len as u16).to_ne_bytes());
+        }
+        filled
+    }
+
+    /// Returns the length of what the message contains so far.
+    #[allow(clippy::len_without_is_empty, reason = "it always has a header")]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Returns the message.
     pub fn finish(mut self) -> Vec<u8> {
         let len = (self.0.len() as u32).to_ne_bytes();

@@ -469,6 +469,39 @@ fn assertions() -> (String, usize) {
         ("RDMA_NL_NLDEV", netlink::RDMA_NL_NLDEV.into()),
         ("RDMA_NLDEV_CMD_GET", netlink::NLDEV_CMD_GET.into()),
         ("RDMA_NLDEV_CMD_SYS_GET", netlink::NLDEV_CMD_SYS_GET.into()),
+        ("RDMA_NLDEV_CMD_RES_GET", netlink::NLDEV_CMD_RES_GET.into()),
+        (
+            "RDMA_NLDEV_CMD_RES_QP_GET",
+            netlink::NLDEV_CMD_RES_QP_GET.into(),
+        ),
+        (
+            "RDMA_NLDEV_CMD_RES_CM_ID_GET",
+            netlink::NLDEV_CMD_RES_CM_ID_GET.into(),
+        ),
+        (
+            "RDMA_NLDEV_CMD_RES_CQ_GET",
+            netlink::NLDEV_CMD_RES_CQ_GET.into(),
+        ),
+        (
+            "RDMA_NLDEV_CMD_RES_MR_GET",
+            netlink::NLDEV_CMD_RES_MR_GET.into(),
+        ),
+        (
+            "RDMA_NLDEV_CMD_RES_PD_GET",
+            netlink::NLDEV_CMD_RES_PD_GET.into(),
+        ),
+        (
+            "RDMA_NLDEV_CMD_STAT_GET",
+            netlink::NLDEV_CMD_STAT_GET.into(),
+        ),
+        (
+            "RDMA_NLDEV_CMD_RES_CTX_GET",
+            netlink::NLDEV_CMD_RES_CTX_GET.into(),
+        ),
+        (
+            "RDMA_NLDEV_CMD_RES_SRQ_GET",
+            netlink::NLDEV_CMD_RES_SRQ_GET.into(),
+        ),
         (
             "RDMA_NLDEV_CMD_GET_CHARDEV",
             netlink::NLDEV_CMD_GET_CHARDEV.into(),

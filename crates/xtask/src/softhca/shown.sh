@@ -27,6 +27,9 @@ done
 rdma dev show $1
 rdma link show $1/1
 rdma system show
+rdma resource show $1
+# One counter a line, with or without a break of rdma's own.
+rdma statistic show link $1/1 | sed 's/^link [^ ]* *//' | xargs -n 2 | sed 's/^/statistic /'
 ibv_devinfo -v -d $1 | sed '/^$/d; s/^[[:space:]]*//; s/[[:space:]][[:space:]]*/ /g'
 SCRIPT
 
