@@ -47,6 +47,7 @@ mod exit_flush;
 mod files;
 mod flow;
 mod frames;
+mod gids;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod hostile;
 mod kernel;
@@ -85,6 +86,7 @@ pub use descriptors::Descriptors;
 pub use device::Drive;
 pub use directory::Sharing;
 pub use embedded::Embedded;
+pub use gids::{GidTable, GidTableError};
 pub use memory::last_accesses;
 pub use network::Network;
 pub use pinned::{

@@ -17,6 +17,7 @@ use uverbs::{Command, Errno, Error, environment};
 use crate::device::{Device, Drive};
 use crate::directory::{Directory, Sharing};
 use crate::embedded::Embedded;
+use crate::gids::GidTable;
 use crate::memory::Process;
 use crate::runner::{Runner, WireConfig};
 use crate::state::State;
@@ -168,7 +169,22 @@ impl Network {
     /// ENODEV if the profile does not exist, or has an InfiniBand port on a network
     /// that reaches other hosts; ENOMEM, also for a second device on such a network.
     pub fn device(&self, profile: &str) -> std::result::Result<Embedded, Error> {
-        self.add(profile, false).map_err(refused(Command::Open))
+        self.add(profile, false, &GidTable::default())
+            .map_err(refused(Command::Open))
+    }
+
+    /// As [`device`](Self::device), with other GIDs. They are those of Ethernet ports that reach
+    /// no other hosts; other devices ignore them.
+    ///
+    /// # Errors
+    /// As [`device`](Self::device).
+    pub fn device_with_gids(
+        &self,
+        profile: &str,
+        gids: &GidTable,
+    ) -> std::result::Result<Embedded, Error> {
+        self.add(profile, false, gids)
+            .map_err(refused(Command::Open))
     }
 
     /// As [`device`](Self::device), with a strict device: reserved fields that
@@ -178,10 +194,11 @@ impl Network {
     /// # Errors
     /// As [`device`](Self::device).
     pub fn strict_device(&self, profile: &str) -> std::result::Result<Embedded, Error> {
-        self.add(profile, true).map_err(refused(Command::Open))
+        self.add(profile, true, &GidTable::default())
+            .map_err(refused(Command::Open))
     }
 
-    fn add(&self, profile: &str, strict: bool) -> Result<Embedded> {
+    fn add(&self, profile: &str, strict: bool, gids: &GidTable) -> Result<Embedded> {
         let Some(profile) = Profile::named(profile) else {
             return refuse(libc::ENODEV);
         };
@@ -203,7 +220,7 @@ impl Network {
                 }
                 addresses.apply_to(&mut settings);
             }
-            let mut state = State::new(process, settings, addresses, fabric, pool)?;
+            let mut state = State::new(process, settings, addresses, gids, fabric, pool)?;
             if addresses.is_none() {
                 // The index is not above the number.
                 state.node_guid = Settings::numbered(profile, index as u16).guid;

@@ -1,6 +1,6 @@
 //! Queries of the device, its port and its GIDs.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use mmap_rs::MmapOptions;
 use softhca::bits::{Field, field};
@@ -19,6 +19,7 @@ use crate::command::{Input, run};
 use crate::driver_ids::{ATTR_DRIVER_PORT, ATTR_DRIVER_PORT_NUMBER};
 use crate::embedded::Embedded;
 use crate::files::MEMORY_PAGES;
+use crate::gids::mac_of;
 use crate::queues::{LOG_MAX_STREAMS, MAX_TAGS, require};
 use crate::request::Request;
 use crate::state::State;
@@ -48,37 +49,6 @@ const LINK_ETHERNET: u8 = 2;
 
 /// Length of an InfiniBand port's table of partition keys.
 const PKEYS: u16 = Embedded::INFINIBAND_PKEYS as u16;
-
-/// Network of the IPv4 addresses of devices that reach no other hosts. The host accepts all of
-/// 127.0.0.0/8.
-const OWN_NETWORK: [u8; 2] = [127, 80];
-
-/// Returns the IPv4 address of a device that reaches no other hosts, by its MAC address.
-pub(crate) fn own_ipv4([.., high, low]: [u8; 6]) -> Ipv4Addr {
-    let [a, b] = OWN_NETWORK;
-    Ipv4Addr::new(a, b, high, low)
-}
-
-/// Returns the MAC address that a GID contains. An IPv4 address contains its end; the
-/// device's own MAC address has the same start.
-///
-/// # Errors
-/// EHOSTUNREACH for other GIDs: there is no neighbour discovery.
-fn mac_of(gid: &[u8; 16], own: [u8; 6]) -> Result<[u8; 6]> {
-    if let Some(mac) = multicast_mac(gid) {
-        return Ok(mac);
-    }
-    if let IpAddr::V4(address) = ip_of_gid(*gid) {
-        let [a, b, high, low] = address.octets();
-        if [a, b] == OWN_NETWORK {
-            return Ok([own[0], own[1], own[2], own[3], high, low]);
-        }
-    }
-    let [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a, b, c, 0xff, 0xfe, d, e, f] = *gid else {
-        return refuse(libc::EHOSTUNREACH);
-    };
-    Ok([a ^ 2, b, c, d, e, f])
-}
 
 /// Returns the MAC address of a multicast GID.
 pub(crate) fn multicast_mac(gid: &[u8; 16]) -> Option<[u8; 6]> {
@@ -398,6 +368,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
     use softhca::packet::gid_of_ip;
 
     use super::*;
@@ -414,9 +386,6 @@ mod tests {
         assert_eq!(mac_of(&gid), Err(libc::EHOSTUNREACH));
         gid[0] = 0xff;
         assert_eq!(mac_of(&gid), Ok([0x33, 0x33, 0xfe, 0, 0, 1]));
-        let other = [0x02, 0x50, 7, 8, 1, 2];
-        assert_eq!(own_ipv4(other), Ipv4Addr::new(127, 80, 1, 2));
-        assert_eq!(mac_of(&gid_of_ip(own_ipv4(other).into())), Ok(other));
         let foreign = gid_of_ip(Ipv4Addr::LOCALHOST.into());
         assert_eq!(mac_of(&foreign), Err(libc::EHOSTUNREACH));
     }

@@ -12,7 +12,7 @@ use softhca::command::opcode as op;
 use softhca::engine::counters::Stats;
 use softhca::engine::eq::event;
 use softhca::fabric::Fabric;
-use softhca::packet::{Gid, Pool, gid_of_ip};
+use softhca::packet::{Gid, Pool, gid_of_ip, ip_of_gid};
 use softhca::profile::PortKind;
 use softhca::transport::{Counters, Queue};
 use softhca::{Hca, Settings};
@@ -28,9 +28,10 @@ use crate::embedded::Embedded;
 use crate::event::{Event, EventCounter, EventFile};
 use crate::files::File;
 use crate::flow::Flows;
+use crate::gids::{GidTable, interface_identifier};
 use crate::memory::Process;
 use crate::object::{ObjectData, Objects};
-use crate::query::{GID_IB, GID_ROCE_V1, GID_ROCE_V2, own_ipv4};
+use crate::query::{GID_IB, GID_ROCE_V2};
 use crate::subscriptions::Subscription;
 use crate::udp::{HostAddresses, MulticastGroups};
 use crate::usage::Counted;
@@ -102,12 +103,19 @@ pub(crate) struct State {
 pub(crate) struct PortGid {
     pub(crate) gid: Gid,
     pub(crate) gid_type: u32,
-    /// False while the host does not have the address: the entry is empty for programs.
+    /// False while the host does not have the address, and for an entry that never has one: it
+    /// is empty for programs.
     pub(crate) present: bool,
 }
 
 impl PortGid {
-    fn new(gid: Gid, gid_type: u32) -> Self {
+    pub(crate) const EMPTY: Self = Self {
+        gid: [0; 16],
+        gid_type: GID_ROCE_V2,
+        present: false,
+    };
+
+    pub(crate) fn new(gid: Gid, gid_type: u32) -> Self {
         Self {
             gid,
             gid_type,
@@ -153,8 +161,7 @@ fn default_gid(settings: &Settings) -> Gid {
     let mut gid = [0; 16];
     gid[..2].copy_from_slice(&[0xfe, 0x80]);
     if settings.profile.port == PortKind::Ethernet {
-        let [a, b, c, d, e, f] = settings.mac;
-        gid[8..].copy_from_slice(&[a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+        gid[8..].copy_from_slice(&interface_identifier(settings.mac));
     } else {
         gid[8..].copy_from_slice(&settings.guid.to_be_bytes());
     }
@@ -167,6 +174,7 @@ impl State {
         process: Process,
         settings: Settings,
         addresses: Option<&HostAddresses>,
+        table: &GidTable,
         fabric: &Fabric,
         pool: Pool,
     ) -> Result<Self> {
@@ -179,13 +187,7 @@ impl State {
                 .into_iter()
                 .map(PortGid::from)
                 .collect(),
-            None if is_ethernet => {
-                // As Linux orders them: those of the link-local address, then of the
-                // interface's IPv4 address.
-                let ipv4 = gid_of_ip(own_ipv4(settings.mac).into());
-                let types = |gid| [GID_ROCE_V1, GID_ROCE_V2].map(|kind| PortGid::new(gid, kind));
-                [default, ipv4].into_iter().flat_map(types).collect()
-            }
+            None if is_ethernet => table.gids(settings.mac),
             None => vec![PortGid::new(default, GID_IB)],
         };
         let interface = match addresses {
@@ -252,7 +254,12 @@ impl State {
             .set(SELECT_ROCE, 1)
             .set(NIC_ROCE, 1);
         command::run(&mut self.hca, &input, 16)?;
-        (0..self.gids.len()).try_for_each(|index| self.set_roce_address(index))
+        for index in 0..self.gids.len() {
+            if self.gids[index].gid != [0; 16] {
+                self.set_roce_address(index)?;
+            }
+        }
+        Ok(())
     }
 
     /// Sets the GID of an index in the device.
@@ -324,17 +331,26 @@ impl State {
         if !self.is_ethernet() || self.has_host_addresses() {
             return None;
         }
-        // The order of the types of `new`.
-        let at = |index: u8| Some((self.gids.get(usize::from(index))?.gid, index));
+        let indexed = || (0..=u8::MAX).zip(&self.gids).filter(|(_, it)| it.present);
+        let is_ipv4 = |gid: &PortGid| ip_of_gid(gid.gid).is_ipv4();
+        let first = |ipv4| {
+            let mut same = indexed().filter(|(_, it)| is_ipv4(it) == ipv4);
+            // Version 1 and the other family are better than nothing.
+            let best = (same.clone().find(|(_, it)| it.gid_type == GID_ROCE_V2))
+                .or_else(|| same.next())
+                .or_else(|| indexed().next());
+            best.map(|(index, it)| (it.gid, index))
+        };
         Some(OwnGids {
-            link_local: at(1)?,
-            ipv4: at(3)?,
+            link_local: first(false)?,
+            ipv4: first(true)?,
         })
     }
 
     /// Returns the port's first GID.
     pub(crate) fn gid(&self) -> Gid {
-        self.gids.first().map_or([0; 16], |entry| entry.gid)
+        let first = self.gids.iter().find(|entry| entry.gid != [0; 16]);
+        first.map_or([0; 16], |entry| entry.gid)
     }
 
     /// Fails as a removed device: reports a fatal error, destroys all objects, and refuses

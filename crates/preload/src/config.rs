@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use embedded::Network;
+use embedded::{GidTable, GidTableError, Network};
 use uverbs::environment;
 
 /// Devices, and the network that they are on.
@@ -14,6 +14,8 @@ pub(crate) struct Config {
     pub(crate) profiles: Vec<&'static str>,
     /// Address or interface of a single device that reaches other hosts.
     pub(crate) host: Option<String>,
+    /// The GID table of Ethernet ports that reach no other hosts.
+    pub(crate) gids: GidTable,
     /// Directory of the network, and of the files that stand for sysfs.
     pub(crate) directory: PathBuf,
     /// File in which the processes of a program count what they use.
@@ -40,6 +42,8 @@ const ROCE_DEVICE: &str = "roce";
 const DEVICES: &str = "RINGVERBS_EMBEDDED";
 /// Names the directory that processes share.
 const DIRECTORY: &str = "RINGVERBS_DIRECTORY";
+/// Lists the entries of the GID table ([`GidTable`]).
+const GIDS: &str = "RINGVERBS_GIDS";
 /// Names the file for [`Config::usage`]; `ringverbs run` sets it.
 const USAGE: &str = "RINGVERBS_USAGE";
 /// Maximum number of devices of a process.
@@ -54,10 +58,18 @@ pub(crate) fn get() -> Option<&'static Config> {
 
 fn read() -> Option<Config> {
     let requested = environment::variable(DEVICES).filter(|requested| !requested.is_empty())?;
+    let gids = match gids(environment::variable(GIDS).as_deref()) {
+        Ok(gids) => gids,
+        Err(reason) => {
+            print_error(&format!("{GIDS}: {reason}"));
+            return None;
+        }
+    };
     match devices(&requested) {
         Ok((profiles, host)) => Some(Config {
             profiles,
             host,
+            gids,
             directory: environment::variable(DIRECTORY)
                 .filter(|directory| !directory.is_empty())
                 .map_or_else(Network::default_directory, PathBuf::from),
@@ -107,6 +119,16 @@ fn devices(list: &OsStr) -> Result<(Vec<&'static str>, Option<String>), String> 
     }
 }
 
+/// Parses the list of GIDs; without one, or with an empty one, the GIDs are the default.
+fn gids(list: Option<&OsStr>) -> Result<GidTable, String> {
+    let Some(list) = list.filter(|list| !list.is_empty()) else {
+        return Ok(GidTable::default());
+    };
+    let list = list.to_str().ok_or("this is not UTF-8")?;
+    list.parse()
+        .map_err(|error: GidTableError| error.to_string())
+}
+
 /// Prints a line to standard error.
 pub(crate) fn print_error(reason: &str) {
     let line = format!("ringverbs: {reason}\n");
@@ -117,6 +139,15 @@ pub(crate) fn print_error(reason: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gids_have_a_default() {
+        for none in [None, Some("".as_ref())] {
+            assert_eq!(gids(none), Ok(GidTable::default()));
+        }
+        assert_eq!(gids(Some("v2".as_ref())).unwrap(), "v2".parse().unwrap());
+        assert!(gids(Some("v3".as_ref())).unwrap_err().contains("\"v3\""));
+    }
 
     #[test]
     fn a_list_names_known_devices() {

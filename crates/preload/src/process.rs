@@ -310,7 +310,8 @@ fn join() -> Result<&'static [Embedded], Errno> {
     };
     let network = network.map_err(failed)?;
     let devices = config.profiles.iter();
-    let devices = devices.map(|profile| network.device(profile).map_err(failed));
+    let device = |profile| network.device_with_gids(profile, &config.gids);
+    let devices = devices.map(|profile| device(profile).map_err(failed));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
     Ok(devices.leak())
 }

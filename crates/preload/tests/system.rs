@@ -38,6 +38,62 @@ fn each_gid(provider: Provider) {
     world.finish();
 }
 
+/// Other shapes of the GID table.
+fn shapes(provider: Provider) {
+    let _turn = turn();
+    if !installed(&["ibv_devinfo", "ibv_rc_pingpong", "rping"]) {
+        return;
+    }
+    let world = World::new(provider, "roce");
+    let with = |gids: &str, line: &str| format!("env RINGVERBS_GIDS={gids} {line}");
+    let line = with("none,v2-ipv4,v1,v2-ipv4,none,v2-ipv6", "ibv_devinfo -v");
+    let said = world.start(&line, "output.txt").good();
+    let gids: Vec<_> = said
+        .lines()
+        .filter_map(|line| line.split_once("GID["))
+        .collect();
+    let gids: Vec<_> = gids
+        .iter()
+        .map(|(_, it)| it.replace([' ', '\t'], ""))
+        .collect();
+    let expected = [
+        ("1]:", "::ffff:127.80.", "RoCEv2"),
+        ("2]:", "fe80:", "RoCEv1"),
+        ("3]:", "::ffff:127.81.", "RoCEv2"),
+        ("5]:", "fd52:5600::", "RoCEv2"),
+    ];
+    assert_eq!(gids.len(), expected.len(), "{said}");
+    for (gid, (index, address, version)) in gids.iter().zip(expected) {
+        let address = format!("{index}{address}");
+        assert!(gid.starts_with(&address) && gid.ends_with(version), "{gid}");
+    }
+    for (gids, index) in [
+        ("v2", 0),
+        ("none,v2-ipv4,v2-ipv4", 2),
+        ("v1-ipv6,v2-ipv6", 1),
+        ("v1-ipv4", 0),
+    ] {
+        let port = free_port();
+        let line = format!("ibv_rc_pingpong -g {index} -c -n 100 -p {port}");
+        let line = with(gids, &line);
+        world.pair(&line, &format!("{line} localhost"));
+    }
+    // The connection manager takes what there is.
+    for gids in ["v2", "v2-ipv4", "none,v1"] {
+        let server = with(gids, "rping -s -C 10 -v -a 127.0.0.1");
+        world.pair(&server, &with(gids, "rping -c -C 10 -v -a 127.0.0.1"));
+    }
+    let line = with("v2,v3", "ibv_devinfo");
+    let mut wrong = world.start(&line, "output.txt");
+    assert_ne!(wrong.end(), Some(0));
+    let said = wrong.said();
+    assert!(
+        said.contains("RINGVERBS_GIDS: there is no GID \"v3\""),
+        "{said}"
+    );
+    world.finish();
+}
+
 /// Capability flags, limits and port attributes.
 fn promises(provider: Provider) {
     let _turn = turn();
@@ -55,5 +111,6 @@ fn promises(provider: Provider) {
 with_each_provider! {
     capabilities_keep_their_promises: promises;
     gids_are_shown: gids;
+    gid_tables_have_other_shapes: shapes;
     each_gid_carries_packets: each_gid;
 }

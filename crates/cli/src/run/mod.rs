@@ -26,8 +26,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use embedded::Network;
 use embedded::usage::{Totals, Usage};
+use embedded::{GidTable, GidTableError, Network};
 use ringverbs::KernelError;
 use uverbs::environment;
 
@@ -61,6 +61,11 @@ pub struct Args {
     /// /tmp/ringverbs-UID
     #[arg(long, value_name = "PATH", requires = "embedded")]
     directory: Option<PathBuf>,
+    /// GIDs of roce devices without an address, in order, separated by commas: v1 and v2
+    /// (versions of RoCE, of the link-local address), v1-ipv4, v2-ipv4, v1-ipv6, v2-ipv6 (each
+    /// repetition is another address), none (an empty entry) [default: v1,v2,v1-ipv4,v2-ipv4]
+    #[arg(long, value_name = "LIST", requires = "embedded")]
+    gids: Option<String>,
     /// Kinds of devices that ringverbs serves, separated by commas; default:
     /// RINGVERBS_DEVICES, or all if that is unset
     #[arg(long, value_name = "KINDS")]
@@ -107,6 +112,10 @@ pub enum RunError {
     NoCache(Vec<(PathBuf, String)>),
     /// There is no embedded device of this name.
     UnknownDevice(String),
+    /// `--gids` is no GID table.
+    Gids(GidTableError),
+    /// `--gids` is given without a device that has a GID table of its own.
+    GidsWithoutDevice(String),
     /// The program does not exist, and its name is a list of devices.
     DevicesAsProgram(String),
     /// The directory cannot be used for a network.
@@ -152,6 +161,10 @@ impl fmt::Display for RunError {
                     write!(f, "{comma}{name} ({about})")?;
                 }
                 f.write_str(", or roce: with one address or interface, and no others")
+            }
+            Self::Gids(error) => write!(f, "--gids: {error}"),
+            Self::GidsWithoutDevice(devices) => {
+                write!(f, "--gids: {devices} has no roce device without an address")
             }
             Self::DevicesAsProgram(devices) => write!(
                 f,
@@ -201,6 +214,10 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let mut settings = Settings::default();
     if let Some(devices) = &args.embedded {
         embedded(devices, args.directory.as_deref(), program, &mut settings)?;
+        if let Some(gids) = &args.gids {
+            check_gids(gids, devices)?;
+            settings.set("RINGVERBS_GIDS", gids.into());
+        }
     }
     if args.embedded.is_none() || args.plugin.is_some() || args.devices.is_some() {
         plugin(args, &mut settings)?;
@@ -335,6 +352,16 @@ fn embedded(
     settings.set("RINGVERBS_DIRECTORY", directory.clone().into());
     settings.directory = Some(directory);
     Ok(())
+}
+
+/// Checks a GID table for devices.
+fn check_gids(list: &str, devices: &str) -> Result<(), RunError> {
+    list.parse::<GidTable>().map_err(RunError::Gids)?;
+    let has_own = |device: &str| device.starts_with("roce") && !device.contains(':');
+    match devices.split(',').any(has_own) {
+        true => Ok(()),
+        false => Err(RunError::GidsWithoutDevice(devices.to_owned())),
+    }
 }
 
 /// Returns the first of a list of devices that does not exist.
@@ -495,6 +522,18 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gids_are_checked() {
+        assert!(check_gids("v2,none,v2-ipv4", "ib,roce").is_ok());
+        let said = |list, devices| check_gids(list, devices).unwrap_err().to_string();
+        assert!(said("v3", "roce").starts_with("--gids: there is no GID \"v3\"; use v1,"));
+        assert!(said("none", "roce").starts_with("--gids: all entries are empty"));
+        for devices in ["ib", "roce:192.0.2.1"] {
+            let expected = format!("--gids: {devices} has no roce device without an address");
+            assert_eq!(said("v2", devices), expected);
+        }
+    }
 
     #[test]
     fn the_plugin_precedes_previous_settings() {
