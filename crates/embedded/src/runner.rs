@@ -74,6 +74,9 @@ pub(crate) struct Shared {
     time: Option<SimulatedTime>,
 }
 
+/// How long the end of the process waits for the thread that has the wire: on a busy host it
+/// may not run for some time.
+const MAX_CLOSE_WAIT: Duration = Duration::from_secs(1);
 /// Longest sleep before the thread sleeps until it is woken.
 const MAX_SLEEP: Duration = Duration::from_millis(200);
 /// Longest sleep while a driver may write doorbells without a wake-up.
@@ -348,6 +351,12 @@ impl Runner {
         Some(turn)
     }
 
+    /// Returns what sends frames, for tests of the end of a process.
+    #[cfg(test)]
+    pub(crate) fn wire(&self) -> (&dyn Flush, Option<&Link>) {
+        (&*self.shared, self.shared.link.as_ref())
+    }
+
     /// Makes all devices read the records of requests for notification.
     pub(crate) fn read_armings(&self) {
         for device in self.shared.devices().iter() {
@@ -519,10 +528,14 @@ impl Drop for Runner {
 
 impl Flush for Shared {
     fn flush(&self) {
-        let end = Instant::now() + MAX_FRAME_WAIT;
         if let Some(link) = &self.link {
-            link.close();
+            // Not blocking: the thread that has the wire may no longer exist.
+            let end = Instant::now() + MAX_CLOSE_WAIT;
+            while !link.close() && Instant::now() < end {
+                thread::yield_now();
+            }
         }
+        let end = Instant::now() + MAX_FRAME_WAIT;
         while self.is_sending() && Instant::now() < end {
             thread::yield_now();
         }

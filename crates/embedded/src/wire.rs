@@ -167,13 +167,21 @@ impl Link {
         self.try_with(sending).unwrap_or(true)
     }
 
-    /// Ends the connections with other hosts, since the process ends.
-    pub(crate) fn close(&self) {
-        self.try_with(|wire, _| match wire {
+    /// Ends the connections with other hosts, since the process ends. Returns false if another
+    /// thread has the wire.
+    pub(crate) fn close(&self) -> bool {
+        let close = |wire: &mut Wire, _: &Epoll| match wire {
             // The system closes its sockets.
             Wire::Directory(_) => {}
             Wire::Udp(udp) => udp.close(),
-        });
+        };
+        self.try_with(close).is_some()
+    }
+
+    /// Takes the wire, as a thread that drives it does.
+    #[cfg(test)]
+    pub(crate) fn hold(&self) -> std::sync::MutexGuard<'_, Wire> {
+        self.wire.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sleeps until [`Link::wake`] is called, a frame arrives if `frames` is true, or the time

@@ -51,6 +51,8 @@ const MAX_ORPHAN_RETRIES: u32 = 6;
 const LINGER: Duration = Duration::from_secs(8);
 /// Service timeout in a message receipt acknowledgement (MRA): rdma_cm's, 69 s.
 const SERVICE_TIMEOUT: u8 = 24;
+/// Maximum number of turns before all communications are ended.
+const MAX_CLOSING_TURNS: usize = 16;
 /// Maximum number of descriptors handled per turn.
 const MAX_EVENTS: usize = 32;
 
@@ -161,6 +163,8 @@ pub(crate) struct Gateway {
     outgoing: VecDeque<Outgoing>,
     /// When the timer expires.
     due: Option<Instant>,
+    /// The process ends: requests find no listener.
+    is_closed: bool,
 }
 
 /// The action of a communication after a message, with the next phase.
@@ -200,6 +204,7 @@ impl Gateway {
             due_ended: BTreeSet::new(),
             outgoing: VecDeque::new(),
             due: None,
+            is_closed: false,
         })
     }
 
@@ -242,7 +247,9 @@ impl Gateway {
 
     /// Ends all communications, since the process ends.
     pub(crate) fn close(&mut self) {
-        self.turn();
+        // Ids may have sent messages, and requests to other hosts, just before.
+        let _ = (0..MAX_CLOSING_TURNS).any(|_| !self.turn());
+        self.is_closed = true;
         let numbers: Vec<u32> = self.communications.keys().copied().collect();
         for number in numbers {
             self.handle_close(number);
@@ -559,7 +566,10 @@ impl Gateway {
         communication.remote_qpn = message.qp_num;
         communication.request = Some(Box::new(message));
         let port = (message.space, message.to().port());
-        let connected = self.ports.connect_within(port, destination);
+        let connected = match self.is_closed {
+            false => self.ports.connect_within(port, destination),
+            true => Ok(None),
+        };
         if let Ok(Some(link)) = connected {
             if !self.make_room(RESERVED) {
                 return;
@@ -625,13 +635,16 @@ impl Gateway {
             communication.credit = None;
         }
         let Some((kind, message)) = mad.message(source) else {
-            if mad.attribute == Attribute::Mra && communication.awaits_response() {
+            if mad.attribute == Attribute::Mra && communication.awaits(mad.mra_subject()) {
                 if communication.phase == Phase::RequestSent {
                     communication.remote_id = mad.sender_id();
                 }
+                // Not the whole time, which is longer than an id waits: the answer may be lost,
+                // or the process that has sent this may have ended.
                 let wait = ack_wait(mad.service_timeout()).unwrap_or(0);
-                let wait = Duration::from_nanos(wait).min(Duration::from_secs(90));
-                communication.due = Some(Instant::now() + wait.max(MIN_RETRY_INTERVAL));
+                let wait = Duration::from_nanos(wait);
+                let wait = wait.clamp(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
+                communication.due = Some(Instant::now() + wait);
                 self.index(number);
             }
             return;
@@ -690,14 +703,11 @@ impl Communication {
         self.phase == Phase::Ended && self.is_passive() && last.is_some_and(Mad::rejects_request)
     }
 
-    /// Returns whether the last message needs an answer.
-    fn awaits_response(&self) -> bool {
+    /// Returns whether this is the message that waits for an answer.
+    fn awaits(&self, subject: Option<Subject>) -> bool {
         matches!(
-            self.phase,
-            Phase::RequestSent
-                | Phase::ReplySent
-                | Phase::DisconnectSent
-                | Phase::ServiceRequestSent
+            (self.phase, subject),
+            (Phase::RequestSent, Some(Subject::Request)) | (Phase::ReplySent, Some(Subject::Reply))
         )
     }
 
@@ -1032,6 +1042,57 @@ mod tests {
         assert!(sent.len() == 1 && sent[0].attribute == Attribute::Mra);
         assert!(server.answer(MessageKind::Reply).is_some());
         assert!(server.answer(MessageKind::Reply).is_none());
+    }
+
+    /// Its answer may be lost, or whoever has acknowledged it may have ended.
+    #[test]
+    fn an_acknowledged_request_is_repeated() {
+        let mut server = Server::new();
+        let id = server.gateway.dialer.dial();
+        let request = Message::new(MessageKind::Request, &[]);
+        let request = request.with_addresses((OWN, 5).into(), (PEER, 7471).into());
+        id.send(request.as_bytes());
+        while server.gateway.turn() {}
+        let number = server.sent().pop().unwrap().sender_id();
+        let acknowledge = |server: &mut Server| {
+            let header = MadHeader {
+                transaction: 1,
+                local_id: 9,
+                remote_id: number,
+                guid: 2,
+                ack_timeout: 1,
+            };
+            let mad = Mad::mra(&header, Subject::Request, SERVICE_TIMEOUT);
+            server.gateway.receive(PEER, OWN, mad.bytes());
+            let due = server.gateway.communications[&number].due.unwrap();
+            due.saturating_duration_since(Instant::now())
+        };
+        let wait = acknowledge(&mut server);
+        assert!(wait > MIN_RETRY_INTERVAL && wait <= MAX_RETRY_INTERVAL);
+        server.pass_time();
+        let sent = server.sent();
+        assert!(sent.len() == 1 && sent[0].attribute == Attribute::Request);
+        // It arrives late, and delays no other message.
+        server.receive(MessageKind::Reply, 9, number);
+        id.send(Message::new(MessageKind::Ready, &[]).as_bytes());
+        id.send(Message::new(MessageKind::Disconnect, &[]).as_bytes());
+        while server.gateway.turn() {}
+        assert_eq!(
+            server.sent().pop().unwrap().attribute,
+            Attribute::Disconnect
+        );
+        assert!(acknowledge(&mut server) <= MIN_RETRY_INTERVAL);
+    }
+
+    #[test]
+    fn requests_find_no_listener_while_the_process_ends() {
+        let mut server = Server::new();
+        server.receive(MessageKind::Request, 7, 0);
+        server.gateway.close();
+        server.receive(MessageKind::Request, 8, 0);
+        let sent = server.sent();
+        assert_eq!(sent.len(), 2);
+        assert!(sent.iter().all(Mad::rejects_request));
     }
 
     #[test]

@@ -282,6 +282,16 @@ impl Mad {
         self.bytes[MRA_TIMEOUT] >> 3
     }
 
+    /// Returns the message that a receipt acknowledgement refers to, of those that this
+    /// implementation sends.
+    pub(super) fn mra_subject(&self) -> Option<Subject> {
+        match self.bytes[MRA_ABOUT] >> 6 {
+            0 => Some(Subject::Request),
+            1 => Some(Subject::Reply),
+            _ => None,
+        }
+    }
+
     /// Returns whether the message rejects a request.
     pub(super) fn rejects_request(&self) -> bool {
         match self.attribute {

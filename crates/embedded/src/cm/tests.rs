@@ -250,6 +250,41 @@ fn a_connection_is_made_and_ended() {
     }
 }
 
+/// Also if another thread has the wire when the process ends.
+#[test]
+fn the_end_of_a_process_is_told_to_other_hosts() {
+    let (near, far, _directory) = device_pair(Topology::Hosts, Drive::Caller);
+    let (near_channel, far_channel) = (event_channel(&near), event_channel(&far));
+    let (_listener, at) = listen(&far_channel, PortSpace::TCP, 4);
+    let id = resolved_id(&near_channel, PortSpace::TCP, at);
+    id.connect(&param(1, b"")).unwrap();
+    let settle = || {
+        for _ in 0..50 {
+            let _ = near.drive() | far.drive();
+            // Longer than between two turns of the gateway.
+            thread::sleep(Duration::from_micros(200));
+        }
+    };
+    settle();
+    let (_, accepted) = next_request(&far_channel);
+    accepted.accept(&param(2, b"")).unwrap();
+    settle();
+    next_event(&near_channel, EventKind::CONNECT_RESPONSE);
+    id.establish().unwrap();
+    settle();
+    next_event(&far_channel, EventKind::ESTABLISHED);
+    let (flush, link) = near.runner.wire();
+    let held = link.unwrap().hold();
+    thread::scope(|scope| {
+        let ending = scope.spawn(|| flush.flush());
+        thread::sleep(Duration::from_millis(30));
+        drop(held);
+        ending.join().unwrap();
+    });
+    settle();
+    next_event(&far_channel, EventKind::DISCONNECTED);
+}
+
 #[test]
 fn a_comm_est_event_establishes_the_connection() {
     let (a, b, _directory) = device_pair(Topology::Process, Drive::Caller);
