@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "common.h"
 
+#include <sys/utsname.h>
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -923,4 +924,14 @@ bool wait_async(struct ibv_context *ctx, struct ibv_async_event *ev,
 		return false;
 	CHECK(!ibv_get_async_event(ctx, ev));
 	return true;
+}
+
+bool kernel_at_least(int major, int minor)
+{
+	struct utsname u;
+	int a = 0, b = 0;
+
+	uname(&u);
+	sscanf(u.release, "%d.%d", &a, &b);
+	return a > major || (a == major && b >= minor);
 }

@@ -116,6 +116,9 @@ void check_byte(const char *file, int line, const void *p, size_t n,
 #define CHECK_PATTERN(p, n, seed) check_pattern(__FILE__, __LINE__, p, n, seed)
 #define CHECK_BYTE(p, n, value) check_byte(__FILE__, __LINE__, p, n, value)
 
+/* Whether the kernel has this release or a later one. */
+bool kernel_at_least(int major, int minor);
+
 /* Resources of this process. */
 unsigned count_maps(const char *name_part); /* "" counts all mappings */
 unsigned count_fds(void);

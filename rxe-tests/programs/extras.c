@@ -5,19 +5,8 @@
  */
 #include "common.h"
 
-#include <sys/utsname.h>
 
 static struct pair p;
-
-static bool kernel_at_least(int major, int minor)
-{
-	struct utsname u;
-	int a = 0, b = 0;
-
-	uname(&u);
-	sscanf(u.release, "%d.%d", &a, &b);
-	return a > major || (a == major && b >= minor);
-}
 
 static void write_to(struct ibv_mr *mr, uint64_t id, unsigned allowed)
 {
