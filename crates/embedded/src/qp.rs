@@ -224,16 +224,16 @@ fn cut(attributes: &mut ModifyQp) {
     attributes.dest_qp_num &= 0xff_ffff;
 }
 
-fn check(attributes: &ModifyQp, mask: Mask) -> Result<()> {
+fn check(attributes: &ModifyQp, mask: Mask, pkeys: u16) -> Result<()> {
     let has = |flag| mask.contains(flag);
     let wrong = has(Mask::PORT) && attributes.port_num != 1
-        || has(Mask::PKEY_INDEX) && attributes.pkey_index != 0
+        || has(Mask::PKEY_INDEX) && attributes.pkey_index >= pkeys
         || has(Mask::PATH_MTU) && !(1..=5).contains(&attributes.path_mtu)
         || has(Mask::MAX_QP_RD_ATOMIC) && attributes.max_rd_atomic > MAX_READS
         || has(Mask::MAX_DEST_RD_ATOMIC) && attributes.max_dest_rd_atomic > MAX_READS
         || has(Mask::AV) && attributes.dest.port_num != 1
         || has(Mask::ALT_PATH) && (attributes.alt_port_num, attributes.alt_dest.port_num) != (1, 1)
-        || has(Mask::ALT_PATH) && attributes.alt_pkey_index != 0;
+        || has(Mask::ALT_PATH) && attributes.alt_pkey_index >= pkeys;
     if wrong { refuse(libc::EINVAL) } else { Ok(()) }
 }
 
@@ -374,7 +374,7 @@ impl State {
 
     /// Copies the attributes in `mask`, if their values are valid.
     fn merge_checked(&self, to: &mut ModifyQp, from: &ModifyQp, mask: Mask) -> Result<()> {
-        check(from, mask)?;
+        check(from, mask, self.pkeys())?;
         if mask.contains(Mask::PATH_MTU) && from.path_mtu > self.mtu() {
             return refuse(libc::EINVAL);
         }

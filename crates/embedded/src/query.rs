@@ -102,6 +102,11 @@ impl State {
         indices.filter_map(|index| self.gid_entry(index)).collect()
     }
 
+    /// Returns the length of the port's table of partition keys.
+    pub(crate) fn pkeys(&self) -> u16 {
+        if self.is_ethernet() { 1 } else { PKEYS }
+    }
+
     /// Returns the path MTU of the port, in MTU encoding.
     pub(crate) fn mtu(&self) -> u8 {
         self.hca.settings().mtu.code()
@@ -129,9 +134,14 @@ impl State {
             port_cap_flags: if ethernet { 0x0401_0000 } else { 0x0251_0868 },
             max_msg_sz: 1 << 30,
             gid_tbl_len: self.gid_table_length() as u32,
-            bad_pkey_cntr: stuck(counters.pkey_violations),
+            // The context of an Ethernet port has none (`mlx5_query_port_roce`).
+            bad_pkey_cntr: if ethernet {
+                0
+            } else {
+                stuck(counters.pkey_violations)
+            },
             qkey_viol_cntr: stuck(counters.qkey_violations),
-            pkey_tbl_len: if ethernet { 1 } else { PKEYS },
+            pkey_tbl_len: self.pkeys(),
             lid,
             sm_lid: if ethernet { 0 } else { Embedded::SM_LID },
             state: if up { ACTIVE } else { DOWN },

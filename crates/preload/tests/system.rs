@@ -108,9 +108,26 @@ fn promises(provider: Provider) {
     }
 }
 
+/// Counted violations of queue and partition keys; the same program runs on softhca under
+/// mlx5_ib.
+fn violations(provider: Provider) {
+    let _turn = turn();
+    for devices in ["roce", "ib"] {
+        let world = World::new(provider, devices);
+        let source = "../../../../rxe-tests/programs/partitions.c";
+        let Some(program) = compiled("cc", source, &["-libverbs"], &world.directory) else {
+            return;
+        };
+        let line = program.display().to_string();
+        assert_eq!(world.start(&line, "output.txt").good().trim(), "well");
+        world.finish();
+    }
+}
+
 with_each_provider! {
     capabilities_keep_their_promises: promises;
     gids_are_shown: gids;
+    violations_are_counted: violations;
     gid_tables_have_other_shapes: shapes;
     each_gid_carries_packets: each_gid;
 }

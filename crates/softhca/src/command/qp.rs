@@ -9,7 +9,7 @@ use crate::bits::{Field, field, flag, get_array, get32, get64, put_bytes};
 use crate::engine::core::Core;
 use crate::engine::qp::{Address, CONTEXT_SIZE, Qp, Queue, Ring};
 use crate::hca::Hca;
-use crate::packet::Mtu;
+use crate::packet::{DEFAULT_PKEY, Mtu};
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
 use crate::transport::{QpConfig, QpState, Service};
@@ -89,6 +89,8 @@ const IN_UMEM: Field = flag(0x10c, 31);
 
 // Fields of the address path.
 const PKEY_INDEX: Field = field(0x0, 15, 0);
+/// An empty entry of the table of partition keys, which matches no key.
+const NO_PKEY: u16 = 0;
 const GRH: Field = flag(0x4, 23);
 const MLID: Field = field(0x4, 22, 16);
 const RLID: Field = field(0x4, 15, 0);
@@ -585,7 +587,10 @@ impl<P: Platform> Hca<P> {
             udp_source: UDP_SPORT.get(path) as u16,
         };
         let connected = qp.service != Service::Ud && REMOTE_QPN.get(context) != 0;
+        // All entries of the table but the first are empty.
+        let is_default = qp.config.any_pkey || PKEY_INDEX.get(path) == 0;
         QpConfig {
+            pkey: if is_default { DEFAULT_PKEY } else { NO_PKEY },
             qkey: Q_KEY.get(context),
             mtu: match qp.service {
                 Service::Ud => self.core.settings.mtu,
