@@ -9,6 +9,7 @@ use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
 use crate::command::{Input, NUMBER, run};
 use crate::dynamic;
+use crate::embedded::Embedded;
 use crate::object::Qp;
 use crate::query::multicast_mac;
 use crate::request::{Request, word};
@@ -224,7 +225,9 @@ fn cut(attributes: &mut ModifyQp) {
     attributes.dest_qp_num &= 0xff_ffff;
 }
 
-fn check(attributes: &ModifyQp, mask: Mask, pkeys: u16) -> Result<()> {
+fn check(attributes: &ModifyQp, mask: Mask) -> Result<()> {
+    // The limit of the device, which is above that of an Ethernet port.
+    let pkeys = Embedded::INFINIBAND_PKEYS as u16;
     let has = |flag| mask.contains(flag);
     let wrong = has(Mask::PORT) && attributes.port_num != 1
         || has(Mask::PKEY_INDEX) && attributes.pkey_index >= pkeys
@@ -374,7 +377,7 @@ impl State {
 
     /// Copies the attributes in `mask`, if their values are valid.
     fn merge_checked(&self, to: &mut ModifyQp, from: &ModifyQp, mask: Mask) -> Result<()> {
-        check(from, mask, self.pkeys())?;
+        check(from, mask)?;
         if mask.contains(Mask::PATH_MTU) && from.path_mtu > self.mtu() {
             return refuse(libc::EINVAL);
         }

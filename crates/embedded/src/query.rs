@@ -102,11 +102,6 @@ impl State {
         indices.filter_map(|index| self.gid_entry(index)).collect()
     }
 
-    /// Returns the length of the port's table of partition keys.
-    pub(crate) fn pkeys(&self) -> u16 {
-        if self.is_ethernet() { 1 } else { PKEYS }
-    }
-
     /// Returns the path MTU of the port, in MTU encoding.
     pub(crate) fn mtu(&self) -> u8 {
         self.hca.settings().mtu.code()
@@ -141,7 +136,7 @@ impl State {
                 stuck(counters.pkey_violations)
             },
             qkey_viol_cntr: stuck(counters.qkey_violations),
-            pkey_tbl_len: self.pkeys(),
+            pkey_tbl_len: if ethernet { 1 } else { PKEYS },
             lid,
             sm_lid: if ethernet { 0 } else { Embedded::SM_LID },
             state: if up { ACTIVE } else { DOWN },

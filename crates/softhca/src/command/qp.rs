@@ -11,6 +11,7 @@ use crate::engine::qp::{Address, CONTEXT_SIZE, Qp, Queue, Ring};
 use crate::hca::Hca;
 use crate::packet::{DEFAULT_PKEY, Mtu};
 use crate::platform::Platform;
+use crate::profile::PortKind;
 use crate::status::{Outcome, Status, refuse};
 use crate::transport::{QpConfig, QpState, Service};
 
@@ -587,8 +588,9 @@ impl<P: Platform> Hca<P> {
             udp_source: UDP_SPORT.get(path) as u16,
         };
         let connected = qp.service != Service::Ud && REMOTE_QPN.get(context) != 0;
-        // All entries of the table but the first are empty.
-        let is_default = qp.config.any_pkey || PKEY_INDEX.get(path) == 0;
+        // All entries of the table but the first are empty; RoCE has the default partition alone.
+        let ethernet = self.core.settings.profile.port == PortKind::Ethernet;
+        let is_default = ethernet || qp.config.any_pkey || PKEY_INDEX.get(path) == 0;
         QpConfig {
             pkey: if is_default { DEFAULT_PKEY } else { NO_PKEY },
             qkey: Q_KEY.get(context),
