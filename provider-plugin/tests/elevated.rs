@@ -31,7 +31,7 @@ impl ElevatedProgram {
     fn new(name: &str) -> Option<Self> {
         // SAFETY: it has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
-            println!("skipped: only root can make programs with elevated privileges");
+            testing::skip!("only root can make programs with elevated privileges");
             return None;
         }
         let dir = Dir::new(&format!("elevated-{name}"));
@@ -47,7 +47,7 @@ impl ElevatedProgram {
             .args(["-libverbs", "-ldl"])
             .output();
         if !compiled.is_ok_and(|output| output.status.success()) {
-            println!("skipped: no C compiler or no libibverbs headers");
+            testing::skip!(missing: "gcc libibverbs-dev", "no C compiler or no libibverbs headers");
             return None;
         }
         Some(Self { dir, program })
@@ -99,8 +99,7 @@ impl ElevatedProgram {
     fn check_elevated(&self) {
         let Run { output, files } = self.run();
         if output.contains("elevated: 0") && is_without_set_id(&self.dir.0) {
-            println!("skipped: set-user-ID does not count on this file system");
-            return;
+            return testing::skip!("set-user-ID does not count on this file system");
         }
         assert!(output.contains("elevated: 1\n"), "{output}");
         assert!(output.contains("libringverbs-rdmav34.so"), "{output}");
@@ -141,8 +140,7 @@ fn an_ordinary_program_writes_its_log() {
     let Run { output, files } = program.run();
     assert!(output.contains("elevated: 0\n"), "{output}");
     if output.contains("ringverbs: not registered") {
-        println!("skipped: this libibverbs is not a known one: {output}");
-        return;
+        return testing::skip!("this libibverbs is not a known one: {output}");
     }
     assert!(files.iter().any(|name| name == "log"), "{files:?} {output}");
     let log = fs::read_to_string(program.dir.0.join("own/log")).unwrap();
@@ -176,8 +174,7 @@ fn programs_with_file_capabilities_ignore_the_environment() {
     let mut setcap = Command::new("setcap");
     let status = setcap.arg("cap_net_raw+ep").arg(&program.program).status();
     if !status.is_ok_and(|status| status.success()) {
-        println!("skipped: setcap cannot give a file capabilities here");
-        return;
+        return testing::skip!("setcap cannot give a file capabilities here");
     }
     program.check_elevated();
 }

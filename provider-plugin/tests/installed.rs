@@ -99,13 +99,12 @@ fn installed_libibverbs_uses_the_plugin() {
     let bench = FakeSysfs::new("installed");
     let ListOutput { out, err } = bench.list("");
     if out.contains("no libibverbs") {
-        println!("skipped: libibverbs.so.1 is not installed");
-        return;
+        return testing::skip!(missing: "libibverbs1", "libibverbs.so.1 is not installed");
     }
     if err.contains("ringverbs: not registered") {
         // A release that is not in the table. It said so in one line; the
         // stock provider has the device.
-        println!("this libibverbs is not a known one: {err}");
+        testing::skip!("this libibverbs is not a known one: {err}");
         assert_eq!(
             err.lines().filter(|l| l.starts_with("ringverbs")).count(),
             1,
@@ -124,13 +123,11 @@ fn installed_libibverbs_uses_the_plugin() {
 #[test]
 fn stock_provider_serves_after_a_refusal() {
     let Some(library) = libibverbs() else {
-        println!("skipped: libibverbs.so.1 is not installed");
-        return;
+        return testing::skip!(missing: "libibverbs1", "libibverbs.so.1 is not installed");
     };
     let stock = library.with_file_name("libibverbs");
     if !stock.is_dir() {
-        println!("skipped: the stock providers (ibverbs-providers) are not installed");
-        return;
+        return testing::skip!(missing: "ibverbs-providers", "the stock providers are not installed");
     }
     // The same library, in a file that claims to be of another release.
     let bench = FakeSysfs::new("refusing");

@@ -226,8 +226,8 @@ fn a_program_that_is_linked_to_libmlx5_is_served() {
     if !Path::new("/usr/include/infiniband/mlx5dv.h").exists()
         || !Path::new("/etc/libibverbs.d/mlx5.driver").exists()
     {
-        println!("skipped: libibverbs-dev and ibverbs-providers are not installed");
-        return;
+        let packages = "libibverbs-dev ibverbs-providers";
+        return testing::skip!(missing: packages, "no mlx5dv.h, or no libmlx5");
     }
     let dir = Dir::new("libmlx5");
     let path = |name: &str| dir.0.join(name).display().to_string();
@@ -298,8 +298,7 @@ fn a_program_that_is_linked_to_libmlx5_is_served() {
     };
     let (said, refused) = run(&alone, "mlx5", false, true);
     if refused.contains("ringverbs: not registered") {
-        println!("skipped: this libibverbs is not a known one: {refused}");
-        return;
+        return testing::skip!("this libibverbs is not a known one: {refused}");
     }
     assert!(said.contains("libringverbs-rdmav"), "{said}{refused}");
     let check = |program: &str, devices: &str, preload: bool, named: bool, who: &str| {

@@ -12,7 +12,7 @@ impl Scratch {
     /// Creates a folder with the command; `None` if there is none.
     fn new(name: &str) -> Option<Self> {
         let Some(dist) = env::var_os("RINGVERBS_DIST").map(PathBuf::from) else {
-            println!("skipped: RINGVERBS_DIST is not set");
+            testing::skip!("RINGVERBS_DIST is not set");
             return None;
         };
         let name = format!("ringverbs-one-{name}-{}", std::process::id());
@@ -60,8 +60,7 @@ fn a_copy_of_the_command_is_enough() {
         return;
     };
     if !Path::new("/usr/bin/ibv_devinfo").exists() {
-        println!("skipped: apt-get install ibverbs-utils ibverbs-providers");
-        return;
+        return testing::skip!(missing: "ibverbs-utils ibverbs-providers", "no ibv_devinfo");
     }
     for (options, ours) in [(&[][..], false), (&["--devices", "mlx5"], true)] {
         for _ in 0..2 {
@@ -109,13 +108,11 @@ fn a_file_system_without_execution_is_named() {
     let said = match &output {
         Ok(output) if output.status.code() == Some(1) => text(output),
         other => {
-            println!("skipped: no mount namespace: {other:?}");
-            return;
+            return testing::skip!("no mount namespace: {other:?}");
         }
     };
     if said.contains("unshare") {
-        println!("skipped: no mount namespace: {said}");
-        return;
+        return testing::skip!("no mount namespace: {said}");
     }
     assert!(said.contains("is mounted noexec"), "{said}");
     assert!(said.contains("set XDG_CACHE_HOME to a directory"), "{said}");

@@ -280,8 +280,7 @@ fn two_hosts_on_a_lossy_network() {
     };
     let (a, b) = namespaces.hosts(["192.0.2.1", "192.0.2.2"]);
     if !namespaces.add_loss() {
-        eprintln!("skipped: the system has neither netem nor nft(8)");
-        return;
+        return testing::skip!(missing: "nftables", "the system has neither netem nor nft(8)");
     }
     for kind in ["rc", "srq"] {
         run_lossy(&a, &b, &["pingpong", "--type", kind, "--chk", "-n", "200"]);
@@ -343,8 +342,7 @@ fn two_hosts_on_a_network_that_marks_congestion() {
             })
     };
     if !namespaces.0.0.iter().all(mark) {
-        eprintln!("skipped: the system has no nft(8) that can set ECN marks");
-        return;
+        return testing::skip!(missing: "nftables", "the system has no nft(8) that can set ECN marks");
     }
     for (a, b) in [(&a, &b), (&a6, &b6)] {
         for operation in ["write", "read", "send"] {
@@ -418,8 +416,7 @@ fn frames(capture: &[u8]) -> Vec<&[u8]> {
 fn captured_packets_are_valid() {
     let _guard = serialize();
     if !succeeds("tshark", "--version") {
-        eprintln!("skipped: tshark is not installed (apt-get install tshark)");
-        return;
+        return testing::skip!(missing: "tshark", "tshark is not installed");
     }
     let Some(namespaces) = Network::new("wire", 1500) else {
         return;

@@ -44,7 +44,7 @@ impl Drop for TempDirectory {
 fn can_make_foreign_files() -> bool {
     let is_root = geteuid().is_root();
     if !is_root {
-        println!("skipped: only root can make files of another user");
+        testing::skip!("only root can make files of another user");
     }
     is_root
 }

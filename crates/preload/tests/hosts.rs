@@ -191,10 +191,8 @@ fn installed() -> bool {
     let has = |name: &str| env::split_paths(&path).any(|place| place.join(name).is_file());
     let missing = PROGRAMS.iter().find(|name| !has(name));
     if let Some(missing) = missing {
-        println!(
-            "skipped: {missing} is not installed (apt-get install ibverbs-utils \
-             ibverbs-providers rdmacm-utils perftest)"
-        );
+        let packages = "ibverbs-utils ibverbs-providers rdmacm-utils perftest";
+        testing::skip!(missing: packages, "{missing} is not installed");
     }
     missing.is_none()
 }

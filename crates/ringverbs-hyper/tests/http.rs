@@ -86,20 +86,20 @@ async fn exercise(http2: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn http1() {
     exercise(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn http2() {
     exercise(true).await;
 }
 
 /// A stop lets the requests that have begun end, and no more begin.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn a_stopped_server_answers_what_has_begun() {
     let (listener, to) = listener().await;
     let (begun, has_begun) = tokio::sync::oneshot::channel();
@@ -130,7 +130,7 @@ async fn a_stopped_server_answers_what_has_begun() {
 
 /// Peers that do not finish their handshake, or fail it, delay nobody.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn a_silent_peer_delays_no_other() {
     let (listener, to) = listener().await;
     let greeting = |mut stream: RdmaStream| async move {
@@ -168,7 +168,7 @@ async fn a_silent_peer_delays_no_other() {
 
 /// A URI without a port that can be connected to, and one that nobody serves.
 #[tokio::test]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn errors_of_the_connector_are_the_streams() {
     let (listener, to) = listener().await;
     drop(listener);

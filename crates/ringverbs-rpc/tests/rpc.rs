@@ -99,7 +99,7 @@ async fn unanswered(request: Request, ended: Arc<Notify>) -> Response {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn requests_of_all_sizes_are_answered() {
     let (server, to) = server(&Options::new()).await;
     let client = Client::connect(to).await.unwrap();
@@ -137,7 +137,7 @@ async fn requests_of_all_sizes_are_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn errors_have_types() {
     let (server, to) = server(&Options::new()).await;
     let client = Client::connect(to).await.unwrap();
@@ -184,7 +184,7 @@ async fn errors_have_types() {
 /// Many more calls than the window, of both sorts, on several connections. Retries
 /// for a missing receive are off, so that one would end the connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn calls_wait_for_the_window() {
     let small = Options::new()
         .window(4)
@@ -222,7 +222,7 @@ async fn calls_wait_for_the_window() {
 /// Dropped and timed out calls keep their slots and memory until the server has replied, and
 /// no longer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn dropped_calls_release_their_slots() {
     let (server, to) = server(&Options::new()).await;
     let options = Options::new().window(3).large_buffers(2);
@@ -245,7 +245,7 @@ async fn dropped_calls_release_their_slots() {
 
 /// Replies and requests that the program keeps do not block the connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn kept_replies_are_copied_when_buffers_run_out() {
     let (server, to) = server(&Options::new()).await;
     let client = Client::connect_with(to, &Options::new().window(2))
@@ -262,7 +262,7 @@ async fn kept_replies_are_copied_when_buffers_run_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn end_of_a_side_fails_the_calls_of_the_other() {
     let running = Arc::new(AtomicUsize::new(0));
     let begun = Arc::new(Notify::new());
@@ -421,7 +421,7 @@ fn request(kind: u8, len: u32, reply: (u64, u32, u32), rest: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn a_server_outlives_hostile_clients() {
     let options = Options::new().window(8).max_connections(64);
     let (server, to) = server(&options).await;
@@ -492,7 +492,7 @@ async fn a_server_outlives_hostile_clients() {
 
 /// A peer that has lost its queue pair, but has not disconnected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn silent_peer_is_detected() {
     let options = Options::new().keep_alive(Duration::from_millis(50));
     let server = Server::bind_with(address(), &options).await.unwrap();
@@ -555,7 +555,7 @@ async fn hostile_server(hello: Vec<u8>, answers: Vec<Vec<u8>>) -> SocketAddr {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn a_client_outlives_hostile_servers() {
     for refused in [&b""[..], b"HTTP/1.1 and more", &hello(0, 4096)] {
         let to = hostile_server(refused.to_vec(), Vec::new()).await;

@@ -22,7 +22,7 @@ async fn listener() -> (RdmaListener, SocketAddr) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn tonic_serves() {
     let (listener, to) = listener().await;
     let server = tokio::spawn(echo::serve(Incoming::new(listener)));
@@ -65,7 +65,7 @@ async fn tonic_serves() {
 
 /// A protocol between the stream and HTTP/2, as TLS is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn a_handshake_comes_first() {
     let (listener, to) = listener().await;
     let incoming = Incoming::new(listener).over(|mut stream: RdmaStream| async move {

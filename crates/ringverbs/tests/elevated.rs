@@ -39,7 +39,7 @@ impl Stage {
     fn new(name: &str) -> Option<Self> {
         // SAFETY: it has no preconditions.
         if unsafe { libc::geteuid() } != 0 {
-            println!("skipped: only root can make programs with elevated privileges");
+            testing::skip!("only root can make programs with elevated privileges");
             return None;
         }
         let folder = format!("ringverbs-elevated-{name}-{}", std::process::id());
@@ -80,8 +80,7 @@ impl Stage {
     fn check_elevated(&self) {
         let (said, device) = self.run();
         if said.contains("elevated: false") && is_without_set_id(&self.folder) {
-            println!("skipped: set-user-ID does not count on this file system");
-            return;
+            return testing::skip!("set-user-ID does not count on this file system");
         }
         assert!(said.contains("elevated: true"), "{said}");
         assert!(said.contains("variable: false, /sys\n"), "{said}");
@@ -145,8 +144,7 @@ fn program_with_file_capabilities_ignores_the_environment() {
     let mut setcap = Command::new("setcap");
     let status = setcap.arg("cap_net_raw+ep").arg(&stage.program).status();
     if !status.is_ok_and(|status| status.success()) {
-        println!("skipped: setcap cannot give a file capabilities here");
-        return;
+        return testing::skip!("setcap cannot give a file capabilities here");
     }
     stage.check_elevated();
 }

@@ -14,7 +14,7 @@ use ringverbs::{
     Buffer, CompletionQueue, Context, Device, LocalAddress, Operation, ProtectionDomain, QueuePair,
     Transport,
 };
-use testing::{Usage, context, is_pattern, pattern, setting};
+use testing::{Usage, is_pattern, pattern, setting, variable};
 
 /// Operations that a queue of a pair holds.
 const DEPTH: u32 = 16;
@@ -158,10 +158,11 @@ fn check_limits(context: &Context, qps: u64, cqs: u64) {
 fn round(qps: usize, cqs: usize) -> Usage {
     let nothing = Usage::now();
     let started = Instant::now();
-    let context = match on_device() {
-        true => context("RXE_DEV"),
-        false => Device::embedded().unwrap().open().unwrap(),
+    let device = match on_device() {
+        true => Device::named(&variable("RXE_DEV")),
+        false => Device::embedded(),
     };
+    let context = device.unwrap().open().unwrap();
     check_limits(&context, qps as u64, cqs as u64);
     let local = context.local_address(1).unwrap();
     let pairs = qps / 2;

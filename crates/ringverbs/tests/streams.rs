@@ -79,7 +79,7 @@ fn read_pieces(mut stream: &RdmaStream, numbers: &mut Rng) -> io::Result<Vec<u8>
 }
 
 #[test]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 fn both_directions_at_once() {
     const BYTES: usize = 12 << 20;
     for (receives, size, bytes) in [(16, 65536, BYTES), (8, 256, 200_000)] {
@@ -104,7 +104,7 @@ fn both_directions_at_once() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 fn half_closed() {
     let (mut client, mut server) = pair();
     client.write_all(b"question").unwrap();
@@ -133,7 +133,7 @@ fn half_closed() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 fn a_drop_loses_nothing() {
     let (mut client, mut server) = pair();
     let data = Rng(6).bytes(700_000);
@@ -153,7 +153,7 @@ fn a_drop_loses_nothing() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 fn unread_direction_does_not_block_the_other() {
     let (client, server) = pair();
     let data = Rng(7).bytes(8 << 20);
@@ -177,7 +177,7 @@ fn unread_direction_does_not_block_the_other() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 fn connection_refused() {
     let listener = RdmaListener::bind(address()).unwrap();
     let to = listener.local_addr().unwrap();
@@ -195,7 +195,7 @@ fn connection_refused() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 fn timeouts() {
     let (client, _server) = pair();
     let patience = Duration::from_millis(150);
@@ -209,7 +209,7 @@ fn timeouts() {
 
 /// Another process that writes for ever: this program again.
 #[test]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 fn the_peer_is_killed() {
     if let Ok(to) = std::env::var("STREAM_VICTIM") {
         let mut stream = RdmaStream::connect(to).unwrap();
@@ -260,7 +260,7 @@ fn the_peer_is_killed() {
 }
 
 #[test]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 fn many_connections() {
     const CLIENTS: usize = 60;
     let options = StreamOptions::new().receives(8).sends(4).message_size(4096);
@@ -413,7 +413,7 @@ fn stream_transfer(bytes: usize) -> Duration {
 }
 
 #[test]
-#[ignore = "needs an RDMA device"]
+#[ignore = "takes the time of a measurement"]
 fn bandwidth() {
     const BYTES: usize = 64 << 20;
     const ROUNDS: u32 = 8;

@@ -24,7 +24,7 @@ async fn pair() -> (RdmaStream, RdmaStream) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn both_directions_at_once() {
     let (client, server) = pair().await;
     let mut tasks = Vec::new();
@@ -51,7 +51,7 @@ async fn both_directions_at_once() {
 /// Credits that go out behind the end of what is written have to arrive as well
 /// before all has.
 #[tokio::test]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn the_end_arrives_while_the_peer_is_still_read() {
     let (mut client, mut server) = pair().await;
     // More than the client has receives for.
@@ -74,7 +74,7 @@ async fn the_end_arrives_while_the_peer_is_still_read() {
 
 /// Reads and writes that are dropped before they are done.
 #[tokio::test]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn cancelled() {
     let (mut client, mut server) = pair().await;
     let short = Duration::from_millis(1);
@@ -104,7 +104,7 @@ async fn cancelled() {
 }
 
 #[tokio::test]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn connection_refused() {
     let (listener, to) = listener().await;
     drop(listener);
@@ -113,7 +113,7 @@ async fn connection_refused() {
 }
 
 #[tokio::test]
-#[ignore = "needs an RDMA device"]
+#[ignore = "run by another test, or on an RDMA device"]
 async fn connect_info_names_both_ends() {
     let (client, server) = pair().await;
     let (a, b) = (

@@ -51,7 +51,7 @@ impl Namespaces {
         for suffix in suffixes {
             let name = format!("rv-{name}-{}-{suffix}", std::process::id());
             if !succeeds("ip", &format!("netns add {name}")) {
-                println!("skipped: network namespaces need root and ip(8)");
+                crate::skip!("network namespaces need root and ip(8)");
                 return None;
             }
             namespaces.0.push(name);

@@ -1,5 +1,5 @@
 //! Utilities of tests on a device: random numbers, patterns of bytes, memory in use,
-//! processes and network namespaces.
+//! processes and network namespaces, C headers, and what is left out ([`skip!`]).
 #![allow(missing_docs, reason = "for tests: the names say it")]
 #![allow(
     clippy::len_without_is_empty,
@@ -10,23 +10,22 @@
 )]
 
 pub mod attacker;
+pub mod c_headers;
 pub mod hosts;
 pub mod huge;
 pub mod program;
+pub mod skip;
 mod subscriber;
 
 use std::fmt;
 use std::fs;
 use std::str::FromStr;
 
-use ringverbs::{Context, Device};
-
 pub use subscriber::PanickingSubscriber;
 
-/// Opens the device that an environment variable names.
-pub fn context(variable: &str) -> Context {
-    let name = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} names a device"));
-    Device::named(&name).unwrap().open().unwrap()
+/// Returns the value of an environment variable, which must be set.
+pub fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 /// Returns the value of an environment variable, or the default if it is not set.

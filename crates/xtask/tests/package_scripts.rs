@@ -32,7 +32,7 @@ impl Tree {
     fn new(name: &str) -> Option<Self> {
         let version = Command::new("dpkg-deb").arg("--version").output();
         if !version.is_ok_and(|output| output.status.success()) {
-            println!("skipped: dpkg-deb is missing");
+            testing::skip!(missing: "dpkg", "dpkg-deb is missing");
             return None;
         }
         let name = format!("ringverbs-scripts-{name}-{}", std::process::id());

@@ -41,21 +41,18 @@ fn stand_in(folder: &Path) -> Option<()> {
 fn run(method: &str) {
     let unshared = Command::new("unshare").args(["-m", "true"]).output();
     if !unshared.is_ok_and(|output| output.status.success()) {
-        println!("skipped: a mount namespace needs root");
-        return;
+        return testing::skip!("a mount namespace needs root");
     }
     let library = format!("/usr/lib/{}-linux-gnu/libmlx5.so.1", env::consts::ARCH);
     if !Path::new(&library).exists() {
-        println!("skipped: there is no {library}; apt-get install ibverbs-providers");
-        return;
+        return testing::skip!(missing: "ibverbs-providers", "there is no {library}");
     }
     let built = Scratch::new(&format!("{method}-built"));
     let dist = match env::var_os("RINGVERBS_DIST") {
         Some(dist) => std::path::absolute(dist).unwrap(),
         None if stand_in(&built.0).is_some() => built.0.clone(),
         None => {
-            println!("skipped: cc is missing, and RINGVERBS_DIST is not set");
-            return;
+            return testing::skip!(missing: "gcc", "cc is missing, and RINGVERBS_DIST is not set");
         }
     };
     let scratch = Scratch::new(method);
@@ -68,8 +65,7 @@ fn run(method: &str) {
     let stdout = String::from_utf8_lossy(&output.stdout);
     let stderr = String::from_utf8_lossy(&output.stderr);
     if output.status.code() == Some(77) {
-        println!("skipped: overlays cannot be mounted: {stderr}");
-        return;
+        return testing::skip!("overlays cannot be mounted: {stderr}");
     }
     assert!(output.status.success(), "{stdout}{stderr}");
     assert!(stdout.ends_with(&format!("{method}: passed\n")), "{stdout}");

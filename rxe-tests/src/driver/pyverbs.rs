@@ -386,7 +386,7 @@ mod tests {
             .arg("--version")
             .output();
         if !python.is_ok_and(|out| out.status.success()) {
-            eprintln!("skipped: no python3 on this machine");
+            testing::skip!(missing: "python3", "no python3 on this machine");
             return;
         }
         let dir = std::env::temp_dir().join(format!("rv-pyverbs-{}", std::process::id()));

@@ -232,7 +232,7 @@ pub fn installed(programs: &[&str]) -> bool {
             "cc" => "gcc libibverbs-dev librdmacm-dev",
             _ => "ibverbs-utils ibverbs-providers rdmacm-utils perftest",
         };
-        println!("skipped: {missing} is not installed: apt-get install {package}");
+        testing::skip!(missing: package, "{missing} is not installed");
     }
     missing.is_none()
 }
@@ -276,9 +276,8 @@ pub fn compiled(compiler: &str, name: &str, libraries: &[&str], folder: &Path) -
     let output = command.args(libraries).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() && said.contains("No such file or directory") {
-        println!(
-            "skipped: {name} needs headers: apt-get install libibverbs-dev librdmacm-dev: {said}"
-        );
+        let complaint = said.lines().next().unwrap_or_default();
+        testing::skip!(missing: "libibverbs-dev librdmacm-dev", "{name} needs headers: {complaint}");
         return None;
     }
     assert!(output.status.success(), "{name}: {said}");

@@ -52,7 +52,7 @@ fn all_tests_on_infiniband() {
 pub(crate) fn has<T>(result: Result<T, Error>) -> Option<T> {
     match result {
         Err(Error::Unsupported { what }) => {
-            println!("SKIPPED: the device lacks {what}");
+            testing::skip!("the device lacks {what}");
             None
         }
         result => Some(result.unwrap()),

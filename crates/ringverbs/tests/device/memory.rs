@@ -19,8 +19,7 @@ fn huge_pages_are_registered_and_returned() {
     let mut pair = Pair::new(Transport::Reliable);
     let aside = "/proc/sys/vm/nr_hugepages";
     if huge::free() < 2 && std::fs::write(aside, "4").is_err() {
-        println!("skipped: no huge pages are set aside here, and only root may do so");
-        return;
+        return testing::skip!("no huge pages are set aside here, and only root may do so");
     }
     let free = huge::free();
     assert!(free >= 2, "of 4 huge pages the kernel has set {free} aside");
@@ -65,7 +64,7 @@ fn on_demand_paging_is_used_or_refused() {
             let old = kernel() < (6, 12) && error.errno() == libc::EINVAL;
             assert!(old || error.errno() == libc::EOPNOTSUPP, "{error}");
         }
-        println!("this device has no on-demand paging: only the refusal was tested");
+        testing::skip!("this device has no on-demand paging: only the refusal was tested");
         return;
     }
     assert_eq!(odp.rc_odp_caps & SEND_RECEIVE_WRITE, SEND_RECEIVE_WRITE);

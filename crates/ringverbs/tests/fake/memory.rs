@@ -24,7 +24,7 @@ fn huge_pages_are_returned_for_any_size() {
         // The machine's owner sets some aside, not a test.
         let error = Region::alloc_huge(&world.domain, 5 * huge::size()).unwrap_err();
         assert_eq!(error.errno(), libc::ENOMEM, "{error}");
-        eprintln!("no huge pages were set aside here: only the refusal was tested");
+        testing::skip!("no huge pages were set aside here: only the refusal was tested");
         return;
     }
     let page = huge::size();

@@ -1,9 +1,9 @@
 //! The two ends of a connection between two devices.
 
 use ringverbs::qp::ConnectOptions;
-use ringverbs::{Buffer, CompletionQueue, LocalAddress, ProtectionDomain, QueuePair, Transport};
-
-use testing::context;
+use ringverbs::{
+    Buffer, CompletionQueue, Device, LocalAddress, ProtectionDomain, QueuePair, Transport,
+};
 
 /// Bytes of the longest message: some packets.
 pub const SIZE: usize = 20_000;
@@ -25,7 +25,8 @@ pub struct End {
 impl End {
     /// On the device that the variable names.
     pub fn new(variable: &str, transport: Transport) -> Self {
-        let context = context(variable);
+        let device = Device::named(&testing::variable(variable)).unwrap();
+        let context = device.open().unwrap();
         let domain = context.alloc_pd().unwrap();
         let entries = (DEPTH + RECEIVES) as u32;
         let cq = context.completion_queue().entries(entries).build().unwrap();

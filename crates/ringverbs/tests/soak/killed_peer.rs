@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringverbs::{AccessFlags, Context, Endpoint, RemoteAddr, Transport};
+use ringverbs::{AccessFlags, Context, Device, Endpoint, RemoteAddr, Transport};
 
 use super::Counts;
 use super::link_state::connect;
@@ -26,7 +26,8 @@ const DEPTH: u32 = 16;
 #[ignore = "run by another test"]
 fn peer_process() {
     let seed = std::env::var(VARIABLE).expect("run by another test");
-    let context = testing::context("RXE_DEV");
+    let device = Device::named(&testing::variable("RXE_DEV")).unwrap();
+    let context = device.open().unwrap();
     let domain = context.alloc_pd().unwrap();
     let cq = context.completion_queue().build().unwrap();
     let builder = domain.queue_pair(Transport::Reliable, &cq);

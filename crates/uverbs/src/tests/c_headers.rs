@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use c_check::compile;
+use testing::c_headers::{are_installed, compile};
 
 use crate::abi::{ids, ioctl, netlink, verbs, write};
 
@@ -385,10 +385,11 @@ fn c_member<'a>(structure: &str, field: &'a str) -> &'a str {
 fn later_c_headers_agree() {
     let mut c = String::from("#include <rdma/ib_user_ioctl_cmds.h>\n");
     let newest = "int newest = UVERBS_METHOD_DMABUF_ALLOC;\n";
-    match compile(&format!("{c}{newest}")) {
-        Some(Ok(())) => {}
-        Some(Err(_)) => return println!("skipped: the kernel's headers are older than Linux 7.0"),
-        None => return println!("skipped: there is no C compiler (cc)"),
+    if !are_installed(&c, "linux-libc-dev") {
+        return;
+    }
+    if compile(&format!("{c}{newest}")) != Some(Ok(())) {
+        return testing::skip!("the kernel's headers are older than Linux 7.0");
     }
     let mut count = 0;
     for (name, number) in constants(include_str!("../abi/later.rs")) {
@@ -561,12 +562,8 @@ fn assertions() -> (String, usize) {
 
 #[test]
 fn the_c_headers_agree() {
-    match compile("#include <rdma/ib_user_verbs.h>\n") {
-        Some(Ok(())) => {}
-        Some(Err(_)) => {
-            return println!("skipped: <rdma/ib_user_verbs.h> is not installed (linux-libc-dev)");
-        }
-        None => return println!("skipped: there is no C compiler (cc)"),
+    if !are_installed("#include <rdma/ib_user_verbs.h>\n", "linux-libc-dev") {
+        return;
     }
     let (c, count) = assertions();
     assert!(count > 700, "only {count} assertions");

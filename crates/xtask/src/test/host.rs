@@ -1,15 +1,20 @@
 //! The steps that need neither root nor a guest.
 
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Instant;
 
 use anyhow::Result;
 use rxe_tests::guest::host::{self, lower_priority};
+use testing::skip::{INSTALLED, SKIPS};
 
 use super::areas::Areas;
 use super::attempts;
-use super::report::{Line, skipped};
+use super::report::{Line, is_ci, skipped, unavailable};
 use crate::{aarch64, bench, bytes, dependencies, dist, driver, mlx5, msrv, packages, programs};
 
 pub(super) fn cargo(arguments: &[&str]) -> Command {
@@ -51,7 +56,7 @@ pub(super) fn all(low: bool) -> Vec<Line> {
     let checked = |what: &str, arguments: &[&str]| run(&|| run_check(what, &mut cargo(arguments)));
     let build = ["test", "--workspace", "--no-run", "--quiet"];
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
-    // The tests skip missing programs, and report that.
+    // Tests of missing programs are skipped.
     if let Err(error) = host::require(programs::NEEDS, false) {
         eprintln!("programs on embedded devices: {error:#}");
     }
@@ -86,7 +91,7 @@ fn on_aarch64() -> Line {
     }
     match aarch64::require_tools() {
         Ok(()) => run_tests(WHAT, &mut aarch64::data_path()),
-        Err(error) => skipped(WHAT, &error.to_string()),
+        Err(error) => unavailable(WHAT, &error),
     }
 }
 
@@ -231,7 +236,7 @@ fn check_advisories() -> Line {
     const WHAT: &str = "advisories";
     match dependencies::advisories() {
         Ok(mut deny) => run_check(WHAT, &mut deny),
-        Err(error) => skipped(WHAT, &error.to_string()),
+        Err(error) => unavailable(WHAT, &error),
     }
 }
 
@@ -245,7 +250,7 @@ fn count_instructions(
         return skipped(what, "the counts are x86-64's");
     }
     if let Err(error) = host::require(needs, false) {
-        return skipped(what, &error.to_string());
+        return unavailable(what, &error);
     }
     let began = Instant::now();
     eprintln!("== {what}");
@@ -274,7 +279,7 @@ fn compare_mlx5_bytes() -> Line {
         return skipped(WHAT, "the stand-in for the driver is x86-64's");
     }
     if let Err(error) = host::require(mlx5::NEEDS, false) {
-        return skipped(WHAT, &error.to_string());
+        return unavailable(WHAT, &error);
     }
     let began = Instant::now();
     eprintln!("== {WHAT}");
@@ -329,18 +334,68 @@ fn run_check(what: &str, command: &mut Command) -> Line {
     }
 }
 
-/// Runs `cargo test`, and counts the tests by its result lines.
+/// Packages that a CI job has installed (`host::require`): it skips no test for lack of them.
+fn installed_packages() -> String {
+    let needs = [
+        programs::NEEDS,
+        bench::NEEDS,
+        bench::NATIVE_NEEDS,
+        mlx5::NEEDS,
+    ];
+    let packages: Vec<_> = needs.concat().iter().map(|(_, package)| *package).collect();
+    // What these depend on, and the image is made of.
+    packages.join(" ") + " libc6-dev libibverbs1 dpkg"
+}
+
+/// Returns what tests of a run of `cargo test` have left out, by `skip!` (the text of its
+/// file) or because they are ignored: reason and test.
+fn skips(said: &str, output: &str) -> BTreeSet<(String, String)> {
+    let reported = said.lines().filter_map(|line| line.split_once('\t'));
+    let reported = reported.map(|(test, reason)| (reason.to_owned(), test.to_owned()));
+    reported.chain(output.lines().filter_map(ignored)).collect()
+}
+
+/// Returns the reason of an ignored test, and its name, unless another test runs it.
+fn ignored(line: &str) -> Option<(String, String)> {
+    let (test, reason) = line.strip_prefix("test ")?.split_once(" ... ignored")?;
+    let reason = reason.strip_prefix(", ").unwrap_or("ignored");
+    (!reason.starts_with("run by another test")).then(|| (reason.to_owned(), test.to_owned()))
+}
+
+/// Runs `cargo test`, and counts the tests by its result lines. A test that leaves out a part
+/// counts as skipped.
 pub(super) fn run_tests(what: &str, command: &mut Command) -> Line {
+    static RUNS: AtomicU32 = AtomicU32::new(0);
     let began = Instant::now();
     eprintln!("== {what}");
     let mut line = Line::new(what);
+    let name = format!(
+        "ringverbs-skips-{}-{}",
+        std::process::id(),
+        RUNS.fetch_add(1, Ordering::Relaxed)
+    );
+    let file = env::temp_dir().join(name);
+    command.env(SKIPS, &file);
+    if is_ci() {
+        command.env(INSTALLED, installed_packages());
+    }
     match attempts::run(command) {
         Ok(run) => {
-            for (passed, failed, ignored) in run.text.lines().filter_map(test_result) {
+            for (passed, failed) in run.text.lines().filter_map(test_result) {
                 line.passed += passed;
                 line.failed += failed;
-                line.skipped += ignored;
             }
+            let said = fs::read_to_string(&file).unwrap_or_default();
+            let number_of = |skips: &BTreeSet<(String, String)>| {
+                let tests: BTreeSet<_> = skips.iter().map(|(_, test)| test).collect();
+                tests.len()
+            };
+            let skips = |output| skips(&said, output);
+            // libtest counts what returns as passed.
+            line.passed = line.passed.saturating_sub(number_of(&skips("")));
+            let all = skips(&run.text);
+            line.skipped = number_of(&all);
+            line.skips = Vec::from_iter(all);
             if !run.ok {
                 print!("{}", run.text);
                 if let Some(retried) = run.retry_failed_tests(command) {
@@ -359,35 +414,54 @@ pub(super) fn run_tests(what: &str, command: &mut Command) -> Line {
             line.failed = 1;
         }
     }
+    let _ = fs::remove_file(&file);
     line.seconds = began.elapsed().as_secs();
     line
 }
 
-/// Returns the numbers of passed, failed and ignored tests of a line such as
+/// Returns the numbers of passed and failed tests of a line such as
 /// `test result: ok. 3 passed; 0 failed; 1 ignored; ...`.
-fn test_result(line: &str) -> Option<(usize, usize, usize)> {
+fn test_result(line: &str) -> Option<(usize, usize)> {
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let number_of = |name: &str| {
         counts
             .split("; ")
             .find_map(|part| part.strip_suffix(name)?.trim().parse().ok())
     };
-    Some((
-        number_of("passed")?,
-        number_of("failed")?,
-        number_of("ignored")?,
-    ))
+    Some((number_of("passed")?, number_of("failed")?))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::test_result;
+    use super::{skips, test_result};
 
     #[test]
     fn cargo_s_result_lines_are_read() {
         let line = "test result: FAILED. 3 passed; 2 failed; 1 ignored; 0 measured; \
                     0 filtered out; finished in 0.31s";
-        assert_eq!(test_result(line), Some((3, 2, 1)));
+        assert_eq!(test_result(line), Some((3, 2)));
         assert_eq!(test_result("running 3 tests"), None);
+    }
+
+    #[test]
+    fn skipped_and_ignored_tests_are_read() {
+        let said = "a one\tno root\nb two\tno tshark\na one\tno root\n";
+        let output = "test fine ... ok\ntest later ... ignored, needs an RDMA device\n\
+                      test child ... ignored, run by another test\n\
+                      test src/lib.rs - it (line 3) ... ignored\n";
+        let found: Vec<_> = skips(said, output).into_iter().collect();
+        let found: Vec<_> = found
+            .iter()
+            .map(|(a, b)| (a.as_str(), b.as_str()))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                ("ignored", "src/lib.rs - it (line 3)"),
+                ("needs an RDMA device", "later"),
+                ("no root", "a one"),
+                ("no tshark", "b two"),
+            ]
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! The summary of a run of the tests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::env;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ pub(super) struct Line {
     pub(super) passed: usize,
     pub(super) failed: usize,
     pub(super) skipped: usize,
+    /// What the skipped tests have said: the reason, and the test.
+    pub(super) skips: Vec<(String, String)>,
     /// Number of tests that passed after the first attempt.
     pub(super) retried: usize,
     pub(super) seconds: u64,
@@ -28,6 +31,7 @@ impl Line {
             passed: 0,
             failed: 0,
             skipped: 0,
+            skips: Vec::new(),
             retried: 0,
             seconds: 0,
             parts: Vec::new(),
@@ -43,6 +47,21 @@ pub(super) fn skipped(what: &str, reason: &str) -> Line {
         note: reason.to_owned(),
         ..Line::new(what)
     }
+}
+
+/// Returns the line of a step that lacks a tool: skipped, but failed in CI, which installs
+/// all tools.
+pub(super) fn unavailable(what: &str, error: &anyhow::Error) -> Line {
+    let mut line = skipped(what, &error.to_string());
+    if is_ci() {
+        (line.failed, line.skipped) = (1, 0);
+    }
+    line
+}
+
+/// Returns whether this is a CI job.
+pub(super) fn is_ci() -> bool {
+    env::var("CI").is_ok_and(|value| value == "true")
 }
 
 /// Returns the line of a step whose thread panicked.
@@ -70,6 +89,7 @@ pub(super) fn report(lines: &[Line], time: Duration) -> ExitCode {
         );
     }
     slowest(lines, time);
+    print!("{}", reasons(lines));
     let sum = |field: fn(&Line) -> usize| lines.iter().map(field).sum::<usize>();
     let failed = sum(|l| l.failed);
     println!(
@@ -82,6 +102,32 @@ pub(super) fn report(lines: &[Line], time: Duration) -> ExitCode {
     } else {
         ExitCode::FAILURE
     }
+}
+
+/// Returns the reasons for skipped tests, each with the number of tests and some of them.
+fn reasons(lines: &[Line]) -> String {
+    const NAMED: usize = 3;
+    let mut reasons: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for line in lines {
+        for (reason, test) in &line.skips {
+            let tests = reasons.entry(reason).or_default();
+            tests.insert(format!("{}: {test}", line.what));
+        }
+    }
+    let mut text = String::new();
+    for (reason, tests) in reasons {
+        text += &format!("skipped {:>3}: {reason}\n", tests.len());
+        for test in tests.iter().take(NAMED) {
+            text += &format!("             {test}\n");
+        }
+        if tests.len() > NAMED {
+            text += &format!("             and {} others\n", tests.len() - NAMED);
+        }
+    }
+    if !text.is_empty() {
+        text.push('\n');
+    }
+    text
 }
 
 /// Prints the times of the steps, slowest first. Steps overlap: the sum of their times
@@ -125,7 +171,22 @@ pub(super) fn parts(times: &BTreeMap<String, Duration>) -> Vec<(String, u64)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Line, times};
+    use super::{Line, reasons, times};
+
+    #[test]
+    fn skipped_tests_are_listed_by_reason() {
+        let mut line = Line::new("unit");
+        let skip = |reason: &str, test: &str| (reason.to_owned(), test.to_owned());
+        line.skips = vec![skip("no tshark", "a"), skip("no root", "b")];
+        line.skips
+            .extend(["c", "d", "e", "e"].map(|test| skip("no root", test)));
+        assert_eq!(
+            reasons(&[line]),
+            "skipped   4: no root\n             unit: b\n             unit: c\n             \
+             unit: d\n             and 1 others\nskipped   1: no tshark\n             unit: a\n\n"
+        );
+        assert_eq!(reasons(&[Line::new("unit")]), "");
+    }
 
     #[test]
     fn times_are_sorted_and_split_into_parts() {

@@ -44,12 +44,26 @@ pub fn compile(c: &str) -> Option<Result<(), String>> {
     })
 }
 
+/// Returns whether there is a C compiler, and the headers that `includes` names; otherwise the
+/// caller is skipped for lack of these packages.
+pub fn are_installed(includes: &str, packages: &str) -> bool {
+    match compile(includes) {
+        None => crate::skip!(missing: "gcc", "there is no C compiler (cc)"),
+        Some(Err(complaints)) => {
+            let complaint = complaints.lines().next().unwrap_or_default();
+            crate::skip!(missing: packages, "C headers cannot be used: {complaint}");
+        }
+        Some(Ok(())) => return true,
+    }
+    false
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
     fn an_assertion_that_does_not_hold_is_a_complaint() {
         let Some(held) = super::compile("_Static_assert(sizeof(char) == 1, \"one\");\n") else {
-            return println!("skipped: there is no C compiler (cc)");
+            return crate::skip!(missing: "gcc", "there is no C compiler (cc)");
         };
         assert_eq!(held, Ok(()));
         let broken = super::compile("_Static_assert(sizeof(char) == 2, \"not two\");\n").unwrap();
