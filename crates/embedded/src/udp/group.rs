@@ -15,7 +15,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::Flock;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -45,6 +45,12 @@ pub(crate) const MAX_PAYLOAD: usize = 5000;
 const MAX_MESSAGES_PER_TURN: usize = 256;
 /// The listening socket in epoll events; smaller numbers are connections.
 const LISTENER: u64 = 1 << 32;
+/// Marks a link, by the number of its member, that has room again.
+const ROOM: u64 = 1 << 33;
+/// Maximum number of packets that wait for a member that does not receive, and how long they
+/// do: later, nobody expects them.
+const MAX_STALLED: usize = 1024;
+const MAX_STALL: Duration = Duration::from_secs(5);
 
 /// Kinds of messages between members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,8 +207,9 @@ struct Link {
     /// Messages that the socket had no room for, and since when the first one waits.
     waiting: VecDeque<Box<[u8]>>,
     since: Option<Instant>,
-    /// A message has waited too long: until there is room again, what has none is lost, so
-    /// that a member that does not run does not delay the others.
+    /// A message has waited too long: until there is room again, the device does not wait for
+    /// it, so that a member that does not run does not delay the others. Only then the socket
+    /// is watched for room, and the number of messages limited.
     is_stalled: bool,
 }
 
@@ -225,10 +232,7 @@ impl Link {
             };
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
             match sendmsg::<()>(socket.as_raw_fd(), parts, &[], flags, None) {
-                Ok(_) => {
-                    self.is_stalled = false;
-                    return Sent::Yes;
-                }
+                Ok(_) => return Sent::Yes,
                 Err(nix::Error::EAGAIN | nix::Error::ENOBUFS) => return Sent::NoRoom,
                 Err(_) => self.socket = None,
             }
@@ -236,26 +240,64 @@ impl Link {
         Sent::NoMember
     }
 
-    /// Sends the messages that wait, in order.
-    fn flush(&mut self, member: &Member, to: u8) {
+    /// Sends the messages that wait, in order, and watches the socket if it has no room for
+    /// long.
+    fn flush(&mut self, member: &Member, to: u8, epoll: &Epoll) {
         while let Some(first) = self.waiting.pop_front() {
             match self.send(member, to, &[IoSlice::new(&first)]) {
-                Sent::Yes => self.since = None,
+                Sent::Yes => {
+                    self.since = None;
+                    self.unwatch(epoll);
+                }
                 Sent::NoRoom => {
                     self.waiting.push_front(first);
                     let since = *self.since.get_or_insert_with(Instant::now);
-                    if since.elapsed() < MAX_FRAME_WAIT {
-                        return;
+                    if since.elapsed() >= MAX_FRAME_WAIT {
+                        self.watch(to, epoll);
                     }
-                    let lost = self.waiting.len();
-                    tracing::debug!(to, lost, "packets for a process that does not receive");
-                    self.is_stalled = true;
-                    self.waiting.clear();
+                    return;
                 }
                 Sent::NoMember => self.waiting.clear(),
             }
         }
         self.since = None;
+        self.unwatch(epoll);
+    }
+
+    fn watch(&mut self, to: u8, epoll: &Epoll) {
+        if let (false, Some(socket)) = (self.is_stalled, &self.socket) {
+            let event = EpollEvent::new(EpollFlags::EPOLLOUT, ROOM | u64::from(to));
+            if epoll.add(socket, event).is_err() {
+                self.waiting.clear();
+                self.since = None;
+                return;
+            }
+            self.is_stalled = true;
+        }
+    }
+
+    /// A closed socket is not watched any more.
+    fn unwatch(&mut self, epoll: &Epoll) {
+        if std::mem::take(&mut self.is_stalled) {
+            if let Some(socket) = &self.socket {
+                let _ = epoll.delete(socket);
+            }
+        }
+    }
+
+    /// Called when a watched socket has room, or its member has ended.
+    fn resume(&mut self, member: &Member, to: u8, epoll: &Epoll) {
+        self.unwatch(epoll);
+        if self.since.is_some_and(|it| it.elapsed() >= MAX_STALL) {
+            tracing::debug!(
+                to,
+                lost = self.waiting.len(),
+                "packets have waited too long"
+            );
+            self.waiting.clear();
+        }
+        self.since = None;
+        self.flush(member, to, epoll);
     }
 }
 
@@ -267,7 +309,7 @@ pub(crate) struct Group {
     outgoing: Vec<Link>,
     /// Connections from other members; they are only read.
     incoming: Vec<Option<OwnedFd>>,
-    /// A link may have messages that wait.
+    /// A link that is not stalled may have messages that wait.
     has_waiting: bool,
     epoll: Epoll,
 }
@@ -312,24 +354,34 @@ impl Group {
             match link.send(&self.member, to, &parts) {
                 Sent::Yes => return true,
                 Sent::NoMember => return false,
-                Sent::NoRoom if link.is_stalled => return true,
                 Sent::NoRoom => {}
             }
         }
-        // Bounded by what the callers have at hand: they take no more while it waits.
+        if link.is_stalled {
+            if link.waiting.len() >= MAX_STALLED {
+                tracing::debug!(to, "packet for a process that does not receive");
+                return true;
+            }
+        } else {
+            // Bounded by what the callers have at hand: they take no more while it waits.
+            self.has_waiting = true;
+        }
         link.waiting.push_back([&header, bytes].concat().into());
-        self.has_waiting = true;
         true
     }
 
-    /// Sends packets that wait. Returns whether there still are any; then the caller should
-    /// take no more packets, neither of this device nor of its sockets.
+    /// Sends packets that wait. Returns whether there still are any, for a process that
+    /// receives; then the caller should take no more packets, neither of this device nor of its
+    /// sockets.
     pub(crate) fn is_blocked(&mut self) -> bool {
         if self.has_waiting {
+            self.has_waiting = false;
             for (to, link) in self.outgoing.iter_mut().enumerate() {
-                link.flush(&self.member, to as u8);
+                if !link.is_stalled {
+                    link.flush(&self.member, to as u8, &self.epoll);
+                    self.has_waiting |= !link.is_stalled && !link.waiting.is_empty();
+                }
             }
-            self.has_waiting = self.outgoing.iter().any(|it| !it.waiting.is_empty());
         }
         self.has_waiting
     }
@@ -342,10 +394,18 @@ impl Group {
         for event in &events[..count] {
             match event.data() {
                 LISTENER => self.accept(),
+                room if room & ROOM != 0 => self.resume((room & !ROOM) as u8),
                 number => self.read(number as usize, &mut each),
             }
         }
         count != 0
+    }
+
+    fn resume(&mut self, to: u8) {
+        if let Some(link) = self.outgoing.get_mut(usize::from(to)) {
+            link.resume(&self.member, to, &self.epoll);
+            self.has_waiting |= !link.waiting.is_empty();
+        }
     }
 
     fn accept(&mut self) {
@@ -481,14 +541,43 @@ mod tests {
         );
         // A member that does not receive.
         let started = Instant::now();
+        let mut count = 0u32;
+        let send = |one: &mut Group, count: &mut u32| {
+            one.forward(gone, &forwarded, &[count.to_ne_bytes(); 256].concat());
+            *count += 1;
+        };
         while !one.is_blocked() {
-            one.forward(gone, &forwarded, &[0; 1024]);
+            send(&mut one, &mut count);
         }
         while one.is_blocked() {}
         assert!(started.elapsed() < 10 * MAX_FRAME_WAIT);
-        one.forward(gone, &forwarded, &[0; 1024]);
-        assert!(!one.is_blocked());
+        for _ in 0..100 {
+            send(&mut one, &mut count);
+            assert!(!one.is_blocked());
+        }
+        // When it receives again, it has lost nothing.
+        let mut next = 0u32;
+        let end = Instant::now() + Duration::from_secs(30);
+        while next < count {
+            assert!(Instant::now() < end, "{next} of {count}");
+            two.receive(|_, bytes| {
+                assert_eq!(bytes[..4], next.to_ne_bytes());
+                next += 1;
+            });
+            one.receive(|_, _| {});
+            one.is_blocked();
+        }
+        // There is a limit.
+        while !one.is_blocked() {
+            send(&mut one, &mut count);
+        }
+        while one.is_blocked() {}
+        for _ in 0..2 * MAX_STALLED {
+            send(&mut one, &mut count);
+        }
+        assert_eq!(one.outgoing[usize::from(gone)].waiting.len(), MAX_STALLED);
         drop(two);
+        one.receive(|_, _| {});
         assert!(!one.forward(gone, &forwarded, b"bytes"));
         assert_eq!(one.member.count(gid), 1);
     }
