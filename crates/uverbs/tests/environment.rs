@@ -8,9 +8,8 @@ const READS: [&str; 7] = [
     "env::var", "var_os(", "vars_os(", "getenv", "environ", "temp_dir", "home_dir",
 ];
 /// Tools of this repository, which nobody installs.
-const TOOLS: [&str; 6] = [
+const TOOLS: [&str; 5] = [
     "xtask",
-    "c-check",
     "alloc-check",
     "embedded-testing",
     "rxe-testing",

@@ -244,7 +244,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
 /// it: an outer `ringverbs run` does already, or the program must be process 1.
 fn usage(args: &Args, settings: &mut Settings) -> Result<Option<Usage>, Error> {
     let is_counted = args.require_rdma.is_some()
-        || env::var_os(USAGE).is_none() && std::process::id() != 1 && args.embedded.is_some();
+        || environment::variable(USAGE).is_none()
+            && std::process::id() != 1
+            && args.embedded.is_some();
     let Some(directory) = settings.directory.as_deref().filter(|_| is_counted) else {
         return Ok(None);
     };
