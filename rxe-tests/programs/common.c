@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 #include "common.h"
 
-#include <sys/utsname.h>
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <sys/utsname.h>
 
 void test_fail(const char *file, int line, const char *fmt, ...)
 {

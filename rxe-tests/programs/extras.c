@@ -5,7 +5,6 @@
  */
 #include "common.h"
 
-
 static struct pair p;
 
 static void write_to(struct ibv_mr *mr, uint64_t id, unsigned allowed)
