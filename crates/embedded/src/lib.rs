@@ -31,6 +31,7 @@
 //! ```
 
 mod addresses;
+mod cleanup;
 mod cm;
 mod command;
 mod counters;
@@ -82,6 +83,7 @@ mod work_queue;
 mod writes;
 mod xrc;
 
+pub use cleanup::abandon_waits;
 pub use descriptors::Descriptors;
 pub use device::Drive;
 pub use directory::Sharing;

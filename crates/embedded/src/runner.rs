@@ -1,6 +1,7 @@
 //! Driving the devices of a network: a turn of all devices, and the thread that
 //! repeats it.
 
+use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::{Deref, Range};
 use std::os::fd::BorrowedFd;
@@ -15,6 +16,7 @@ use softhca::fabric::Fabric;
 use softhca::packet::Pool;
 use uverbs::{Errno, threads};
 
+use crate::cleanup::with_cleanup;
 use crate::cm::Manager;
 use crate::device::{Device, Drive};
 use crate::directory::Directory;
@@ -50,6 +52,25 @@ pub(crate) enum WireConfig {
     Udp(UdpPorts),
 }
 
+/// The right to wait for frames, which one thread at a time has.
+#[derive(Default)]
+struct FrameRight(AtomicBool);
+
+impl FrameRight {
+    /// Returns whether this thread has it now.
+    fn take(&self) -> bool {
+        !self.0.swap(true, Ordering::SeqCst)
+    }
+
+    fn give_up(&self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+
+    fn is_taken(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
 pub(crate) struct Shared {
     fabric: Fabric,
     pool: Pool,
@@ -60,8 +81,7 @@ pub(crate) struct Shared {
     link: Option<Link>,
     /// Polling threads that wait for a turn of another thread.
     waiters: Waiters,
-    /// Locked by the one thread that waits for frames.
-    frame_waiter: Mutex<()>,
+    frame_right: FrameRight,
     /// Number of turns that threads of the program have taken.
     polling_turns: AtomicU64,
     /// Number of waits for events that have ended.
@@ -89,11 +109,14 @@ const MAX_REST: Duration = Duration::from_millis(1);
 const MAX_EVENT_REST: Duration = Duration::from_micros(250);
 /// Number of turns after which a thread that waits for an event looks whether it has
 /// occurred.
-const TURNS_PER_LOOK: u32 = 16;
+const TURNS_PER_LOOK: u64 = 16;
 /// Shortest sleep that is announced to threads that write doorbells.
 const MIN_ANNOUNCED_SLEEP: Duration = Duration::from_micros(200);
 /// Longest sleep where the system lacks the barrier that announcing needs.
 const MAX_UNANNOUNCED_SLEEP: Duration = Duration::from_millis(1);
+
+/// Longest sleep of a thread that cannot be woken, since the process has no descriptor left.
+const MAX_BLIND_SLEEP: Duration = Duration::from_millis(1);
 
 /// The thread that takes a turn.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -143,8 +166,11 @@ impl Shared {
         if !self.wake_requested.load(Ordering::Relaxed) {
             match (&self.link, limit) {
                 (Some(link), limit) => {
-                    let waiter = frames.then(|| self.frame_waiter.try_lock());
-                    link.sleep(matches!(waiter, Some(Ok(_))), limit);
+                    let frames = frames && self.frame_right.take();
+                    link.sleep(frames, limit);
+                    if frames {
+                        self.frame_right.give_up();
+                    }
                 }
                 (None, Some(limit)) => thread::park_timeout(limit),
                 (None, None) => thread::park(),
@@ -272,7 +298,7 @@ impl Runner {
             device_count: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             waiters: Waiters::default(),
-            frame_waiter: Mutex::default(),
+            frame_right: FrameRight::default(),
             polling_turns: AtomicU64::new(0),
             event_waits: AtomicU64::new(0),
             wake_requested: AtomicBool::new(false),
@@ -370,18 +396,25 @@ impl Runner {
         let waiters = &self.shared.waiters;
         let condition = Some(condition);
         let wait_for_turn = || {
-            waiters.wait(condition, |wake| sleep_until_readable([wake], Some(limit)));
+            waiters.wait(condition, |wake| match wake {
+                Some(wake) => sleep_until_readable([wake], Some(limit)),
+                None => thread::sleep(limit.min(MAX_BLIND_SLEEP)),
+            });
         };
         let Some(link) = &self.shared.link else {
             return wait_for_turn();
         };
-        let Ok(guard) = self.shared.frame_waiter.try_lock() else {
+        if !self.shared.frame_right.take() {
             return wait_for_turn();
-        };
-        waiters.wait(condition, |wake| {
-            link.wait(|arrived| sleep_until_readable([arrived, wake], Some(limit)));
+        }
+        waiters.wait(condition, |wake| match wake {
+            Some(wake) => {
+                link.wait(|arrived| sleep_until_readable([arrived, wake], Some(limit)));
+            }
+            None => thread::sleep(limit.min(MAX_BLIND_SLEEP)),
         });
-        self.pass_frames_on(guard);
+        self.shared.frame_right.give_up();
+        self.pass_frames_on();
     }
 
     /// Takes turns while there is something to do, and otherwise calls `sleep`, until that
@@ -393,46 +426,65 @@ impl Runner {
         sleep: &mut dyn FnMut(&[BorrowedFd<'_>], Option<Duration>) -> bool,
     ) {
         let shared = &*self.shared;
-        let mut done = false;
-        while !done {
-            let (mut turns, mut due) = (0_u32, None);
-            while !done {
-                shared.polling_turns.fetch_add(1, Ordering::Relaxed);
-                // Waits for a turn of another thread, which may have looked at a queue before
-                // this thread posted to it.
-                let mut turn = shared.turn(shared.devices(), TurnCaller::PollingThread);
-                turn.busy |= self.manager.drive();
-                due = turn.due;
-                if !turn.busy {
+        // Whether this thread has the right to wait for frames; and whether it had or waited for
+        // it, and may be the one that was woken to take it.
+        let (has_right, has_waited) = (Cell::new(false), Cell::new(false));
+        let leave = || {
+            if has_right.get() {
+                shared.frame_right.give_up();
+            }
+            if has_waited.get() && !shared.frame_right.is_taken() {
+                self.pass_frames_on();
+            }
+        };
+        with_cleanup(leave, || {
+            while let Some(due) = self.take_turns(sleep) {
+                if !has_right.get() && shared.link.is_some() {
+                    has_waited.set(true);
+                    has_right.set(shared.frame_right.take());
+                }
+                let done = match &shared.link {
+                    None => Some(sleep(&[], due)),
+                    Some(link) if has_right.get() => link.wait(|arrived| sleep(&[arrived], due)),
+                    // Until it is this thread's turn to wait for frames.
+                    Some(_) => shared.waiters.wait(None, |wake| match wake {
+                        Some(wake) => sleep(&[wake], due),
+                        None => sleep(&[], Some(cap_sleep(MAX_BLIND_SLEEP, due))),
+                    }),
+                };
+                if done == Some(true) {
                     break;
                 }
-                turns += 1;
-                done = turns % TURNS_PER_LOOK == 0 && sleep(&[], Some(Duration::ZERO));
             }
-            if done {
-                break;
-            }
-            done = match (&shared.link, shared.frame_waiter.try_lock()) {
-                (None, _) => sleep(&[], due),
-                (Some(link), Ok(guard)) => {
-                    let done = link.wait(|arrived| sleep(&[arrived], due)) == Some(true);
-                    if done {
-                        self.pass_frames_on(guard);
-                    }
-                    done
-                }
-                (Some(_), Err(_)) => {
-                    // Until it is this thread's turn to wait for frames.
-                    shared.waiters.wait(None, |wake| sleep(&[wake], due)) == Some(true)
-                }
-            };
-        }
+        });
         shared.event_waits.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Takes turns while there is something to do. Returns the time until something is due;
+    /// `None` if `sleep` has returned true.
+    fn take_turns(
+        &self,
+        sleep: &mut dyn FnMut(&[BorrowedFd<'_>], Option<Duration>) -> bool,
+    ) -> Option<Option<Duration>> {
+        let shared = &*self.shared;
+        for turns in 1_u64.. {
+            shared.polling_turns.fetch_add(1, Ordering::Relaxed);
+            // Waits for a turn of another thread, which may have looked at a queue before this
+            // thread posted to it.
+            let mut turn = shared.turn(shared.devices(), TurnCaller::PollingThread);
+            turn.busy |= self.manager.drive();
+            if !turn.busy {
+                return Some(turn.due);
+            }
+            if turns % TURNS_PER_LOOK == 0 && sleep(&[], Some(Duration::ZERO)) {
+                break;
+            }
+        }
+        None
+    }
+
     /// Called by a thread that has waited for frames: another one takes over.
-    fn pass_frames_on(&self, guard: MutexGuard<'_, ()>) {
-        drop(guard);
+    fn pass_frames_on(&self) {
         if !self.shared.waiters.wake_one() {
             // Pairs with that of the network's thread between its announcement and its attempt
             // to wait for frames.

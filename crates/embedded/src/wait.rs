@@ -13,6 +13,7 @@ use nix::fcntl::OFlag;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{pipe2, read, write};
 
+use crate::cleanup::with_cleanup;
 use crate::runner::{Runner, cap_sleep};
 
 /// How long the network's thread spins after the last activity before it sleeps. It does not
@@ -426,12 +427,13 @@ impl Waiters {
     }
 
     /// Calls `sleep` with a descriptor that becomes readable once a turn meets the
-    /// condition, or it is the thread's turn to wait for frames. Returns `None` without a
-    /// call if the condition is met already. A spurious wakeup is harmless.
+    /// condition, or it is the thread's turn to wait for frames; without one if none is left:
+    /// it must then sleep for a short time. Returns `None` without a call if the condition is
+    /// met already. A spurious wakeup is harmless.
     pub(crate) fn wait<T>(
         &self,
         condition: Option<&WaitCondition>,
-        sleep: impl FnOnce(BorrowedFd<'_>) -> T,
+        sleep: impl FnOnce(Option<BorrowedFd<'_>>) -> T,
     ) -> Option<T> {
         let mut list = self.lock();
         let pipe = match list.spare_pipes.pop() {
@@ -440,8 +442,7 @@ impl Waiters {
                 Ok(pipe) => Arc::new(pipe),
                 Err(_) => {
                     drop(list);
-                    thread::sleep(MIN_SLEEP);
-                    return None;
+                    return Some(sleep(None));
                 }
             },
         };
@@ -451,17 +452,20 @@ impl Waiters {
         });
         drop(list);
         self.count.fetch_add(1, Ordering::Relaxed);
-        // Pairs with the fence in `wake`: either this thread sees the changed count, or the
-        // turn sees this waiter.
-        fence(Ordering::SeqCst);
-        let is_met = condition.is_some_and(|condition| condition.is_met(&self.writes));
-        let result = (!is_met).then(|| sleep(pipe.reader.as_fd()));
-        self.count.fetch_sub(1, Ordering::Relaxed);
-        pipe.clear();
-        let mut list = self.lock();
-        list.waiters.retain(|it| !Arc::ptr_eq(&it.pipe, &pipe));
-        list.spare_pipes.push(pipe);
-        result
+        let end = || {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+            pipe.clear();
+            let mut list = self.lock();
+            list.waiters.retain(|it| !Arc::ptr_eq(&it.pipe, &pipe));
+            list.spare_pipes.push(Arc::clone(&pipe));
+        };
+        with_cleanup(end, || {
+            // Pairs with the fence in `wake`: either this thread sees the changed count, or
+            // the turn sees this waiter.
+            fence(Ordering::SeqCst);
+            let is_met = condition.is_some_and(|condition| condition.is_met(&self.writes));
+            (!is_met).then(|| sleep(Some(pipe.reader.as_fd())))
+        })
     }
 
     /// Counts a busy turn, and wakes the threads whose condition it meets. With `wrote`, the

@@ -14,6 +14,7 @@ use nix::sys::time::TimeSpec;
 use uverbs::Errno;
 
 use crate::Result;
+use crate::cleanup::with_cleanup;
 use crate::segment::{PumpResult, Segment};
 use crate::udp::UdpWire;
 
@@ -201,12 +202,15 @@ impl Link {
     /// there is one already. One thread at a time.
     pub(crate) fn wait<T>(&self, sleep: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
-        let wire = &self.wire;
-        let arrived = wire.lock().unwrap_or_else(PoisonError::into_inner).arm();
-        let result = (!arrived).then(|| sleep(self.epoll.0.as_fd()));
-        self.sleepers.fetch_sub(1, Ordering::Relaxed);
-        self.slept.store(true, Ordering::Relaxed);
-        result
+        let end = || {
+            self.sleepers.fetch_sub(1, Ordering::Relaxed);
+            self.slept.store(true, Ordering::Relaxed);
+        };
+        with_cleanup(end, || {
+            let wire = &self.wire;
+            let arrived = wire.lock().unwrap_or_else(PoisonError::into_inner).arm();
+            (!arrived).then(|| sleep(self.epoll.0.as_fd()))
+        })
     }
 
     /// Wakes the network's thread.

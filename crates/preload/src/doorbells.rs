@@ -7,7 +7,8 @@
 
 use std::hint;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -151,21 +152,19 @@ fn is_traced() -> bool {
     tracer.is_some_and(|pid| pid.trim() != "0")
 }
 
-/// [`is_traced`], looked up at most every [`TRACER_INTERVAL`].
+/// [`is_traced`], looked up at most every [`TRACER_INTERVAL`]. Without a lock, which a child of
+/// fork could inherit.
 fn is_traced_now() -> bool {
-    use std::sync::Mutex;
-    static LAST: Mutex<Option<(Instant, bool)>> = Mutex::new(None);
-    let Ok(mut last) = LAST.lock() else {
-        return true;
-    };
-    match *last {
-        Some((at, traced)) if at.elapsed() < TRACER_INTERVAL => traced,
-        _ => {
-            let traced = is_traced();
-            *last = Some((Instant::now(), traced));
-            traced
-        }
+    static START: OnceLock<Instant> = OnceLock::new();
+    /// When the last look was due, in intervals since the start, and what it has found.
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    static TRACED: AtomicBool = AtomicBool::new(false);
+    let elapsed = START.get_or_init(Instant::now).elapsed();
+    let now = 1 + (elapsed.as_nanos() / TRACER_INTERVAL.as_nanos()) as u64;
+    if LAST.swap(now, Ordering::Relaxed) != now {
+        TRACED.store(is_traced(), Ordering::Relaxed);
     }
+    TRACED.load(Ordering::Relaxed)
 }
 
 /// The guard of all devices of the process.

@@ -47,6 +47,9 @@ unsafe fn poll_driving(
     let length = usize::try_from(count)
         .ok()
         .filter(|it| *it <= MAX_DESCRIPTORS)?;
+    if fds.is_null() && length != 0 {
+        return None;
+    }
     let waits = timeout != Some(Duration::ZERO);
     let device = process::waiting_device(waits)?;
     let empty = pollfd {
@@ -93,6 +96,8 @@ unsafe fn poll_driving(
     });
     drop(scope);
     match result {
+        // More than the program's limit of descriptors, with the devices' own.
+        Err(libc::EINVAL) => None,
         Ok(ready) => {
             for (index, entry) in entries[..length].iter().enumerate() {
                 // SAFETY: the caller passes that many entries.
@@ -129,6 +134,9 @@ unsafe fn epoll_driving(
     timeout: Option<Duration>,
     mask: *const sigset_t,
 ) -> Option<c_int> {
+    if fd < 0 || max <= 0 {
+        return None;
+    }
     let waits = timeout != Some(Duration::ZERO);
     process::waiting_device(waits).filter(|_| waits)?;
     let began = timeout.map(|_| Instant::now());
