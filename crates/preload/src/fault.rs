@@ -6,6 +6,7 @@
 //! access is repeated. All other faults are the program's: its actions for SIGSEGV and SIGBUS
 //! are kept here, and executed as the kernel would.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -77,8 +78,10 @@ pub(crate) fn install() {
     // SAFETY: a query of a constant.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     PAGE.store(usize::try_from(page).unwrap_or(4096), Ordering::Relaxed);
-    let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_fault;
-    let ours = simple_action(handler as usize, libc::SA_SIGINFO | libc::SA_ONSTACK);
+    let handler: extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_fault;
+    // The program's handler may ring a doorbell, or leave by longjmp(3) and do so then.
+    let flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+    let ours = simple_action(handler as usize, flags);
     for number in SIGNALS {
         if program_action(number).is_some_and(|action| action.load().is_some()) {
             continue;
@@ -101,13 +104,13 @@ pub(crate) fn exchange(number: c_int, new: Option<&libc::sigaction>) -> Option<l
     }
 }
 
-/// As [`exchange`], for `signal`.
-pub(crate) fn exchange_handler(number: c_int, handler: usize) -> Option<usize> {
-    let before = exchange(number, Some(&simple_action(handler, libc::SA_RESTART)))?;
+/// As [`exchange`], for `signal` and the like.
+pub(crate) fn exchange_handler(number: c_int, handler: usize, flags: c_int) -> Option<usize> {
+    let before = exchange(number, Some(&simple_action(handler, flags)))?;
     Some(before.sa_sigaction)
 }
 
-extern "C" fn on_fault(number: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+extern "C-unwind" fn on_fault(number: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     /// Codes of SIGSEGV: an address without a mapping, one that is protected; of SIGBUS: one
     /// beyond the end of the file.
     const SEGV_MAPERR: c_int = 1;
@@ -160,7 +163,19 @@ fn map(address: usize, placement: c_int) -> bool {
     mapped != -1 || errno() == libc::EEXIST
 }
 
-/// Executes the program's action, as the kernel would.
+/// Number of faults within each other in handlers that do not allow that, after which the
+/// process ends: the kernel would end it at the first, but handlers that were left by longjmp(3)
+/// are not told from others.
+const MAX_NESTED: u32 = 16;
+
+thread_local! {
+    /// The address of the frame that called the program's handler last, and how many such
+    /// frames may be above it.
+    static HANDLING: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
+}
+
+/// Executes the program's action, as the kernel would, except that the signals of faults are
+/// never blocked.
 fn forward_signal(number: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let default = simple_action(libc::SIG_DFL, 0);
     let action = program_action(number).and_then(AtomicCell::load);
@@ -169,7 +184,11 @@ fn forward_signal(number: c_int, code: c_int, info: *mut libc::siginfo_t, contex
     if action.sa_sigaction == libc::SIG_IGN && !is_fault {
         return;
     }
-    if matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
+    let frame = ptr::from_ref(&action).addr();
+    let outer = HANDLING.try_with(Cell::get).unwrap_or_default();
+    let depth = if frame < outer.0 { outer.1 + 1 } else { 1 };
+    let too_deep = depth > MAX_NESTED && action.sa_flags & libc::SA_NODEFER == 0;
+    if too_deep || matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN) {
         // SAFETY: the action is initialized. A fault occurs again, another signal is sent
         // again, and the default action ends the process.
         unsafe {
@@ -183,23 +202,20 @@ fn forward_signal(number: c_int, code: c_int, info: *mut libc::siginfo_t, contex
     if action.sa_flags & libc::SA_RESETHAND != 0 {
         swap_program_action(number, default);
     }
+    let _ = HANDLING.try_with(|it| it.set((frame, depth)));
     // SAFETY: the sets are initialized; the program has given this function for signals,
     // of the type that the flag tells.
     unsafe {
         libc::pthread_sigmask(libc::SIG_BLOCK, &raw const action.sa_mask, ptr::null_mut());
-        if action.sa_flags & libc::SA_NODEFER != 0 {
-            let mut this = MaybeUninit::uninit();
-            libc::sigemptyset(this.as_mut_ptr());
-            libc::sigaddset(this.as_mut_ptr(), number);
-            libc::pthread_sigmask(libc::SIG_UNBLOCK, this.as_ptr(), ptr::null_mut());
-        }
         if action.sa_flags & libc::SA_SIGINFO != 0 {
-            type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+            type Handler = extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void);
             let handler = std::mem::transmute::<usize, Handler>(action.sa_sigaction);
             handler(number, info, context);
         } else {
-            let handler = std::mem::transmute::<usize, extern "C" fn(c_int)>(action.sa_sigaction);
+            type Handler = extern "C-unwind" fn(c_int);
+            let handler = std::mem::transmute::<usize, Handler>(action.sa_sigaction);
             handler(number);
         }
     }
+    let _ = HANDLING.try_with(|it| it.set(outer));
 }

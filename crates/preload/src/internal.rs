@@ -10,7 +10,7 @@ use std::ffi::c_int;
 use crate::{real, table};
 
 thread_local! {
-    static INSIDE: Cell<Inside> = const { Cell::new(Inside { depth: 0, cancel_state: 0 }) };
+    static INSIDE: Cell<Inside> = const { Cell::new(Inside { depth: 0, cancel_state: 0, interrupted: false }) };
 }
 
 #[derive(Clone, Copy)]
@@ -19,6 +19,8 @@ struct Inside {
     depth: u32,
     /// Whether the program allows the cancellation of this thread, while there are scopes.
     cancel_state: c_int,
+    /// A signal handler of the program interrupts code of the devices.
+    interrupted: bool,
 }
 
 const PTHREAD_CANCEL_DISABLE: c_int = 1;
@@ -57,12 +59,24 @@ pub(crate) struct SuspendedScope(Option<Inside>);
 
 /// Leaves code of the devices, which calls the C library for the program.
 pub(crate) fn suspend() -> SuspendedScope {
+    leave(false)
+}
+
+/// Called when a signal handler of the program begins.
+pub(crate) fn interrupt() -> SuspendedScope {
+    leave(true)
+}
+
+fn leave(interrupted: bool) -> SuspendedScope {
     let outside = Inside {
         depth: 0,
         cancel_state: 0,
+        interrupted,
     };
+    if !is_internal() {
+        return SuspendedScope(None);
+    }
     let inside = INSIDE.try_with(|inside| inside.replace(outside)).ok();
-    let inside = inside.filter(|inside| inside.depth != 0);
     if let Some(inside) = &inside {
         set_cancel_state(inside.cancel_state);
     }
@@ -85,6 +99,7 @@ pub(crate) fn enter_scope() {
         let Inside {
             depth,
             mut cancel_state,
+            ..
         } = inside.get();
         if depth == 0 {
             cancel_state = set_cancel_state(PTHREAD_CANCEL_DISABLE);
@@ -92,6 +107,7 @@ pub(crate) fn enter_scope() {
         inside.set(Inside {
             depth: depth + 1,
             cancel_state,
+            interrupted: false,
         });
     });
 }
@@ -102,6 +118,7 @@ pub(crate) fn leave_scope() {
         let Inside {
             depth,
             cancel_state,
+            ..
         } = inside.get();
         if depth == 1 {
             set_cancel_state(cancel_state);
@@ -109,6 +126,7 @@ pub(crate) fn leave_scope() {
         inside.set(Inside {
             depth: depth.saturating_sub(1),
             cancel_state,
+            interrupted: false,
         });
     });
 }
@@ -117,6 +135,14 @@ pub(crate) fn leave_scope() {
 #[inline]
 pub(crate) fn is_internal() -> bool {
     INSIDE.try_with(|inside| inside.get().depth).unwrap_or(0) != 0
+}
+
+/// Returns whether this thread runs a signal handler of the program that interrupts code of the
+/// devices.
+pub(crate) fn is_interrupted() -> bool {
+    INSIDE
+        .try_with(|inside| inside.get().interrupted)
+        .unwrap_or(false)
 }
 
 /// Largest number of a descriptor above which the library's own are. It is small, since the

@@ -121,6 +121,20 @@ libc_functions! {
         number: c_int, new: *const libc::sigaction, old: *mut libc::sigaction
     ) -> c_int, -1;
     signal(number: c_int, handler: usize) -> usize, libc::SIG_ERR;
+    __sysv_signal(number: c_int, handler: usize) -> usize, libc::SIG_ERR;
+    sigset(number: c_int, handler: usize) -> usize, libc::SIG_ERR;
+    sighold(number: c_int) -> c_int, -1;
+    sigignore(number: c_int) -> c_int, -1;
+    sigblock(mask: c_int) -> c_int, -1;
+    sigsetmask(mask: c_int) -> c_int, -1;
+    pthread_attr_setsigmask_np(
+        attributes: *mut c_void, mask: *const libc::sigset_t
+    ) -> c_int, libc::ENOSYS;
+    // These do not return.
+    longjmp(environment: *mut c_void, value: c_int) -> c_int, -1;
+    _longjmp(environment: *mut c_void, value: c_int) -> c_int, -1;
+    siglongjmp(environment: *mut c_void, value: c_int) -> c_int, -1;
+    __longjmp_chk(environment: *mut c_void, value: c_int) -> c_int, -1;
     pthread_sigmask(
         how: c_int, set: *const libc::sigset_t, before: *mut libc::sigset_t
     ) -> c_int, libc::ENOSYS;

@@ -80,7 +80,49 @@ fn takes_signals(provider: Provider) {
     }
 }
 
+/// Threads that leave their waits, by cancellation or siglongjmp(3), leave frames to others.
+fn leaves_frames_to_others(provider: Provider) {
+    for mode in ["left cancel", "left jump"] {
+        measure(provider, mode, |_| true);
+    }
+}
+
+/// Handlers of faults, and of signals that interrupt the device, are as without it.
+fn handles_signals_as_without_devices(provider: Provider) {
+    let _turn = turn();
+    let world = World::new(provider, "roce");
+    let libraries = ["-libverbs", "-lpthread"];
+    let Some(program) = compiled("cc", "handlers.c", &libraries, &world.directory) else {
+        return;
+    };
+    let modes = [
+        "jump",
+        "jump_unmasked",
+        "nodefer",
+        "altstack",
+        "inside",
+        "nested",
+        "sysv",
+        "sigset",
+        "sighold",
+        "sigblock",
+        "sigsetmask",
+        "attribute",
+        "opens",
+        "actions",
+        "limit",
+    ];
+    for mode in modes {
+        world
+            .start(&format!("{} {mode}", program.display()), "output.txt")
+            .good();
+    }
+    world.finish();
+}
+
 with_each_provider! {
+    waits_that_are_left_leave_frames_to_others: leaves_frames_to_others;
+    handlers_are_as_without_devices: handles_signals_as_without_devices;
     work_between_polls_is_not_delayed: works_between_polls;
     a_post_wakes_the_sleeping_device: posts_while_another_waits;
     events_take_one_wake_up: exchanges_by_events;

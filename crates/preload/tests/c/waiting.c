@@ -11,6 +11,7 @@
  *   blocked                   nothing: posts with all signals blocked
  *   cancel                    nothing: ends threads that wait for an event
  *   signals                   nothing: signals arrive while a thread waits
+ *   left cancel|jump          nothing: threads leave their waits, others get messages
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -18,11 +19,13 @@
 #include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -356,6 +359,95 @@ static void connect_pair(struct ibv_qp *qp, int fd)
 					IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
+static int poll_queue(struct ibv_cq *cq);
+static sigjmp_buf left;
+
+static void jump(int number)
+{
+	siglongjmp(left, number);
+}
+
+static void *wait_for_nothing(void *unused)
+{
+	poll(NULL, 0, -1);
+	return unused;
+}
+
+static void *answer(void *qp)
+{
+	struct ibv_cq *cq = ((struct ibv_qp *)qp)->send_cq, *of;
+	struct ibv_wc wc;
+	void *unused;
+
+	for (;;) {
+		struct pollfd event = { .fd = cq->channel->fd, .events = POLLIN };
+
+		CHECK(poll(&event, 1, -1) == 1);
+		CHECK(!ibv_get_cq_event(cq->channel, &of, &unused));
+		ibv_ack_cq_events(of, 1);
+		CHECK(!ibv_req_notify_cq(cq, 0));
+		while (ibv_poll_cq(cq, 1, &wc)) {
+			CHECK(wc.status == IBV_WC_SUCCESS);
+			if (wc.opcode == IBV_WC_RECV)
+				post_send(qp);
+		}
+	}
+}
+
+/* Threads that have waited first leave their waits in one process; its answering threads still
+ * get the messages of the other one. */
+static void leave(const char *how, int fd, int answers)
+{
+	struct itimerval once = { .it_value = { 0, 100000 } };
+	struct ibv_cq *cqs[4];
+	struct ibv_qp *qps[4];
+	pthread_t threads[6], answering;
+	char byte = 0;
+
+	open_device();
+	for (int n = 0; n < 4; n++) {
+		CHECK((channel = ibv_create_comp_channel(context)));
+		CHECK((cqs[n] = ibv_create_cq(context, 64, NULL, channel, 0)));
+		qps[n] = create_qp(cqs[n]);
+		connect_pair(qps[n], fd);
+		for (int m = 0; m < 16; m++)
+			post_recv(qps[n]);
+		CHECK(!ibv_req_notify_cq(cqs[n], 0));
+	}
+	if (answers && !strcmp(how, "cancel")) {
+		for (int n = 0; n < 6; n++)
+			CHECK(!pthread_create(&threads[n], NULL, wait_for_nothing, NULL));
+		usleep(50000);
+	} else if (answers) {
+		signal(SIGALRM, jump);
+		CHECK(!setitimer(ITIMER_REAL, &once, NULL));
+		if (!sigsetjmp(left, 1))
+			wait_for_nothing(NULL);
+	}
+	for (int n = 0; answers && n < 4; n++)
+		CHECK(!pthread_create(&answering, NULL, answer, qps[n]));
+	usleep(100000);
+	for (int n = 0; answers && !strcmp(how, "cancel") && n < 6; n++) {
+		CHECK(!pthread_cancel(threads[n]));
+		CHECK(!pthread_join(threads[n], NULL));
+	}
+	usleep(300000);
+	CHECK(write(fd, &byte, 1) == 1 && read(fd, &byte, 1) == 1);
+	if (answers) {
+		/* Not interposed: this thread does not drive the device. */
+		_exit(recv(fd, &byte, 1, 0) != 1);
+	}
+	for (int n = 0; n < 40; n++) {
+		double began = now(CLOCK_MONOTONIC);
+
+		post_send(qps[n % 4]);
+		while (!poll_queue(cqs[n % 4]))
+			CHECK(now(CLOCK_MONOTONIC) - began < 5e6);
+		usleep(n % 3 * 200);
+	}
+	CHECK(write(fd, &byte, 1) == 1);
+}
+
 static int poll_cursor(struct ibv_cq_ex *cq)
 {
 	struct ibv_poll_cq_attr attr = { 0 };
@@ -514,6 +606,14 @@ int main(int argc, char **argv)
 		cancel();
 	} else if (!strcmp(mode, "signals")) {
 		signals();
+	} else if (!strcmp(mode, "left") && argc == 3) {
+		int fds[2], status, child;
+
+		connected(fds);
+		CHECK((child = fork()) >= 0);
+		close(fds[!!child]);
+		leave(argv[2], fds[!child], !child);
+		CHECK(waitpid(child, &status, 0) == child && !status);
 	} else if ((!strcmp(mode, "exchange") && argc == 4) ||
 		   (!strcmp(mode, "tcp") && argc == 3)) {
 		const char *how = argc == 4 ? argv[2] : "tcp";
