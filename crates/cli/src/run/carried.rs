@@ -97,12 +97,18 @@ fn own_directory(path: &Path) -> io::Result<()> {
     Err(io::Error::other(format!("{} {reason}", path.display())))
 }
 
+/// Returns whether only this user and root may rename their entries of a directory of this owner
+/// and mode.
+fn may_hold(owner: u32, mode: u32) -> bool {
+    let closed = mode & 0o022 == 0 || mode & libc::S_ISVTX != 0;
+    closed && [0, geteuid().as_raw()].contains(&owner)
+}
+
 /// Checks that nobody can exchange what is in a directory: others may write there only if they
-/// cannot rename what is not theirs.
+/// cannot rename what is not theirs, as the directory's owner always can.
 fn check_parent(path: &Path) -> io::Result<()> {
     let found = path.metadata()?;
-    let sticky = found.mode() & libc::S_ISVTX != 0;
-    match sticky || is_safe(&found) {
+    match may_hold(found.uid(), found.mode()) {
         true => Ok(()),
         false => Err(io::Error::other(format!(
             "{} could be changed by another user",
@@ -294,6 +300,9 @@ mod tests {
             fs::remove_file(path).unwrap();
             fs::rename(&moved, path).unwrap();
         }
+        let (own, other) = (geteuid().as_raw(), geteuid().as_raw() + 1);
+        assert!(may_hold(own, 0o1777) && may_hold(0, 0o1777) && !may_hold(own, 0o777));
+        assert!(!may_hold(other, 0o1777) && !may_hold(other, 0o755));
         let spaced = scratch.0.join("a b");
         assert!(LIBRARIES.unpack(&spaced).is_err() && !spaced.exists());
         assert!(!is_safe_file(&scratch.0.join("file")));
