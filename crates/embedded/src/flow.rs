@@ -115,7 +115,7 @@ impl Match {
     /// Adds a specification: values and mask of its fields.
     ///
     /// # Errors
-    /// EINVAL for unknown ones and wrong lengths; EOPNOTSUPP for others.
+    /// EINVAL for unknown fields and wrong lengths; EOPNOTSUPP for others.
     fn add(&mut self, kind: u32, parts: &[u8]) -> Result<()> {
         let (value, mask) = parts.split_at(parts.len() / 2);
         let length = match kind {
@@ -125,14 +125,24 @@ impl Match {
             TCP | UDP => 4,
             _ => return refuse(libc::EOPNOTSUPP),
         };
-        require(value.len() == length && mask.len() == length)?;
+        require(!mask.is_empty() && value.len() == mask.len())?;
+        // As in Linux: fields that the program does not know are not matched, and those that
+        // the device does not know must not be.
+        let known = length.min(mask.len());
+        require(mask[known..].iter().all(|byte| *byte == 0))?;
+        let fields = |part: &[u8]| {
+            let mut fields = [0; 40];
+            fields[..known].copy_from_slice(&part[..known]);
+            fields
+        };
+        let (value, mask) = (fields(value), fields(mask));
         match kind {
             ETHERNET => {
                 self.bytes(DESTINATION_MAC, &mask[..6], &value[..6]);
                 self.bytes(SOURCE_MAC, &mask[6..12], &value[6..12]);
                 self.bytes(ETHER_TYPE, &mask[12..14], &value[12..14]);
-                self.bytes(VLAN, &mask[14..], &value[14..]);
-                if mask[14..] != [0; 2] {
+                self.bytes(VLAN, &mask[14..16], &value[14..16]);
+                if mask[14..16] != [0; 2] {
                     self.field(TAGGED, 1, 1);
                 }
             }
@@ -167,7 +177,7 @@ impl Match {
                     _ => (UDP_PORTS, libc::IPPROTO_UDP),
                 };
                 self.bytes(at + 2, &mask[..2], &value[..2]);
-                self.bytes(at, &mask[2..], &value[2..]);
+                self.bytes(at, &mask[2..4], &value[2..4]);
                 self.field(PROTOCOL, PROTOCOL.largest(), protocol as u32);
             }
         }
@@ -533,7 +543,12 @@ mod tests {
         assert_eq!(what.value.0[0x10], 17);
         let errno = |kind, parts: &[u8]| Match::default().add(kind, parts).unwrap_err().raw();
         assert_eq!(errno(ETHERNET, &ethernet[1..]), libc::EINVAL);
-        assert_eq!(errno(TCP, &[0; 6]), libc::EINVAL);
+        assert_eq!(errno(TCP, &[]), libc::EINVAL);
+        let mut longer = [0; 10];
+        longer[4] = 1;
+        Match::default().add(TCP, &longer).unwrap();
+        longer[9] = 1;
+        assert_eq!(errno(TCP, &longer), libc::EINVAL, "an unknown field");
         assert_eq!(errno(0x32, &[0; 80]), libc::EOPNOTSUPP);
         let mut ipv6 = [0; 80];
         (ipv6[15], ipv6[36], ipv6[55], ipv6[76]) = (1, 6, 0xff, 0xff);
@@ -546,5 +561,15 @@ mod tests {
         Match::default().add(IPV4, &ipv4).unwrap();
         ipv4[23] = 1;
         assert_eq!(errno(IPV4, &ipv4), libc::EOPNOTSUPP);
+        // The addresses alone, as of `IBV_FLOW_SPEC_IPV4`.
+        let mut addresses = Match::default();
+        let parts = [0, 0, 0, 0, 10, 0, 0, 1, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff];
+        addresses.add(IPV4, &parts).unwrap();
+        let mut whole = Match::default();
+        let (value, mask) = parts.split_at(8);
+        let parts = [value, &[0; 4], mask, &[0; 4]].concat();
+        whole.add(IPV4, &parts).unwrap();
+        assert_eq!(addresses, whole);
+        assert_eq!(whole.value.0[0x3c..], [10, 0, 0, 1]);
     }
 }

@@ -100,6 +100,34 @@ static void exchange(struct side *a, struct side *b, int number, int checksums)
 	CHECK(b->memory[LENGTH - 1] == number);
 }
 
+/* Receives by addresses and ports, with the specification that has no other fields. */
+static void match_addresses(struct side *a, struct side *b)
+{
+	struct {
+		struct ibv_flow_attr attr;
+		struct ibv_flow_spec_eth eth;
+		struct ibv_flow_spec_ipv4 ip;
+		struct ibv_flow_spec_tcp_udp udp;
+	} __attribute__((packed, aligned(8))) rule = {
+		.attr = { .type = IBV_FLOW_ATTR_NORMAL, .size = sizeof(rule),
+			  .num_of_specs = 3, .port = 1 },
+		.eth = { .type = IBV_FLOW_SPEC_ETH, .size = sizeof(rule.eth) },
+		.ip = { .type = IBV_FLOW_SPEC_IPV4, .size = sizeof(rule.ip) },
+		.udp = { .type = IBV_FLOW_SPEC_UDP, .size = sizeof(rule.udp) },
+	};
+	struct ibv_flow *flow;
+
+	memcpy(rule.eth.val.dst_mac, udp, 6);
+	memset(rule.eth.mask.dst_mac, 0xff, 6);
+	memcpy(&rule.ip.val.dst_ip, udp + 30, 4);
+	memset(&rule.ip.mask.dst_ip, 0xff, 4);
+	memcpy(&rule.udp.val.dst_port, udp + 36, 2);
+	memset(&rule.udp.mask.dst_port, 0xff, 2);
+	CHECK((flow = ibv_create_flow(b->qp, (struct ibv_flow_attr *)&rule)));
+	exchange(a, b, 7, 0);
+	CHECK(!ibv_destroy_flow(flow));
+}
+
 static void count_frames(struct side *a, struct side *b)
 {
 	struct {
@@ -265,6 +293,7 @@ int main(void)
 	CHECK(!ibv_query_device(a.context, &device));
 	CHECK(device.device_cap_flags & IBV_DEVICE_RAW_IP_CSUM);
 	CHECK(device.device_cap_flags & IBV_DEVICE_MANAGED_FLOW_STEERING);
+	match_addresses(&a, &b);
 	count_frames(&a, &b);
 	change_headers(&a, &b);
 	segments(&a, &b);
