@@ -366,15 +366,15 @@ impl SendQueue {
     /// Fast path of [`SendQueue::push`]: a send, write or read on RC or UC, or a packet
     /// whose headers are not in the WQE, of one element or one short piece of inline data,
     /// that needs no fence and does not wrap around the queue's end. `data` replaces
-    /// `wr.data`, so that `wr` need not be copied. Returns false and pushes nothing if it
-    /// does not apply.
+    /// `wr.data`, so that `wr` need not be copied; an address is not read, so `A` is any
+    /// type. Returns false and pushes nothing if it does not apply.
     ///
     /// # Safety
     /// As for [`SendQueue::push`].
     // Without `always` the work request is passed in memory: 54 instructions of a raw
     // send.
     #[inline(always)]
-    pub unsafe fn push_fast(&mut self, wr: &SendWr<'_, Address>, data: Data<'_>) -> bool {
+    pub unsafe fn push_fast<A>(&mut self, wr: &SendWr<'_, A>, data: Data<'_>) -> bool {
         let Some(format) = self.formats.get(wr.opcode.0 as usize) else {
             return false;
         };
@@ -435,11 +435,11 @@ impl SendQueue {
     /// As for [`SendQueue::push`].
     // Without `always` the work request is passed in memory: 42 instructions of a send.
     #[inline(always)]
-    unsafe fn push_plain(
+    unsafe fn push_plain<A>(
         &mut self,
         format: &OperationFormat,
         control: impl FnOnce(&Self) -> u64,
-        wr: &SendWr<'_, Address>,
+        wr: &SendWr<'_, A>,
         data: Data<'_>,
     ) -> bool {
         let at = self.next;
@@ -541,10 +541,13 @@ impl SendQueue {
 
     /// Slow path of [`SendQueue::push`]: any work request.
     ///
+    /// # Errors
+    /// As for [`SendQueue::push`].
+    ///
     /// # Safety
     /// As for [`SendQueue::push`].
     #[inline(never)]
-    pub(crate) unsafe fn push_slow(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
+    pub unsafe fn push_slow(&mut self, wr: &SendWr<'_, Address>) -> Result<(), PostError> {
         let format = match self.formats.get(wr.opcode.0 as usize) {
             Some(format)
                 if format.control_word != 0 && (!format.changes_keys || self.changes_keys()) =>
@@ -768,12 +771,12 @@ impl SendQueue {
     /// There is room for a WQE at `at`.
     // Without `always` the work request is passed in memory: 30 instructions.
     #[inline(always)]
-    unsafe fn write_header(
+    unsafe fn write_header<A>(
         &self,
         at: u32,
         format: &OperationFormat,
         control: u64,
-        wr: &SendWr<'_, Address>,
+        wr: &SendWr<'_, A>,
         data_segments: u32,
     ) -> (u64, NonNull<u8>) {
         // SAFETY: as the caller says; the block has room for three segments.

@@ -104,15 +104,15 @@ impl SendQueue {
     }
 
     /// Fast path of [`SendQueue::push`]: a connected send, write or read of one element or one
-    /// short piece of inline data, `data` instead of `wr.data`. Returns false and does nothing
-    /// if it does not apply.
+    /// short piece of inline data, `data` instead of `wr.data`. It has no address, so `A` is
+    /// any type. Returns false and does nothing if it does not apply.
     ///
     /// # Safety
     /// As for [`SendQueue::push`].
     // As `SendQueue::push`.
     #[inline(always)]
-    pub unsafe fn push_fast(&mut self, wr: &SendWr<'_, u32>, data: Data<'_>) -> bool {
-        let (Destination::Connected, Operands::None) = (wr.destination, wr.operands) else {
+    pub unsafe fn push_fast<A>(&mut self, wr: &SendWr<'_, A>, data: Data<'_>) -> bool {
+        let (Destination::Connected, Operands::None) = (&wr.destination, &wr.operands) else {
             return false;
         };
         let Some(after) = self.producer.next_if_room(self.next) else {
@@ -146,10 +146,13 @@ impl SendQueue {
 
     /// Slow path of [`SendQueue::push`]: any work request.
     ///
+    /// # Errors
+    /// As for [`SendQueue::push`].
+    ///
     /// # Safety
     /// As for [`SendQueue::push`].
     #[inline(never)]
-    unsafe fn push_slow(&mut self, wr: &SendWr<'_, u32>) -> Result<(), PostError> {
+    pub unsafe fn push_slow(&mut self, wr: &SendWr<'_, u32>) -> Result<(), PostError> {
         let after = self.producer.after(self.next).ok_or(PostError::Full)?;
         // SAFETY: the device does not own the entry, which has room for `max_sge` elements or
         // `max_inline` bytes, and at least one element, behind the fixed part; inline data is
@@ -158,6 +161,7 @@ impl SendQueue {
             let entry = self.entry();
             let data = entry.add(1).cast::<u8>();
             write_header(entry, wr, matches!(wr.data, Data::Inline(_)));
+            write_destination(entry, wr);
             let (bytes, num_sge) = match (write_operands(entry, wr), wr.data) {
                 (Some(bytes), _) => (bytes, 0),
                 (None, Data::Sges(list)) => {
@@ -250,7 +254,7 @@ impl SendQueue {
 /// The entry is writable.
 // As `SendQueue::push`.
 #[inline(always)]
-unsafe fn write_header(entry: *mut SendWqe, wr: &SendWr<'_, u32>, inline: bool) {
+unsafe fn write_header<A>(entry: *mut SendWqe, wr: &SendWr<'_, A>, inline: bool) {
     let mut flags = wr.flags;
     flags.set(SendFlags::INLINE, inline);
     // SAFETY: as the caller says.
@@ -259,24 +263,36 @@ unsafe fn write_header(entry: *mut SendWqe, wr: &SendWr<'_, u32>, inline: bool) 
         (*entry).wr.opcode = wr.opcode.0;
         (*entry).wr.send_flags = flags.bits();
         (*entry).wr.ex = wr.imm_or_key;
-        if let Destination::Datagram {
-            address,
-            remote_qpn,
-            remote_qkey,
-        } = wr.destination
-        {
+        let is_addressed = matches!(wr.destination, Destination::Datagram { .. });
+        if !is_addressed && wr.opcode.0 & Opcode::SEND.0 == 0 {
+            // Reads and writes lack this bit of the opcode. Sends have it, except
+            // those that invalidate, for which the driver ignores these fields.
+            (*entry).wr.wr.rdma.remote_addr = wr.remote.addr;
+            (*entry).wr.wr.rdma.rkey = wr.remote.rkey;
+            (*entry).iova = wr.remote.addr;
+        }
+    }
+}
+
+/// Writes the destination of a datagram.
+///
+/// # Safety
+/// The entry is writable.
+unsafe fn write_destination(entry: *mut SendWqe, wr: &SendWr<'_, u32>) {
+    if let Destination::Datagram {
+        address,
+        remote_qpn,
+        remote_qkey,
+    } = wr.destination
+    {
+        // SAFETY: as the caller says.
+        unsafe {
             let ud = &raw mut (*entry).wr.wr.ud;
             (*ud).remote_qpn = remote_qpn;
             (*ud).remote_qkey = remote_qkey;
             (*ud).pkey_index = 0;
             (*ud).reserved = 0;
             (*ud).ah_num = *address;
-        } else if wr.opcode.0 & Opcode::SEND.0 == 0 {
-            // Reads and writes lack this bit of the opcode. Sends have it, except
-            // those that invalidate, for which the driver ignores these fields.
-            (*entry).wr.wr.rdma.remote_addr = wr.remote.addr;
-            (*entry).wr.wr.rdma.rkey = wr.remote.rkey;
-            (*entry).iova = wr.remote.addr;
         }
     }
 }

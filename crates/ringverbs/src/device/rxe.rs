@@ -1,7 +1,9 @@
 //! Objects of rdma_rxe, whose queues are allocated by the kernel and mapped.
 
 use ring::{IndexCheck, Retired, Span};
-use uverbs::{Cq, CqInit, PdHandle, PostError, QpCap, QpInit, Sge, Srq, SrqInit, SrqModify, Udata};
+use uverbs::{
+    Cq, CqInit, Data, PdHandle, PostError, QpCap, QpInit, Sge, Srq, SrqInit, SrqModify, Udata,
+};
 
 use super::send::addressed;
 use super::{
@@ -37,13 +39,17 @@ impl SendQueue {
     /// # Safety
     /// Inline data is readable.
     #[inline(always)]
-    pub unsafe fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        let wr = &addressed(wr, |address| match address {
+    pub unsafe fn push(&mut self, wr: &SendWr<'_>, data: Data<'_>) -> Result<(), PostError> {
+        // SAFETY: the caller's obligation.
+        if unsafe { self.queue.push_fast(wr, data) } {
+            return Ok(());
+        }
+        let wr = addressed(wr, data, |address| match address {
             Address::Rxe(number) => Some(number),
             _ => None,
         })?;
         // SAFETY: the caller's obligation.
-        unsafe { self.queue.push(wr) }
+        unsafe { self.queue.push_slow(&wr) }
     }
 
     /// # Safety

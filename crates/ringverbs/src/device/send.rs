@@ -28,7 +28,7 @@ impl SendQueue {
         for_device!(self, queue => queue.begin());
     }
 
-    /// Adds a work request to the batch.
+    /// Adds a work request to the batch, with `data` instead of `wr.data`.
     ///
     /// # Errors
     /// The device's refusal; an address of another device. The batch is unchanged.
@@ -36,10 +36,10 @@ impl SendQueue {
     /// # Safety
     /// Inline data is readable.
     #[inline(always)]
-    pub unsafe fn push(&mut self, wr: &SendWr<'_>) -> Result<()> {
+    pub unsafe fn push(&mut self, wr: &SendWr<'_>, data: Data<'_>) -> Result<()> {
         // SAFETY: the caller's obligation.
-        let pushed = unsafe { for_device!(self, queue => queue.push(wr)) };
-        pushed.map_err(|error| self.refused(error, wr.data))
+        let pushed = unsafe { for_device!(self, queue => queue.push(wr, data)) };
+        pushed.map_err(|error| self.refused(error, data))
     }
 
     /// Posts the batch, and rings the doorbell if there is anything in it.
@@ -112,13 +112,15 @@ pub(crate) fn inline_piece(bytes: &[u8]) -> Sge {
     }
 }
 
-/// Returns the work request with the address in the device crate's format.
+/// Returns a work request with this data for a device crate's slow path, which reads the address: in its
+/// format. The fast path takes the work request as it is.
 ///
 /// # Errors
 /// [`PostError::BadOperation`]: the address belongs to another device.
 #[inline]
 pub(super) fn addressed<'a, A>(
     wr: &SendWr<'a>,
+    data: Data<'a>,
     address_of: impl FnOnce(&'a Address) -> Option<&'a A>,
 ) -> Result<uverbs::SendWr<'a, A>, PostError> {
     let destination = match wr.destination {
@@ -154,7 +156,7 @@ pub(super) fn addressed<'a, A>(
         remote: wr.remote,
         operands: wr.operands,
         destination,
-        data: wr.data,
+        data,
     })
 }
 

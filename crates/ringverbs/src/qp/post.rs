@@ -176,7 +176,7 @@ impl SendHalf {
     #[inline]
     fn push_wr<D: Data>(&mut self, request: &mut WorkRequest<D>) -> Result<bool> {
         // SAFETY: inline data is borrowed by `request`.
-        self.push_wr_by(request, |queue, wr| unsafe { queue.push(wr) })
+        self.push_wr_by(request, |queue, wr| unsafe { queue.push(wr, wr.data) })
     }
 
     /// As [`push_wr`](Self::push_wr), with a function that pushes the work request.
@@ -233,7 +233,7 @@ impl SendHalf {
             ..SendWr::new(wr_id, Opcode::BIND_MW, flags)
         };
         // SAFETY: there is no inline data.
-        let pushed = unsafe { self.queue.push(&wr) };
+        let pushed = unsafe { self.queue.push(&wr, wr.data) };
         if pushed.is_err() {
             bind.not_posted();
         }
@@ -343,7 +343,7 @@ impl SendHalf {
                     ..*wr
                 };
                 // SAFETY: inline data is borrowed by `request`.
-                unsafe { queue.push(&wr) }
+                unsafe { queue.push(&wr, wr.data) }
             }),
         };
         match checked {

@@ -310,22 +310,16 @@ impl<D: Data> WorkRequest<D> {
         }
     }
 
-    /// Calls `post` with the work request for the device, with this identifier and these
-    /// flags. Not for a bind, whose operands depend on its window.
+    /// Returns the work request for the device, with this identifier, flags and data.
     #[inline]
-    pub(super) fn with_send_wr<R>(
-        &self,
-        (wr_id, flags): (u64, SendFlags),
-        (max_sge, domain): (u32, Identity),
-        post: impl FnOnce(&SendWr<'_>) -> Result<R>,
-    ) -> Result<R> {
+    fn send_wr<'a>(&'a self, (wr_id, flags): (u64, SendFlags), data: SendData<'a>) -> SendWr<'a> {
         let mut wr = SendWr::new(wr_id, self.opcode(), flags);
+        wr.data = data;
         match self.extra {
             Extra::None | Extra::Conflict(_) => {}
             Extra::Immediate(value) => wr.imm_or_key = value.to_be(),
             Extra::Invalidate(rkey) => wr.imm_or_key = rkey,
         }
-        let mut least = 0;
         match self.kind {
             Kind::Send | Kind::Bind => {}
             Kind::SendTo { qp_num, qkey } => {
@@ -344,7 +338,6 @@ impl<D: Data> WorkRequest<D> {
                     compare_add: compare,
                     swap,
                 };
-                least = 8;
             }
             Kind::FetchAdd { at, add } => {
                 wr.remote = at.into();
@@ -352,7 +345,6 @@ impl<D: Data> WorkRequest<D> {
                     compare_add: add,
                     swap: 0,
                 };
-                least = 8;
             }
             Kind::AtomicWrite { to, value } => {
                 wr.remote = to.into();
@@ -373,13 +365,26 @@ impl<D: Data> WorkRequest<D> {
             }
             Kind::LocalInvalidate { rkey } => wr.imm_or_key = rkey,
         }
+        wr
+    }
+
+    /// Calls `post` with the work request for the device, with this identifier and these
+    /// flags. Not for a bind, whose operands depend on its window.
+    #[inline]
+    pub(super) fn with_send_wr<R>(
+        &self,
+        id_and_flags: (u64, SendFlags),
+        (max_sge, domain): (u32, Identity),
+        post: impl FnOnce(&SendWr<'_>) -> Result<R>,
+    ) -> Result<R> {
+        let is_atomic = matches!(self.kind, Kind::CompareSwap { .. } | Kind::FetchAdd { .. });
         self.data.gather(max_sge, domain, |data| {
-            if least != 0 && length_of(data) < least {
+            if is_atomic && length_of(data) < 8 {
                 return Err(Error::Invalid {
                     what: "an atomic needs 8 bytes for the old value",
                 });
             }
-            post(&SendWr { data, ..wr })
+            post(&self.send_wr(id_and_flags, data))
         })
     }
 }

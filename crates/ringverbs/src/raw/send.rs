@@ -266,15 +266,11 @@ impl SendQueue<'_> {
         }
         match request.inline {
             // SAFETY: there is no inline data.
-            None => unsafe { self.queue.push(&request.wr) },
+            None => unsafe { self.queue.push(&request.wr, request.wr.data) },
             Some(bytes) => {
                 let piece = [inline_piece(bytes)];
-                let wr = SendWr {
-                    data: SendData::Inline(&piece),
-                    ..request.wr
-                };
                 // SAFETY: a slice is readable.
-                unsafe { self.queue.push(&wr) }
+                unsafe { self.queue.push(&request.wr, SendData::Inline(&piece)) }
             }
         }
     }

@@ -42,16 +42,20 @@ impl SendQueue {
     /// # Safety
     /// Inline data is readable.
     #[inline(always)]
-    pub unsafe fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        let wr = &addressed(wr, |address| match address {
+    pub unsafe fn push(&mut self, wr: &SendWr<'_>, data: Data<'_>) -> Result<(), PostError> {
+        // SAFETY: the caller's obligation.
+        if unsafe { self.queue.push_fast(wr, data) } {
+            return Ok(());
+        }
+        let wr = addressed(wr, data, |address| match address {
             Address::Mlx5(address) => Some(address),
             _ => None,
         })?;
-        if let Data::Sges(list) = wr.data {
+        if let Data::Sges(list) = data {
             check_length(list)?;
         }
         // SAFETY: the caller's obligation.
-        unsafe { self.queue.push(wr) }
+        unsafe { self.queue.push_slow(&wr) }
     }
 
     /// # Safety
