@@ -108,9 +108,9 @@ static void t_ud_too_long(void)
 {
 	struct op op;
 
+	open_pair((struct pair_opts){.type = IBV_QPT_UD});
 	if (!on_mlx5() && !kernel_at_least(6, 12))
 		SKIP("rdma_rxe of this kernel ends the queue pair (6.1)");
-	open_pair((struct pair_opts){.type = IBV_QPT_UD});
 	/* 40 bytes are the header's. */
 	post_recv(&p.b, 1, 0, 40 + 64);
 	op = op_a(IBV_WR_SEND, 5, 65);
