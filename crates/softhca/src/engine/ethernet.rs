@@ -214,6 +214,7 @@ impl<P: Platform> Core<P> {
         match pool.copy_of(LinkKind::Ethernet, frame) {
             Some(packet) => {
                 self.stats.ethernet_sent += 1;
+                self.stats.bytes_gathered += frame.len() as u64;
                 out.push(packet);
             }
             None => self.stats.ethernet_dropped += 1,
@@ -348,6 +349,7 @@ impl<P: Platform> Core<P> {
         let error = stored.err();
         let (checked, types) = verify_checksums(frame);
         self.stats.ethernet_received += 1;
+        self.stats.bytes_scattered += at as u64;
         self.complete(
             cqn,
             &Completion {

@@ -192,6 +192,11 @@ fn an_interface_receives_its_own_frames_if_its_tir_allows() {
     assert_eq!(interface.own_frames_received(), [1, 1, 0, 0]);
     interface.set_tir_loopback(UNICAST_FLAG | MULTICAST_FLAG);
     assert_eq!(interface.own_frames_received(), [1; 4]);
+    let stats = interface.driver.hca.stats();
+    assert_eq!(
+        (stats.bytes_gathered, stats.bytes_scattered),
+        (16 * 60, 8 * 60)
+    );
     interface.set_tir_loopback(0);
     assert_eq!(interface.own_frames_received(), [0; 4]);
     // The field select names another field.
