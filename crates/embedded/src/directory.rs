@@ -10,6 +10,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, open, openat};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
@@ -284,6 +285,16 @@ impl Directory {
         let found = fstat(&file).map_err(to_errno)?;
         let is_socket = found.st_mode & libc::S_IFMT == libc::S_IFSOCK;
         Ok(is_socket.then_some(file))
+    }
+
+    /// Returns when an entry was last added or removed.
+    pub(crate) fn modified(&self) -> Option<SystemTime> {
+        let found = fstat(&self.fd).ok()?;
+        let seconds = Duration::from_secs(found.st_mtime.try_into().ok()?);
+        let more = Duration::from_nanos(found.st_mtime_nsec.try_into().ok()?);
+        SystemTime::UNIX_EPOCH
+            .checked_add(seconds)?
+            .checked_add(more)
     }
 
     /// Connects to the listener at that name; `None` if there is none.

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::fcntl::Flock;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
@@ -38,6 +38,9 @@ const MAX_FRAMES: usize = 64;
 /// Longest time between two polls of the sockets under load. Only opening and closing of
 /// connections depends on them.
 const SOCKET_INTERVAL: Duration = Duration::from_millis(1);
+/// Longest time without a search for processes that frames for all should reach, and the age
+/// from which the directory's modification time tells later changes apart.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(100);
 /// First multicast LID.
 const MULTICAST_LID: u16 = 0xc000;
 
@@ -64,6 +67,9 @@ pub(crate) struct Segment {
     blocked: Option<(Packet, u16, Instant)>,
     /// When the sockets were last polled.
     sockets_polled: Option<Instant>,
+    /// The directory's modification time when all processes in it were connected to, and
+    /// when that was.
+    searched: Option<(SystemTime, Instant)>,
     /// Dropped last, so that the number is released after the socket is closed.
     _lock: Flock<File>,
 }
@@ -160,6 +166,7 @@ impl Segment {
             outgoing: VecDeque::new(),
             blocked: None,
             sockets_polled: None,
+            searched: None,
             _lock: lock,
         })
     }
@@ -219,6 +226,7 @@ impl Segment {
 
     fn push_all(&mut self, epoll: &Epoll) -> bool {
         let mut active = false;
+        let mut search = None;
         if self.outgoing.is_empty() {
             // This network has no delay, so the time does not matter.
             self.port.recv_all(0, MAX_FRAMES, &mut self.outgoing);
@@ -232,8 +240,11 @@ impl Segment {
                         FrameTarget::All => {
                             // Delivery to all is best effort.
                             let own = self.number;
+                            let search = *search.get_or_insert_with(|| self.search_is_due());
                             for to in (0..MAX_MEMBERS).filter(|to| *to != own) {
-                                self.send(to, &packet, epoll);
+                                if search || self.members[usize::from(to)].link.is_some() {
+                                    self.send(to, &packet, epoll);
+                                }
                             }
                             active = true;
                             continue;
@@ -258,6 +269,21 @@ impl Segment {
             member.stalled = true;
         }
         active
+    }
+
+    /// Returns whether processes may have joined since frames for all were last sent.
+    fn search_is_due(&mut self) -> bool {
+        let modified = self.directory.modified();
+        let done = |(time, at): (SystemTime, Instant)| {
+            Some(time) == modified && at.elapsed() < SEARCH_INTERVAL
+        };
+        if self.searched.is_some_and(done) {
+            return false;
+        }
+        // A younger time could be that of a later change as well.
+        let old = |time: &SystemTime| time.elapsed().is_ok_and(|age| age > SEARCH_INTERVAL);
+        self.searched = modified.filter(old).map(|time| (time, Instant::now()));
+        true
     }
 
     /// Sends a frame; drops it if the member does not exist. Returns false if there is no
@@ -475,6 +501,45 @@ mod tests {
         device.send(0, frame(&pool, 1));
         segment.pump(&poll, false);
         assert!(read(&mut slow));
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    #[test]
+    fn frames_for_all_search_for_processes_only_if_some_may_have_joined() {
+        let name = format!("segment-search-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let directory = Arc::new(Directory::open(&path, Sharing::Own).unwrap());
+        let fabrics = [1, 2].map(Fabric::new);
+        let polls = [(); 2].map(|()| epoll().unwrap());
+        let join = |at: usize| {
+            let directory = Arc::clone(&directory);
+            Segment::join(directory, &fabrics[at], Pool::new(), &polls[at]).unwrap()
+        };
+        let mut first = join(0);
+        assert!(first.search_is_due());
+        std::thread::sleep(2 * SEARCH_INTERVAL);
+        assert!(first.search_is_due());
+        // A busy machine may need longer than the interval until here.
+        let (time, _) = first.searched.expect("the time is old enough");
+        first.searched = Some((time, Instant::now() + Duration::from_secs(60)));
+        assert!(!first.search_is_due());
+        let mut second = join(1);
+        let [sender, receiver] = [(0, 1), (1, 2)].map(|(at, number): (usize, u8)| {
+            fabrics[at].port(softhca::fabric::PortConfig::ethernet([
+                2, 0, 0, 0, 1, number,
+            ]))
+        });
+        let mut everybody = [0xff; 64];
+        everybody[6..12].copy_from_slice(&[2, 0, 0, 0, 1, 1]);
+        let packet = first.pool.copy_of(LinkKind::Ethernet, &everybody);
+        sender.send(0, packet.unwrap());
+        first.pump(&polls[0], true);
+        for _ in 0..3 {
+            second.pump(&polls[1], true);
+        }
+        let mut received = VecDeque::new();
+        receiver.recv_all(0, 8, &mut received);
+        assert_eq!(received.len(), 1);
         std::fs::remove_dir_all(&path).unwrap();
     }
 
