@@ -27,9 +27,9 @@ const fn limits(operation: &'static str, instructions: [f64; 2], ratio: Option<f
 /// The rows of the tables. Calls of one operation include a few instructions for the
 /// dispatch on the device.
 const OPERATIONS: [Limits; 9] = [
-    limits("poll/1", [49.0, 167.0], None),
+    limits("poll/1", [49.0, 169.0], None),
     limits("poll/16", [12.0, 118.0], Some(1.2)),
-    limits("poll-empty/1", [23.0, 30.0], None),
+    limits("poll-empty/1", [23.0, 31.0], None),
     limits("send/1", [146.0, 226.0], None),
     limits("send/16", [110.0, 184.0], Some(1.5)),
     limits("send-inline/1", [173.0, 216.0], None),
