@@ -29,7 +29,8 @@ pub struct LocalAddress {
 
 impl Context {
     /// Returns a port's address with the preferred GID: the RoCE v2 GID of an IPv4
-    /// address, else another RoCE v2 GID, else the first GID.
+    /// address, else another RoCE v2 GID, else the first GID. A loopback address comes after
+    /// the others: it does not show which network the port is on.
     ///
     /// # Errors
     /// [`Error::NoGid`]; EINVAL if there is no such port.
@@ -39,9 +40,10 @@ impl Context {
             .iter()
             .filter(|entry| entry.port == port)
             .min_by_key(|entry| match (entry.is_roce_v2(), entry.gid.is_ipv4()) {
-                (true, true) => 0,
+                (true, true) if entry.gid.0[12] != 127 => 0,
                 (true, false) => 1,
-                _ => 2,
+                (true, true) => 2,
+                _ => 3,
             })
             .ok_or(Error::NoGid { port })?;
         self.local_address_with(port, gid.index)
