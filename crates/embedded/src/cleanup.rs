@@ -1,4 +1,4 @@
-//! What a thread that waits must undo, if the wait does not end by itself.
+//! Cleanup of a wait that the program leaves before it has ended.
 //!
 //! The program may leave a call that waits: by the cancellation of the thread, which unwinds
 //! it, or by siglongjmp(3) from a signal handler, which does not.

@@ -20,7 +20,7 @@ const FIRST_SUBNET: u8 = 80;
 const IPV6_PREFIX: [u8; 7] = [0xfd, 0x52, 0x56, 0, 0, 0, 0];
 const LINK_LOCAL: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
 
-/// What the address of an entry is.
+/// The kind of address of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Address {
     LinkLocal,

@@ -19,11 +19,11 @@ pub struct Resource {
     pub context: u32,
     /// The number of its protection domain, if it has one.
     pub pd: Option<u32>,
-    /// What it is.
+    /// Its kind, with the attributes of that kind.
     pub kind: ResourceKind,
 }
 
-/// What an object is.
+/// The kind of an object, with its attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResourceKind {
     /// An open device.
@@ -57,7 +57,7 @@ pub enum ResourceKind {
     },
 }
 
-/// What a queue pair is, as the query of its attributes returns it.
+/// Attributes of a queue pair, as a query returns them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePairResource {
     /// Type.

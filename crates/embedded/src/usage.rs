@@ -1,4 +1,4 @@
-//! What a program and the processes that it starts have used: devices opened, bytes moved.
+//! Usage of a program and the processes that it starts: devices opened, bytes moved.
 //!
 //! Each process adds to a file that is mapped in all of them. Whoever started the program
 //! reads it afterwards; so a process counts whichever way it ended.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::internal;
 
-/// Who calls a function.
+/// The caller of a function.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin {
     Program,

@@ -1,4 +1,4 @@
-//! What the system shows of embedded devices, beside what the verbs say.
+//! Files and netlink answers about embedded devices, compared with the verbs.
 
 #[macro_use]
 mod common;

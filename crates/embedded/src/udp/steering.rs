@@ -180,7 +180,7 @@ pub(super) fn record(member: &Member, local: ScopedAddress, socket: &OwnedFd, pr
     );
 }
 
-/// What probes have found: the members by socket index.
+/// Results of probes: the members by socket index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Findings {
     token: u64,
