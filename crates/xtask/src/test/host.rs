@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::env;
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -95,41 +96,34 @@ fn on_aarch64() -> Line {
     }
 }
 
-/// Runs the test of `install --replace-libmlx5`, with our library and programs of the
-/// system.
-fn replace_libmlx5() -> Line {
-    const WHAT: &str = "libmlx5 replaced by ours";
-    match dist::dist() {
+/// Runs a test of what `dist` has made.
+fn test_of_dist(what: &'static str, dist: Result<PathBuf>, package: &str, test: &str) -> Line {
+    match dist {
         Ok(dist) => {
-            let mut test = cargo(&["test", "-p", "xtask", "--test", "replace_libmlx5"]);
-            run_tests(WHAT, test.env("RINGVERBS_DIST", dist))
+            let mut test = cargo(&["test", "-p", package, "--test", test]);
+            run_tests(what, test.env("RINGVERBS_DIST", dist))
         }
         Err(error) => {
-            eprintln!("{WHAT}: {error:#}");
+            eprintln!("{what}: {error:#}");
             Line {
                 failed: 1,
-                ..Line::new(WHAT)
+                ..Line::new(what)
             }
         }
     }
 }
 
+/// Runs the test of `install --replace-libmlx5`, with our library and programs of the
+/// system.
+fn replace_libmlx5() -> Line {
+    let what = "libmlx5 replaced by ours";
+    test_of_dist(what, dist::dist(), "xtask", "replace_libmlx5")
+}
+
 /// Runs the test of the command alone, as it is copied to other hosts.
 fn one_file() -> Line {
-    const WHAT: &str = "the command in one file";
-    match dist::dist_with_command() {
-        Ok(dist) => {
-            let mut test = cargo(&["test", "-p", "ringverbs-cli", "--test", "one_file"]);
-            run_tests(WHAT, test.env("RINGVERBS_DIST", dist))
-        }
-        Err(error) => {
-            eprintln!("{WHAT}: {error:#}");
-            Line {
-                failed: 1,
-                ..Line::new(WHAT)
-            }
-        }
-    }
+    let what = "the command in one file";
+    test_of_dist(what, dist::dist_with_command(), "ringverbs-cli", "one_file")
 }
 
 /// Runs a step in a thread with a low priority.
