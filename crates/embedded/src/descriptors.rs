@@ -10,7 +10,7 @@ use uverbs::kernel::Kernel;
 
 use crate::Result;
 use crate::embedded::Embedded;
-use crate::files::{ContextFile, File};
+use crate::files::{ContextFile, File, UarCounts};
 use crate::kernel::EmbeddedKernel;
 
 /// Translates between the descriptors of a device and those of a program, which it may
@@ -66,6 +66,18 @@ impl Embedded {
     /// that [`mapping_offset`](Self::mapping_offset) allows it.
     pub fn is_doorbell_page(offset: i64) -> bool {
         crate::files::is_doorbell_page(offset)
+    }
+
+    /// Returns the number of UARs of all open devices of the process. A caller that watches
+    /// their pages ([`guard_doorbells`](crate::guard_doorbells)) sees by it whether it knows all.
+    pub fn uar_counts() -> UarCounts {
+        crate::files::uar_counts()
+    }
+
+    /// Returns whether the page at this offset of a descriptor's file is that of a UAR that
+    /// the program has allocated.
+    pub fn is_allocated_uar(offset: i64) -> bool {
+        crate::files::is_allocated_uar(offset)
     }
 
     /// Returns the port's GID table; empty entries are zero.

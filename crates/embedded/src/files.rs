@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -117,7 +117,7 @@ pub(crate) struct ContextFile {
     pub(crate) uar: Option<u32>,
     /// Transport domain of its raw packet queue pairs, made for the first of them.
     pub(crate) transport_domain: Option<u32>,
-    /// The program allocates all of its UARs.
+    /// The program allocates all of its UARs; set by [`ContextFile::set_initialized`].
     pub(crate) allocates_uars: bool,
     /// Its device memory.
     pub(crate) memory: ContextMemory,
@@ -182,8 +182,40 @@ pub(crate) fn is_doorbell_page(offset: i64) -> bool {
     number != CLOCK_RECORD && !memory.contains(&number)
 }
 
+/// Returns whether the page at this offset of the context's file is that of a UAR that the
+/// program has allocated.
+pub(crate) fn is_allocated_uar(offset: i64) -> bool {
+    let page = mmap_rs::MmapOptions::page_size() as i64;
+    u32::try_from(offset / page).is_ok_and(|number| number >= FIRST_SLOT)
+}
+
 /// Number of devices opened so far.
 static OPENED: AtomicU64 = AtomicU64::new(0);
+static CONTEXTS_WITH_UARS: AtomicUsize = AtomicUsize::new(0);
+static ALLOCATED_UARS: AtomicUsize = AtomicUsize::new(0);
+static UAR_CHANGES: AtomicU64 = AtomicU64::new(0);
+
+/// The UARs of all open devices of the process, which the program maps after it has got them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UarCounts {
+    /// Number of contexts that have UARs from the beginning.
+    pub contexts: usize,
+    /// Number of UARs that the program has allocated, each with a page of its own.
+    pub allocated: usize,
+    /// Number of changes so far.
+    pub changes: u64,
+}
+
+/// Returns the number of UARs now.
+pub(crate) fn uar_counts() -> UarCounts {
+    // First: with an older number of changes the caller only asks again.
+    let changes = UAR_CHANGES.load(Ordering::Acquire);
+    UarCounts {
+        contexts: CONTEXTS_WITH_UARS.load(Ordering::Relaxed),
+        allocated: ALLOCATED_UARS.load(Ordering::Relaxed),
+        changes,
+    }
+}
 
 impl ContextFile {
     /// Opens a device. Returns it with its descriptor, which the file owns.
@@ -294,12 +326,23 @@ impl ContextFile {
         index / PER_UAR * NUMBERED_PER_UAR + index % PER_UAR
     }
 
+    /// Called when GET_CONTEXT was executed. Unless the program allocates UARs, the context
+    /// has some from now on.
+    pub(crate) fn set_initialized(&mut self, allocates_uars: bool) {
+        self.initialized = true;
+        self.allocates_uars = allocates_uars;
+        CONTEXTS_WITH_UARS.fetch_add(usize::from(!allocates_uars), Ordering::Relaxed);
+        UAR_CHANGES.fetch_add(1, Ordering::Release);
+    }
+
     /// Allocates a slot for a UAR; `None` if all are in use.
     pub(crate) fn allocate_uar_slot(&mut self) -> Option<u32> {
         let mut words = self.uar_slots.iter_mut().zip(0..);
         let (word, index) = words.find(|(word, _)| **word != u64::MAX)?;
         let bit = word.trailing_ones();
         *word |= 1 << bit;
+        ALLOCATED_UARS.fetch_add(1, Ordering::Relaxed);
+        UAR_CHANGES.fetch_add(1, Ordering::Release);
         Some(index * u64::BITS + bit)
     }
 
@@ -307,6 +350,8 @@ impl ContextFile {
     pub(crate) fn free_uar_slot(&mut self, slot: u32) {
         if let Some(word) = self.uar_slots.get_mut((slot / u64::BITS) as usize) {
             *word &= !(1 << (slot % u64::BITS));
+            ALLOCATED_UARS.fetch_sub(1, Ordering::Relaxed);
+            UAR_CHANGES.fetch_add(1, Ordering::Release);
         }
     }
 
@@ -316,6 +361,16 @@ impl ContextFile {
         if let Some(own) = index.checked_sub(REGISTERS - EXCLUSIVE_REGISTERS) {
             self.exclusive &= !(1 << own);
         }
+    }
+}
+
+impl Drop for ContextFile {
+    fn drop(&mut self) {
+        let slots: u32 = self.uar_slots.iter().map(|word| word.count_ones()).sum();
+        ALLOCATED_UARS.fetch_sub(slots as usize, Ordering::Relaxed);
+        let had_uars = self.initialized && !self.allocates_uars;
+        CONTEXTS_WITH_UARS.fetch_sub(usize::from(had_uars), Ordering::Relaxed);
+        UAR_CHANGES.fetch_add(1, Ordering::Release);
     }
 }
 

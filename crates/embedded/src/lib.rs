@@ -88,6 +88,7 @@ pub use descriptors::Descriptors;
 pub use device::Drive;
 pub use directory::Sharing;
 pub use embedded::Embedded;
+pub use files::UarCounts;
 pub use gids::{GidTable, GidTableError};
 pub use memory::last_accesses;
 pub use network::Network;

@@ -233,9 +233,8 @@ impl State {
             uar = Some(made?);
         }
         let context = self.context(fd)?;
-        context.initialized = true;
+        context.set_initialized(long(&requested, LIBRARY) & ALLOCATES_UARS != 0);
         (context.uid, context.uar) = (uid, uar);
-        context.allocates_uars = long(&requested, LIBRARY) & ALLOCATES_UARS != 0;
         let answer = driver_context(context, request.room(ATTR_UHW_OUT));
         if !context.allocates_uars {
             let id = context.id;

@@ -4,6 +4,10 @@
 //! sleeps, the pages are write-protected: the first doorbell is a fault, whose handler makes
 //! the page writable and wakes the thread. A page that has never been written stays
 //! protected, so that pages without queues cost nothing.
+//!
+//! UCX rewrites the first bytes of `mmap` and others, and makes the system calls itself. Hence
+//! the pages are counted: if they are not as many as the devices' UARs, they are looked up in
+//! the process's memory map.
 
 use std::hint;
 use std::ops::Range;
@@ -12,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use embedded::DoorbellGuard;
+use embedded::{DoorbellGuard, Embedded, UarCounts};
 
 use crate::fault::page_size;
 use crate::process;
@@ -24,6 +28,12 @@ const MAX_PAGES: usize = 4096;
 const PROTECTED: usize = 1;
 const WRITABLE: usize = 2;
 const STATE: usize = PROTECTED | WRITABLE;
+/// Set in an entry for a UAR that the program has allocated; the others come with a context.
+const ALLOCATED: usize = 4;
+const FLAGS: usize = STATE | ALLOCATED;
+/// Bounds of the interval between two looks for unknown pages; it doubles each time.
+const MIN_SEARCH_INTERVAL: Duration = Duration::from_millis(10);
+const MAX_SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between two looks for a debugger.
 const TRACER_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -81,11 +91,17 @@ fn set_writable(page: usize, writable: bool) -> bool {
     unsafe { real::mprotect(page as *mut libc::c_void, page_size(), protection) == 0 }
 }
 
-/// Adds a page that the program has mapped.
-pub(crate) fn add(page: usize) {
+/// Adds a page that the program has mapped; `allocated` if it is that of a UAR that the program
+/// has allocated.
+pub(crate) fn add(page: usize, allocated: bool) {
     let _lock = Lock::take();
+    insert(page, allocated);
+}
+
+fn insert(page: usize, allocated: bool) {
     let protected = !is_traced() && set_writable(page, false);
-    let entry = page | if protected { PROTECTED } else { WRITABLE };
+    let kind = if allocated { ALLOCATED } else { 0 };
+    let entry = page | kind | if protected { PROTECTED } else { WRITABLE };
     for (index, slot) in PAGES.iter().enumerate() {
         if slot.load(Ordering::Relaxed) == 0 {
             slot.store(entry, Ordering::Release);
@@ -101,7 +117,7 @@ pub(crate) fn add(page: usize) {
 
 /// Removes the pages of a range, before the program unmaps, moves or protects it.
 pub(crate) fn remove(range: &Range<usize>) {
-    let is_inside = |slot: &AtomicUsize| range.contains(&(slot.load(Ordering::Relaxed) & !STATE));
+    let is_inside = |slot: &AtomicUsize| range.contains(&(slot.load(Ordering::Relaxed) & !FLAGS));
     if !pages().iter().any(is_inside) {
         return;
     }
@@ -109,7 +125,7 @@ pub(crate) fn remove(range: &Range<usize>) {
     for slot in pages().iter().filter(|slot| is_inside(slot)) {
         let entry = slot.swap(0, Ordering::AcqRel);
         if entry & PROTECTED != 0 {
-            set_writable(entry & !STATE, true);
+            set_writable(entry & !FLAGS, true);
         }
     }
 }
@@ -117,7 +133,7 @@ pub(crate) fn remove(range: &Range<usize>) {
 /// As [`remove`], if the pages stay mapped with other addresses or rights: their doorbells
 /// are no longer noticed.
 pub(crate) fn remove_mapped(range: &Range<usize>) {
-    let page = |slot: &AtomicUsize| slot.load(Ordering::Relaxed) & !STATE;
+    let page = |slot: &AtomicUsize| slot.load(Ordering::Relaxed) & !FLAGS;
     if pages().iter().any(|slot| range.contains(&page(slot))) {
         INCOMPLETE.store(true, Ordering::Relaxed);
         remove(range);
@@ -128,7 +144,7 @@ pub(crate) fn remove_mapped(range: &Range<usize>) {
 /// wakes the device's thread. Runs in a signal handler.
 pub(crate) fn unprotect(address: usize) -> bool {
     let page = address & !(page_size() - 1);
-    let is_page = |slot: &&AtomicUsize| slot.load(Ordering::Relaxed) & !STATE == page;
+    let is_page = |slot: &&AtomicUsize| slot.load(Ordering::Relaxed) & !FLAGS == page;
     let Some(slot) = pages().iter().find(is_page).filter(|_| page != 0) else {
         return false;
     };
@@ -137,8 +153,11 @@ pub(crate) fn unprotect(address: usize) -> bool {
     }
     // Afterwards: a page that is marked protected is not protected again, so the thread,
     // which is woken below, would not notice later doorbells.
-    let order = Ordering::AcqRel;
-    let _ = slot.compare_exchange(page | PROTECTED, page | WRITABLE, order, Ordering::Relaxed);
+    let entry = slot.load(Ordering::Relaxed);
+    if entry & PROTECTED != 0 && entry & !FLAGS == page {
+        let order = Ordering::AcqRel;
+        let _ = slot.compare_exchange(entry, entry ^ STATE, order, Ordering::Relaxed);
+    }
     process::doorbell_rung();
     true
 }
@@ -152,19 +171,115 @@ fn is_traced() -> bool {
     tracer.is_some_and(|pid| pid.trim() != "0")
 }
 
+/// Returns the time since the first call.
+fn milliseconds() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_millis() as u64
+}
+
 /// [`is_traced`], looked up at most every [`TRACER_INTERVAL`]. Without a lock, which a child of
 /// fork could inherit.
 fn is_traced_now() -> bool {
-    static START: OnceLock<Instant> = OnceLock::new();
     /// When the last look was due, in intervals since the start, and what it has found.
     static LAST: AtomicU64 = AtomicU64::new(0);
     static TRACED: AtomicBool = AtomicBool::new(false);
-    let elapsed = START.get_or_init(Instant::now).elapsed();
-    let now = 1 + (elapsed.as_nanos() / TRACER_INTERVAL.as_nanos()) as u64;
+    let now = 1 + milliseconds() / TRACER_INTERVAL.as_millis() as u64;
     if LAST.swap(now, Ordering::Relaxed) != now {
         TRACED.store(is_traced(), Ordering::Relaxed);
     }
     TRACED.load(Ordering::Relaxed)
+}
+
+/// Returns whether the table has the pages of all UARs, and no others. The lock is held.
+fn knows_all_pages() -> bool {
+    /// One more than the number of changes at which all pages were known.
+    static KNOWN: AtomicU64 = AtomicU64::new(0);
+    static NEXT_SEARCH: AtomicU64 = AtomicU64::new(0);
+    static INTERVAL: AtomicU64 = AtomicU64::new(0);
+    let uars = Embedded::uar_counts();
+    if KNOWN.load(Ordering::Relaxed) == uars.changes + 1 {
+        return true;
+    }
+    if !are_as_many(uars) {
+        let now = milliseconds();
+        if now < NEXT_SEARCH.load(Ordering::Relaxed) {
+            return false;
+        }
+        search();
+        if !are_as_many(uars) {
+            let shortest = MIN_SEARCH_INTERVAL.as_millis() as u64;
+            let longest = MAX_SEARCH_INTERVAL.as_millis() as u64;
+            let interval = INTERVAL.load(Ordering::Relaxed).clamp(shortest, longest);
+            NEXT_SEARCH.store(now + interval, Ordering::Relaxed);
+            INTERVAL.store(interval * 2, Ordering::Relaxed);
+            return false;
+        }
+    }
+    INTERVAL.store(0, Ordering::Relaxed);
+    KNOWN.store(uars.changes + 1, Ordering::Relaxed);
+    true
+}
+
+/// Returns whether there is a page for each UAR that the program has allocated, and at least one
+/// for each context that has others.
+fn are_as_many(uars: UarCounts) -> bool {
+    let (mut allocated, mut others) = (0, 0);
+    for slot in pages() {
+        match slot.load(Ordering::Relaxed) {
+            0 => {}
+            entry if entry & ALLOCATED != 0 => allocated += 1,
+            _ => others += 1,
+        }
+    }
+    allocated == uars.allocated && others >= uars.contexts && (others == 0) == (uars.contexts == 0)
+}
+
+/// Puts pages of doorbells into the table, and takes others out of it, as the memory map says.
+fn search() {
+    // Without it nothing is known, and nothing changes.
+    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else {
+        return;
+    };
+    let mappings: Vec<_> = maps.lines().filter_map(registers).collect();
+    for slot in pages() {
+        let page = slot.load(Ordering::Relaxed) & !FLAGS;
+        if !mappings.iter().any(|it| it.pages.contains(&page)) {
+            // Another mapping may be there by now: its protection stays.
+            slot.store(0, Ordering::Release);
+        }
+    }
+    for mapping in mappings.iter().filter(|it| it.is_writable) {
+        for page in mapping.pages.clone().step_by(page_size()) {
+            let offset = (mapping.offset + (page - mapping.pages.start)) as i64;
+            let known = |slot: &AtomicUsize| slot.load(Ordering::Relaxed) & !FLAGS == page;
+            if Embedded::is_doorbell_page(offset) && !pages().iter().any(known) {
+                insert(page, Embedded::is_allocated_uar(offset));
+            }
+        }
+    }
+}
+
+/// A part of a context's file that is mapped.
+#[derive(Debug, PartialEq, Eq)]
+struct Mapping {
+    pages: Range<usize>,
+    is_writable: bool,
+    offset: usize,
+}
+
+/// Returns the mapping of a line of a memory map, if it is one of a context's file.
+fn registers(line: &str) -> Option<Mapping> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let number = |text| usize::from_str_radix(text, 16).ok();
+    let rights = words.next()?;
+    let offset = number(words.next()?)?;
+    let name = words.nth(2)?;
+    (name == "/memfd:ringverbs-registers").then_some(Mapping {
+        pages: number(start)?..number(end)?,
+        is_writable: rights.contains('w'),
+        offset,
+    })
 }
 
 /// The guard of all devices of the process.
@@ -176,14 +291,16 @@ impl DoorbellGuard for Guard {
             return false;
         }
         let _lock = Lock::take();
+        if !knows_all_pages() {
+            return false;
+        }
         for slot in pages() {
             let entry = slot.load(Ordering::Relaxed);
             // Marked first: see `unprotect`.
             let order = Ordering::AcqRel;
             if entry & WRITABLE != 0 {
-                let page = entry & !STATE;
-                let marked =
-                    slot.compare_exchange(entry, page | PROTECTED, order, Ordering::Relaxed);
+                let page = entry & !FLAGS;
+                let marked = slot.compare_exchange(entry, entry ^ STATE, order, Ordering::Relaxed);
                 if marked.is_ok() && !set_writable(page, false) {
                     slot.store(entry, Ordering::Release);
                     return false;
@@ -191,5 +308,30 @@ impl DoorbellGuard for Guard {
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memory_map_names_registers() {
+        let line = "7fc66754e000-7fc667550000 -w-s 00902000 00:01 1466    \
+                    /memfd:ringverbs-registers (deleted)";
+        let found = registers(line).unwrap();
+        assert_eq!(found.pages, 0x7fc6_6754_e000..0x7fc6_6755_0000);
+        assert!(found.is_writable && found.offset == 0x90_2000);
+        let protected = registers(&line.replace("-w-s", "r--s")).unwrap();
+        assert!(!protected.is_writable);
+        for other in [
+            line.replace("registers", "frames"),
+            line.replace("7fc667550000", "z"),
+            line.replace('-', ""),
+            "7fc657eff000-7fc658000000 rw-p 00000000 00:00 0".to_owned(),
+            String::new(),
+        ] {
+            assert_eq!(registers(&other), None, "{other}");
+        }
     }
 }

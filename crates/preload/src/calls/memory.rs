@@ -115,7 +115,7 @@ export! {
                 let mapped =
                     unsafe { real::mmap(address, length, protection, flags, fd, offset) };
                 if has_doorbells && mapped != libc::MAP_FAILED {
-                    doorbells::add(mapped as usize);
+                    doorbells::add(mapped as usize, Embedded::is_allocated_uar(offset));
                 }
                 mapped
             }
