@@ -8,8 +8,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ringverbs_softhca::packet::{LinkKind, View};
-use ringverbs_softhca::transport::hostile;
+use ringverbs_roce::packet::{LinkKind, View};
+use ringverbs_roce::transport::hostile;
 
 fuzz_target!(|script: &[u8]| {
     for kind in [LinkKind::Ib, LinkKind::Ethernet] {

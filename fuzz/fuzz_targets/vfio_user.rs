@@ -13,9 +13,9 @@ use std::os::unix::net::UnixStream;
 
 use libfuzzer_sys::fuzz_target;
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
-use ringverbs_softhca::fabric::Fabric;
+use ringverbs_roce::fabric::Fabric;
 use ringverbs_softhca::hca::VECTORS;
-use ringverbs_softhca::packet::Pool;
+use ringverbs_roce::packet::Pool;
 use ringverbs_softhca::profiles::PROFILES;
 use ringverbs_softhca::vfio::dma::Guest;
 use ringverbs_softhca::vfio::connection::{Connection, DisconnectReason};

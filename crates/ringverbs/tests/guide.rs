@@ -169,6 +169,7 @@ fn tests_named_in_soundness_exist() {
                 Some(("unit", names)) => ("crates/ringverbs/src", names),
                 Some(("loom", names)) => ("crates/ring/tests", names),
                 Some(("provider", names)) => ("provider-plugin", names),
+                Some(("roce", names)) => ("crates/roce/src", names),
                 Some(("softhca", names)) => ("crates/softhca/src", names),
                 Some(("embedded", names)) => ("crates/embedded", names),
                 Some(("uverbs", names)) => ("crates/uverbs", names),

@@ -7,9 +7,9 @@
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
-use ringverbs_softhca::fabric::Fabric;
 use ringverbs_softhca::platform::Memory;
 use ringverbs_softhca::testing::driver::{Cq, Driver, Input, Qp, SEND_LOG, remote, segment};
+use roce::fabric::Fabric;
 
 const WRITE: u8 = 0x08;
 const NOP: u8 = 0x00;

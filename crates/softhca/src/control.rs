@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
+use roce::fabric::Faults;
 use serde_json::{Value, json};
 
 use crate::command::opcode;
-use crate::fabric::Faults;
 use crate::hca::Hca;
 use crate::platform::Platform;
 

@@ -4,7 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
-use crate::bits::{get32, put_bytes};
+use roce::bits::{get32, put_bytes};
+use roce::fabric::Port;
+use roce::packet::{Packet, Pool};
+use roce::transport::{self, Transport};
+
 use crate::command::queue::{self, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
 use crate::engine::counters::Stats;
@@ -15,11 +19,8 @@ use crate::engine::mkey::{Rights, Translation};
 use crate::engine::qp::{BlueFlame, Queue, Ring};
 use crate::engine::registers::{FIRST_UAR, NIC_STATE, Registers};
 use crate::engine::wqe::{self, LocalBuffers};
-use crate::fabric::Port;
-use crate::packet::{Packet, Pool};
 use crate::platform::Platform;
 use crate::profile::PortKind;
-use crate::transport::{self, Transport};
 
 pub use crate::settings::Settings;
 
@@ -99,7 +100,7 @@ impl<P: Platform> Hca<P> {
     pub fn new(
         platform: P,
         settings: Settings,
-        fabric: &crate::fabric::Fabric,
+        fabric: &roce::fabric::Fabric,
         pool: Pool,
     ) -> Hca<P> {
         let port = Arc::new(fabric.port(settings.port()));
@@ -198,13 +199,13 @@ impl<P: Platform> Hca<P> {
     }
 
     /// Sets whether expired local ACK timeouts are restarted; see
-    /// [`Transport::set_patient`](crate::transport::Transport::set_patient).
+    /// [`Transport::set_patient`](roce::transport::Transport::set_patient).
     pub fn set_patient(&mut self, patient: bool) {
         self.transport.set_patient(patient);
     }
 
     /// Sets whether the network loses packets; see
-    /// [`Transport::set_lossy`](crate::transport::Transport::set_lossy).
+    /// [`Transport::set_lossy`](roce::transport::Transport::set_lossy).
     pub fn set_lossy(&mut self, lossy: bool) {
         self.transport.set_lossy(lossy);
     }

@@ -5,7 +5,7 @@
 //! all other fields are zero, that is, absent. Offsets and meanings are those of the
 //! capability structures in Linux's `mlx5_ifc.h`.
 
-use crate::bits::{Field, field, flag};
+use roce::bits::{Field, field, flag};
 
 /// The link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! Settings of an HCA.
 
-use crate::fabric::{PortConfig, subnet};
-use crate::packet::Mtu;
+use roce::fabric::{PortConfig, subnet};
+use roce::packet::Mtu;
+
 use crate::profile::{PortKind, Profile};
 
 /// Settings of an HCA.

@@ -46,6 +46,8 @@ const DATA_PATH: &[&str] = &[
 /// `random` and `strict`).
 const DEVICE: &[&str] = &[
     "-p",
+    "ringverbs-roce",
+    "-p",
     "ringverbs-softhca",
     "-p",
     "ringverbs-embedded",

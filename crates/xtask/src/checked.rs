@@ -104,7 +104,10 @@ impl Arguments {
 
 /// The suites: tests on the embedded device, and of the device itself.
 const SUITES: [(&str, &[&str]); 6] = [
-    ("softhca", &["-p", "ringverbs-softhca", "--lib"]),
+    (
+        "softhca",
+        &["-p", "ringverbs-roce", "-p", "ringverbs-softhca", "--lib"],
+    ),
     (
         "embedded",
         &["-p", "ringverbs-embedded", "--lib", "--tests"],

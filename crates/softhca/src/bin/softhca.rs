@@ -6,15 +6,15 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use ringverbs_softhca::control::{self, Control};
-use ringverbs_softhca::fabric::Fabric;
 use ringverbs_softhca::hca::VECTORS;
-use ringverbs_softhca::packet::Pool;
-use ringverbs_softhca::pcap::Capture;
 use ringverbs_softhca::profile::Profile;
 use ringverbs_softhca::profiles::PROFILES;
 use ringverbs_softhca::vfio::dma::Guest;
 use ringverbs_softhca::vfio::server::Server;
 use ringverbs_softhca::{Hca, Settings};
+use roce::fabric::Fabric;
+use roce::packet::Pool;
+use roce::pcap::Capture;
 use tracing::level_filters::LevelFilter;
 
 #[derive(Parser)]

@@ -1,7 +1,8 @@
 //! ACCESS_REG: port and board registers.
 
+use roce::bits::{Field, field, put_bytes, put32};
+
 use super::OP_MOD;
-use crate::bits::{Field, field, put_bytes, put32};
 use crate::hca::Hca;
 use crate::platform::Platform;
 use crate::profile::PortKind;
@@ -134,4 +135,4 @@ impl<P: Platform> Hca<P> {
 }
 
 /// The largest Ethernet frame without its FCS: the capacity of a packet buffer.
-pub(crate) const MAX_FRAME: u32 = crate::packet::PACKET_CAPACITY as u32;
+pub(crate) const MAX_FRAME: u32 = roce::packet::PACKET_CAPACITY as u32;

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use roce::bits::{Field, field, flag, get64, put64};
+
 use super::OP_MOD;
 use super::load::object_number;
 use super::resource::return_number;
-use crate::bits::{Field, field, flag, get64, put64};
 use crate::engine::buffer::Buffer;
 use crate::engine::compression::{Format, Session};
 use crate::engine::core::Core;

@@ -2,17 +2,18 @@
 
 use std::collections::VecDeque;
 
+use roce::bits::{Field, field, flag, get64, put_bytes};
+use roce::packet::Mtu;
+use roce::transport::{QpConfig, QpState, Service};
+
 use super::NUMBER;
 use super::load::object_number;
 use super::qp::scatter_limit;
-use crate::bits::{Field, field, flag, get64, put_bytes};
 use crate::engine::core::Core;
 use crate::engine::qp::{CONTEXT_SIZE, Qp, Queue};
 use crate::hca::Hca;
-use crate::packet::Mtu;
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
-use crate::transport::{QpConfig, QpState, Service};
 
 const CONTEXT: usize = 0x10;
 /// Bytes of a DC target's context.

@@ -1,7 +1,8 @@
 //! Device memory commands.
 
+use roce::bits::{Field, field, get64, put64};
+
 use super::OP_MOD;
-use crate::bits::{Field, field, get64, put64};
 use crate::engine::core::Core;
 use crate::engine::device_memory::MemicOperation;
 use crate::platform::Platform;

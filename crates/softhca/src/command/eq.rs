@@ -1,8 +1,9 @@
 //! Event queue commands.
 
+use roce::bits::{Field, field, get64};
+
 use super::load::object_number;
 use super::resource::return_number;
-use crate::bits::{Field, field, get64};
 use crate::engine::buffer::{Buffer, PAGE_LIST_OFFSET};
 use crate::engine::core::Core;
 use crate::engine::eq::Eq;

@@ -1,12 +1,13 @@
 //! Commands for the send and receive queues of the network interface.
 
+use roce::bits::{Field, field, flag, get64, put_bytes};
+
 use super::load::object_number;
 use super::resource::return_number;
 use super::srq::{
     WQ, WQ_DOORBELL, WQ_LOG_PAGE_SIZE, WQ_LOG_SIZE, WQ_LOG_STRIDE, WQ_PAGE_OFFSET, WQ_PD,
     wq_records_umem, wq_umem,
 };
-use crate::bits::{Field, field, flag, get64, put_bytes};
 use crate::engine::core::Core;
 use crate::engine::ethernet::{ERROR, READY, RESET};
 use crate::engine::qp::{Queue, Ring, Rq, Sq, Strides};

@@ -1,9 +1,10 @@
 //! Commands for programs that issue their own (DevX): user contexts and general
 //! objects.
 
+use roce::bits::{Field, field};
+
 use super::protection::{ENCRYPTION_KEY, LOGIN};
 use super::resource::{check_removed, return_number};
-use crate::bits::{Field, field};
 use crate::engine::core::Core;
 use crate::platform::Platform;
 use crate::status::{CommandError, Outcome, Status, refuse};

@@ -1,7 +1,8 @@
 //! Commands that start and stop the HCA, and its capabilities.
 
+use roce::bits::{Field, field, get64, put_bytes, put32, put64};
+
 use super::{NUMBER, OP_MOD};
-use crate::bits::{Field, field, get64, put_bytes, put32, put64};
 use crate::engine::core::Core;
 use crate::engine::mkey;
 use crate::hca::Hca;

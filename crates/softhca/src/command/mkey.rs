@@ -1,8 +1,9 @@
 //! Memory key commands.
 
+use roce::bits::{Field, field, flag, get64, put64};
+
 use super::NUMBER;
 use super::load::object_number;
-use crate::bits::{Field, field, flag, get64, put64};
 use crate::engine::core::Core;
 use crate::engine::mkey::{Klm, MAX_LOG_PAGE_SIZE, Mkey, READABLE, Translation, WRITABLE, rights};
 use crate::platform::Platform;

@@ -21,7 +21,8 @@ pub(crate) mod steering;
 pub(crate) mod user;
 pub(crate) mod vport;
 
-use crate::bits::{Field, field, put32};
+use roce::bits::{Field, field, put32};
+
 use crate::hca::Hca;
 use crate::platform::Platform;
 pub use crate::status;

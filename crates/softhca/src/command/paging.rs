@@ -1,6 +1,7 @@
 //! PAGE_FAULT_RESUME: the driver reports that pages are present.
 
-use crate::bits::{Field, field, flag};
+use roce::bits::{Field, field, flag};
+
 use crate::engine::core::Core;
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};

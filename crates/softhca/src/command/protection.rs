@@ -1,9 +1,10 @@
 //! Commands of signatures and encryption of memory keys: PSVs, data encryption keys, logins.
 
+use roce::bits::{Field, field, flag, get_array, put_bytes};
+
 use super::NUMBER;
 use super::general::OBJECT;
 use super::resource::{check_removed, return_number};
-use crate::bits::{Field, field, flag, get_array, put_bytes};
 use crate::engine::core::Core;
 use crate::engine::key_wrap;
 use crate::engine::protection::EncryptionKey;

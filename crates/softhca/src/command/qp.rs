@@ -2,18 +2,19 @@
 
 use std::collections::VecDeque;
 
+use roce::bits::{Field, field, flag, get_array, get32, get64, put_bytes};
+use roce::packet::{DEFAULT_PKEY, Mtu};
+use roce::transport::{QpConfig, QpState, Service};
+
 use super::NUMBER;
 use super::load::object_number;
 use super::opcode as op;
-use crate::bits::{Field, field, flag, get_array, get32, get64, put_bytes};
 use crate::engine::core::Core;
 use crate::engine::qp::{Address, CONTEXT_SIZE, Qp, Queue, Ring};
 use crate::hca::Hca;
-use crate::packet::{DEFAULT_PKEY, Mtu};
 use crate::platform::Platform;
 use crate::profile::PortKind;
 use crate::status::{Outcome, Status, refuse};
-use crate::transport::{QpConfig, QpState, Service};
 
 const OPT_PARAM_MASK: usize = 0x10;
 /// Enhanced connection options (ECE): the requested, and the supported ones.

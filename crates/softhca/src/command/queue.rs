@@ -1,7 +1,8 @@
 //! The command queue: entries of 64 bytes that the driver hands over with a
 //! doorbell. Data beyond the entry is in chains of mailboxes.
 
-use crate::bits::{Field, field, get32, get64};
+use roce::bits::{Field, field, get32, get64};
+
 use crate::engine::core::Core;
 use crate::engine::eq::event;
 use crate::platform::{Platform, Unmapped};

@@ -1,9 +1,10 @@
 //! Objects with little state: UARs, protection domains, XRC domains, transport
 //! domains, counter sets.
 
+use roce::bits::{Field, field, flag, put32};
+
 use super::NUMBER;
 use super::load::object_number;
-use crate::bits::{Field, field, flag, put32};
 use crate::engine::core::Core;
 use crate::engine::counters::QCounters;
 use crate::platform::Platform;

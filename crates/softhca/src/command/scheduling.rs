@@ -1,8 +1,9 @@
 //! Scheduling elements: the tree by which hardware shares its rate among queues.
 //! The tree is stored; rates are not enforced.
 
+use roce::bits::{Field, field, put32};
+
 use super::general::OBJECT;
-use crate::bits::{Field, field, put32};
 use crate::engine::core::Core;
 use crate::engine::scheduling::{ARBITER, Element, QUEUE_GROUP};
 use crate::platform::Platform;

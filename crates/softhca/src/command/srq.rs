@@ -1,9 +1,10 @@
 //! Shared receive queue commands: RMPs, which are the SRQs of verbs, XRC SRQs, and XRQs
 //! with tag matching. They share one range of numbers.
 
+use roce::bits::{Field, field, flag, get32, get64, put64};
+
 use super::load::object_number;
 use super::resource::return_number;
-use crate::bits::{Field, field, flag, get32, get64, put64};
 use crate::engine::core::Core;
 use crate::engine::srq::Srq;
 use crate::engine::tag_matching::{self, TagList};

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use roce::bits::{Field, field, flag, get_array, get32, put64};
+
 use super::NUMBER;
 use super::load::object_number;
 use super::opcode as op;
-use crate::bits::{Field, field, flag, get_array, get32, put64};
 use crate::engine::core::Core;
 use crate::engine::header_change;
 use crate::engine::qp::Queue;

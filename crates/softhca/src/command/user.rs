@@ -7,11 +7,12 @@
 
 use std::collections::HashMap;
 
+use roce::bits::{Field, field, get32, get64};
+
 use super::NUMBER;
 use super::opcode as op;
 use super::qp::ST_DCI;
 use super::steering::QUERIED_COUNTER;
-use crate::bits::{Field, field, get32, get64};
 use crate::engine::buffer::{Buffer, PAGE_LIST_OFFSET};
 use crate::engine::core::Core;
 use crate::engine::umem::Umem;

@@ -1,15 +1,16 @@
 //! Port commands: the port as an InfiniBand port, as a network interface, and with
 //! RoCE addresses.
 
+use roce::bits::{Field, field, flag, get_array, get32, put_bytes, put32, put64};
+use roce::fabric::subnet;
+use roce::transport::Counters;
+
 use super::load::object_number;
-use crate::bits::{Field, field, flag, get_array, get32, put_bytes, put32, put64};
 use crate::engine::core::{Core, RoceAddress};
 use crate::engine::loopback::{MULTICAST, UNICAST};
-use crate::fabric::subnet;
 use crate::hca::Hca;
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
-use crate::transport::Counters;
 
 const CONTEXT: usize = 0x10;
 

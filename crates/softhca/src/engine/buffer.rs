@@ -1,6 +1,7 @@
 //! Queue buffers in guest memory, described by a list of pages.
 
-use crate::bits::get64;
+use roce::bits::get64;
+
 use crate::platform::{Memory, Unmapped};
 
 /// A buffer that is contiguous for the driver, and a list of pages for the device.
@@ -108,8 +109,9 @@ impl Buffer {
 
 #[cfg(test)]
 mod tests {
+    use roce::bits::put64;
+
     use super::*;
-    use crate::bits::put64;
 
     #[test]
     fn entries_are_found_in_their_pages() {

@@ -11,9 +11,10 @@
 //! A session ends when a completion differs in more than a mini CQE can express, when
 //! it is full, at the end of the ring, and when the device has nothing more to do at once.
 
+use roce::bits::put32;
+
 use super::core::Core;
 use super::cq::{self, Completion, Cq, opcode};
-use crate::bits::put32;
 use crate::platform::{Platform, Unmapped};
 
 /// Number of mini CQEs in an array.

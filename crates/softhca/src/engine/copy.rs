@@ -1,10 +1,11 @@
 //! Work requests that copy local memory (MMO).
 
+use roce::transport::Status;
+
 use super::core::Core;
 use super::mkey::{Accessor, Rights};
 use super::wqe::{OP_MOD, Segment};
 use crate::platform::Platform;
-use crate::transport::Status;
 
 /// Maximum length of one copy, as a power of two.
 pub(crate) const LOG_MAX_LENGTH: u32 = 20;

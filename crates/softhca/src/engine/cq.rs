@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use roce::bits::{put32, put64};
+
 use super::buffer::Buffer;
 use super::compression::Session;
 use super::core::Core;
 use super::protection::SignatureError;
 use super::tag_matching::TagFields;
-use crate::bits::{put32, put64};
 use crate::platform::{Platform, Unmapped};
 
 /// Opcodes of CQEs, in the high half of the last byte.

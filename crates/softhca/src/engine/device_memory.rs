@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-use crate::transport::Fault;
+use roce::transport::Fault;
 
 /// Offset of device memory in the register space: between the UARs and the interrupt
 /// vector table.

@@ -1,8 +1,9 @@
 //! Event queues.
 
+use roce::bits::put32;
+
 use super::buffer::Buffer;
 use super::core::Core;
-use crate::bits::put32;
 use crate::platform::Platform;
 
 /// Event types.

@@ -6,6 +6,9 @@
 
 use std::borrow::Cow;
 
+use roce::bits::{Field, field, get32, get64};
+use roce::packet::{LinkKind, PACKET_CAPACITY, Packet, Pool};
+
 use super::core::Core;
 use super::cq::{self, Completion, CqeError};
 use super::loopback::Origin;
@@ -13,8 +16,6 @@ use super::mkey::{Accessor, Rights};
 use super::qp::{FetchedWqe, Queue, ReceiveEntry, Ring, Strides, take_receive};
 use super::steering::SelectedQueue;
 use super::wqe::{self, opcode};
-use crate::bits::{Field, field, get32, get64};
-use crate::packet::{LinkKind, PACKET_CAPACITY, Packet, Pool};
 use crate::platform::Platform;
 
 const MSS: Field = field(4, 15, 0);

@@ -1,7 +1,8 @@
 //! Changes of a received frame's headers by steering.
 
+use roce::bits::{Field, field, get32};
+
 use super::ethernet::{Layers, TCP, UDP, fold, layers, u16_at};
-use crate::bits::{Field, field, get32};
 
 /// Maximum number of actions of a change.
 pub(crate) const MAX_ACTIONS: u32 = 16;

@@ -1,5 +1,11 @@
 //! Implementation of the transport's [`Host`]: work requests, memory, completions.
 
+use roce::packet::{L3, Link, Payload};
+use roce::transport::{
+    Access, AtomicOp, Fault, Host, MessageStart, QpConfig, QpEvent, QpState, RecvDone, RecvKind,
+    RecvWork, SendDone, SendWork, Service, Source, Status, Target,
+};
+
 use super::core::Core;
 use super::cq::{self, Completion, CqeError};
 use super::eq::event;
@@ -9,13 +15,8 @@ use super::signed::AccessingQp;
 use super::srq::{SRQN_SHIFT, Srq};
 use super::tag_matching::{self, MatchResult, TaggedReceive};
 use super::wqe::{CqeScatter, LocalBuffers, opcode};
-use crate::packet::{L3, Link, Payload};
 use crate::platform::{LONGEST_COPY, Platform};
 use crate::profile::{Group, cap};
-use crate::transport::{
-    Access, AtomicOp, Fault, Host, MessageStart, QpConfig, QpEvent, QpState, RecvDone, RecvKind,
-    RecvWork, SendDone, SendWork, Service, Source, Status, Target,
-};
 
 /// Returns the syndromes of a send that ended with a status. Those of ConnectX cards, as far
 /// as they are known.

@@ -6,10 +6,11 @@
 //! always accepts those of other users. RDMA packets are not concerned: they do not
 //! pass through here.
 
+use roce::packet::Packet;
+
 use super::core::Core;
 use super::qp::Queue;
 use super::steering::Object;
-use crate::packet::Packet;
 use crate::platform::Platform;
 
 /// Flags for unicast and multicast frames.

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use roce::bits::{Field, flag, get32, get64};
+use roce::transport::Fault;
+
 use super::core::Core;
 use super::protection::Protection;
-use crate::bits::{Field, flag, get32, get64};
 use crate::platform::Platform;
-use crate::transport::Fault;
 
 /// Gives queues of the kernel access to all memory by its address.
 pub(crate) const RESERVED_LKEY: u32 = 0x300;

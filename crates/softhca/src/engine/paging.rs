@@ -2,12 +2,13 @@
 //! replies. Pages are requested by memory, as by devices with the memory scheme;
 //! the queue pair that needed a page retries the access by itself.
 
+use roce::bits::{put32, put64};
+use roce::transport::Fault;
+
 use super::core::Core;
 use super::eq::event;
 use super::mkey::AbsentPage;
-use crate::bits::{put32, put64};
 use crate::platform::Platform;
-use crate::transport::Fault;
 
 const PAGE: u64 = 4096;
 /// Maximum number of pages in one request. The rest is requested when these are

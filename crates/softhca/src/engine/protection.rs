@@ -4,9 +4,10 @@
 //! Data is in blocks, which are signed and encrypted as units. Each has a signature behind
 //! it in memory, on the wire, or both.
 
+use roce::bits::{Field, field, flag, get64};
+
 use super::ethernet;
 use super::xts::{self, Xts};
-use crate::bits::{Field, field, flag, get64};
 
 /// Bytes of a format.
 pub(crate) const BSF_SIZE: usize = 64;
@@ -568,8 +569,9 @@ impl Encryption {
 
 #[cfg(test)]
 mod tests {
+    use roce::bits::{put32, put64};
+
     use super::*;
-    use crate::bits::{put32, put64};
 
     fn dif(inline: &mut [u8], guard: u32, initial_ones: bool, app: u32, tag: u32, flags: u32) {
         put32(inline, 0, 0xc000_0000 | app);

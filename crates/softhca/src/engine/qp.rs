@@ -3,15 +3,16 @@
 
 use std::collections::VecDeque;
 
+use roce::bits::{field, get_array, get64};
+use roce::packet::{Grh, Link, Path, Roce};
+use roce::transport::{Datagram, Operation, QpConfig, RecvWork, SendWork, Service};
+
 use super::buffer::Buffer;
 use super::core::Core;
 use super::eq::event;
 use super::wqe::{self, CqeScatter, LocalBuffers, WqeContext};
-use crate::bits::{field, get_array, get64};
-use crate::packet::{Grh, Link, Path, Roce};
 use crate::platform::Platform;
 use crate::profile::PortKind;
-use crate::transport::{Datagram, Operation, QpConfig, RecvWork, SendWork, Service};
 
 /// Bytes of a queue pair context.
 pub(crate) const CONTEXT_SIZE: usize = 232;
@@ -380,7 +381,7 @@ impl<P: Platform> Core<P> {
                     ring.head = ring.tail;
                 }
                 let mut work = wqe::parse_send(&[], &context);
-                work.operation = Operation::Invalid(crate::transport::Status::LocalQpOperation);
+                work.operation = Operation::Invalid(roce::transport::Status::LocalQpOperation);
                 work.signaled = true;
                 work.index = head;
                 work
@@ -428,18 +429,18 @@ impl<P: Platform> Core<P> {
 
     /// Returns the destination that an address vector describes.
     fn datagram(&self, qpn: u32, av: &[u8; 48]) -> Datagram {
-        const QKEY: crate::bits::Field = field(0, 31, 0);
+        const QKEY: roce::bits::Field = field(0, 31, 0);
         const DC_KEY: usize = 0;
-        const DQPN: crate::bits::Field = field(8, 23, 0);
-        const SL: crate::bits::Field = field(12, 27, 24);
-        const PATH_BITS: crate::bits::Field = field(12, 22, 16);
-        const RLID: crate::bits::Field = field(12, 15, 0);
+        const DQPN: roce::bits::Field = field(8, 23, 0);
+        const SL: roce::bits::Field = field(12, 27, 24);
+        const PATH_BITS: roce::bits::Field = field(12, 22, 16);
+        const RLID: roce::bits::Field = field(12, 15, 0);
         const MAC: usize = 20;
-        const TCLASS: crate::bits::Field = field(24, 15, 8);
-        const HOP_LIMIT: crate::bits::Field = field(24, 7, 0);
-        const GRH: crate::bits::Field = field(28, 30, 30);
-        const SGID_INDEX: crate::bits::Field = field(28, 27, 20);
-        const FLOW_LABEL: crate::bits::Field = field(28, 19, 0);
+        const TCLASS: roce::bits::Field = field(24, 15, 8);
+        const HOP_LIMIT: roce::bits::Field = field(24, 7, 0);
+        const GRH: roce::bits::Field = field(28, 30, 30);
+        const SGID_INDEX: roce::bits::Field = field(28, 27, 20);
+        const FLOW_LABEL: roce::bits::Field = field(28, 19, 0);
         const RGID: usize = 32;
 
         let address = Address {

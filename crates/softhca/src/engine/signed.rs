@@ -6,13 +6,14 @@
 
 use std::sync::Arc;
 
+use roce::transport::Fault;
+
 use super::core::Core;
 use super::cq::{self, Completion};
 use super::mkey::{Accessor, Location, Mkey, Rights};
 use super::protection::{Protection, SignatureError};
 use super::wqe::LocalBuffers;
 use crate::platform::Platform;
-use crate::transport::Fault;
 
 /// Maximum number of incomplete blocks. Beyond it, all are dropped.
 const MAX_PARTIAL_BLOCKS: usize = 1024;

@@ -1,21 +1,22 @@
 //! Shared receive queues: receive memory pools (RMP) for basic SRQs, XRC SRQs, and XRQs
 //! for SRQs with tag matching.
 
+use roce::bits::field;
+use roce::transport::RecvWork;
+
 use super::buffer::Buffer;
 use super::core::Core;
 use super::eq::event;
 use super::tag_matching::TagList;
 use super::wqe::{self, LocalBuffers};
-use crate::bits::field;
 use crate::platform::Platform;
-use crate::transport::RecvWork;
 
 /// Position of the SRQ number in the identifier of a receive, above the index of its
 /// WQE.
 pub(crate) const SRQN_SHIFT: u32 = 32;
 
 /// In the first segment of a WQE: index of the WQE that is used after it.
-const NEXT_WQE_INDEX: crate::bits::Field = field(0, 15, 0);
+const NEXT_WQE_INDEX: roce::bits::Field = field(0, 15, 0);
 /// Size of that segment in bytes.
 const NEXT_SEGMENT: usize = 16;
 

@@ -8,10 +8,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
+use roce::bits::{field, put_bytes, put32};
+
 use super::ethernet::{Layers, layers, u16_at};
 use super::header_change::{self, Action};
 use super::loopback::{Origin, cast};
-use crate::bits::{field, put_bytes, put32};
 
 /// Size of a match value in bytes.
 pub(crate) const MATCH_SIZE: usize = 512;

@@ -10,16 +10,17 @@
 //! append a tag after a message for it has arrived as unexpected, so both sides count
 //! unexpected messages: a tag is inactive until software has seen all that preceded it.
 
+use roce::bits::{get_array, get32, get64};
+use roce::transport::{
+    Fence, MessageStart, Operation, RecvDone, RecvWork, SendDone, SendWork, Status,
+};
+
 use super::core::Core;
 use super::cq::{self, Completion};
 use super::qp::Qp;
 use super::srq::SRQN_SHIFT;
 use super::wqe::{LocalBuffers, Segment, TagOperation};
-use crate::bits::{get_array, get32, get64};
 use crate::platform::Platform;
-use crate::transport::{
-    Fence, MessageStart, Operation, RecvDone, RecvWork, SendDone, SendWork, Status,
-};
 
 /// Base-2 logarithm of the longest list.
 pub(crate) const LOG_MAX_TAGS: u32 = 7;

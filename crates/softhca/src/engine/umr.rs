@@ -3,12 +3,13 @@
 
 use std::sync::Arc;
 
+use roce::bits::{Field, field, flag, get32, get64};
+use roce::transport::Fault;
+
 use super::core::Core;
 use super::mkey::{ANY_QPN, Accessor, Klm, MAX_LOG_PAGE_SIZE, Mkey, Rights, Translation};
 use super::protection::{BSF_SIZE, Protection};
-use crate::bits::{Field, field, flag, get32, get64};
 use crate::platform::Platform;
-use crate::transport::Fault;
 
 const CONTROL: usize = 16;
 /// Offsets of the UMR control segment and of the mkey context after it.
@@ -442,8 +443,9 @@ fn expand_pattern(list: &[u8]) -> Result<Vec<Klm>, &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use roce::bits::{put32, put64};
+
     use super::*;
-    use crate::bits::{put32, put64};
 
     #[test]
     fn a_pattern_equals_its_expanded_list() {

@@ -3,10 +3,11 @@
 //! This module accesses neither memory nor objects, so that it can be tested and fuzzed
 //! by itself.
 
+use roce::bits::{Field, field, flag, get_array, get32, get64};
+use roce::transport::{Fence, Operation, Service, Status};
+
 use super::mkey::TERMINATE_LKEY;
 use super::tag_matching::TaggedReceive;
-use crate::bits::{Field, field, flag, get_array, get32, get64};
-use crate::transport::{Fence, Operation, Service, Status};
 
 /// Maximum length of a receive WQE in bytes.
 pub(crate) const MAX_RECV_WQE: usize = 512;
@@ -495,8 +496,9 @@ pub(crate) fn parse_receive(bytes: &[u8], pd: u32, privileged: bool) -> (LocalBu
 
 #[cfg(test)]
 mod tests {
+    use roce::bits::{put32, put64};
+
     use super::*;
-    use crate::bits::{put32, put64};
 
     const RC: WqeContext = WqeContext {
         service: Service::Rc,

@@ -3,9 +3,10 @@
 
 use std::cell::{Cell, RefCell};
 
-use crate::fabric::Fabric;
+use roce::fabric::Fabric;
+use roce::packet::Pool;
+
 use crate::hca::{Hca, Settings};
-use crate::packet::Pool;
 use crate::platform::{Clock, Interrupts, Memory, Unmapped};
 use crate::profile::Profile;
 

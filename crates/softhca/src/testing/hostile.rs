@@ -1,11 +1,12 @@
 //! A hostile guest: scripts for fuzz targets and a property test. For any script, the
 //! HCA returns from commands, becomes idle, and has no objects after a reset.
 
+use roce::fabric::{Fabric, PortConfig, subnet};
+use roce::packet::{Bth, DEFAULT_PKEY, Deth, PacketBuilder, Path, Pool, Template};
+use roce::transport::hostile::Script;
+
 use super::driver::{Cq, Driver, Input, Qp, SEND_LOG, remote, segment};
 use crate::command::opcode;
-use crate::fabric::{Fabric, PortConfig, subnet};
-use crate::packet::{Bth, DEFAULT_PKEY, Deth, PacketBuilder, Path, Pool, Template};
-use crate::transport::hostile::Script;
 
 /// Limit of runs between steps of a script, since retries may be endless.
 const MAX_RUNS: usize = 64;

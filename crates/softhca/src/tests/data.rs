@@ -650,7 +650,7 @@ fn responses_of_reads_are_scattered_into_the_cqe() {
 
 #[test]
 fn strict_mode_reports_misuse() {
-    let fabric = crate::fabric::Fabric::new(1);
+    let fabric = roce::fabric::Fabric::new(1);
     let mut driver = Driver::with("ib", 0, &fabric, true);
     let (mut cq, mut a, _b) = driver.pair();
     // A WQE whose index does not match its position.
@@ -677,7 +677,7 @@ fn blue_flame(driver: &mut Driver, entry: &[u8]) {
 
 #[test]
 fn a_difference_of_ring_and_blue_flame_copy_is_reported() {
-    let fabric = crate::fabric::Fabric::new(1);
+    let fabric = roce::fabric::Fabric::new(1);
     let mut driver = Driver::with("ib", 0, &fabric, true);
     let (mut cq, mut a, _b) = driver.pair();
     let memory = driver.pages(1);

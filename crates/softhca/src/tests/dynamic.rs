@@ -143,7 +143,7 @@ fn only_a_drained_target_can_be_destroyed() {
 
 #[test]
 fn errors_of_streams_are_independent_up_to_the_limit() {
-    let mut driver = Driver::with("ib", 0, &crate::fabric::Fabric::new(1), true);
+    let mut driver = Driver::with("ib", 0, &roce::fabric::Fabric::new(1), true);
     let (cq, mut send_cq) = (driver.create_cq(4), driver.create_cq(4));
     let memory = driver.pages(1);
     let srqn = srq(&mut driver, memory);

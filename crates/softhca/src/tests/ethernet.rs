@@ -1,9 +1,10 @@
 //! Loopback on the network interface: the frames that reach it and other interfaces.
 
+use roce::fabric::Fabric;
+use roce::transport::Queue;
+
 use crate::command::opcode as op;
-use crate::fabric::Fabric;
 use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, segment, status, word};
-use crate::transport::Queue;
 
 const BROADCAST: [u8; 6] = [0xff; 6];
 const MULTICAST: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];

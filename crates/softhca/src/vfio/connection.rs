@@ -437,11 +437,11 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+    use roce::fabric::Fabric;
+    use roce::packet::Pool;
 
     use super::*;
     use crate::Settings;
-    use crate::fabric::Fabric;
-    use crate::packet::Pool;
     use crate::profile::Profile;
 
     /// A message, or many that are never complete, with more descriptors than a command has.

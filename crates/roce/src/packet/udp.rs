@@ -1,7 +1,7 @@
 //! RoCE v2 packets as a UDP socket sends and receives them: without the headers that
 //! the ICRC covers.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 
 use super::header::{BTH_BYTES, ICRC_BYTES, u16_at};
@@ -46,6 +46,17 @@ pub struct RecvMeta {
 }
 
 impl RecvMeta {
+    /// Returns the data of a datagram with traffic class 0.
+    #[must_use]
+    pub fn new(source: SocketAddr, destination: IpAddr) -> Self {
+        Self {
+            source: source.ip(),
+            port: source.port(),
+            destination,
+            traffic_class: 0,
+        }
+    }
+
     /// Returns the headers for the frames of such datagrams; `None` if the addresses are of
     /// two families.
     #[must_use]

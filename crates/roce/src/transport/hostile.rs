@@ -10,18 +10,21 @@ const MEMORY: usize = 64 * 1024;
 const RKEY: u32 = 1;
 
 /// A script, consumed piece by piece; it yields zeros when it is used up.
-pub(crate) struct Script<'a>(pub(crate) &'a [u8]);
+pub struct Script<'a>(pub &'a [u8]);
 
 impl<'a> Script<'a> {
-    pub(crate) fn byte(&mut self) -> u8 {
+    /// Takes a byte.
+    pub fn byte(&mut self) -> u8 {
         self.bytes(1).first().copied().unwrap_or(0)
     }
 
-    pub(crate) fn short(&mut self) -> u16 {
+    /// Takes a little-endian number of two bytes.
+    pub fn short(&mut self) -> u16 {
         u16::from_le_bytes([self.byte(), self.byte()])
     }
 
-    pub(crate) fn bytes(&mut self, count: usize) -> &'a [u8] {
+    /// Takes a byte.
+    pub fn bytes(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(count.min(self.0.len()));
         self.0 = rest;
         taken

@@ -2,10 +2,10 @@
 //! queues keep their capacity.
 
 use alloc_check::{CountingAllocator, allocations};
-use ringverbs_softhca::fabric::Faults;
-use ringverbs_softhca::packet::LinkKind;
-use ringverbs_softhca::transport::model::{Range, Region, World};
-use ringverbs_softhca::transport::{Operation, QpConfig, RecvWork, SendWork};
+use ringverbs_roce::fabric::Faults;
+use ringverbs_roce::packet::LinkKind;
+use ringverbs_roce::transport::model::{Range, Region, World};
+use ringverbs_roce::transport::{Operation, QpConfig, RecvWork, SendWork};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

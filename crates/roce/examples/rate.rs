@@ -1,13 +1,13 @@
 //! Rates of the transport: messages per second between two HCAs over the in-memory
 //! fabric, with both ends and the engine model on one thread.
 //!
-//! `cargo run --release -p ringverbs-softhca --features test-utils --example transport_rate`
+//! `cargo run --release -p ringverbs-roce --features test-utils --example rate`
 
 use std::time::Instant;
 
-use ringverbs_softhca::packet::{LinkKind, Mtu};
-use ringverbs_softhca::transport::model::{Range, Region, World};
-use ringverbs_softhca::transport::{Operation, QpConfig, RecvWork, SendWork};
+use ringverbs_roce::packet::{LinkKind, Mtu};
+use ringverbs_roce::transport::model::{Range, Region, World};
+use ringverbs_roce::transport::{Operation, QpConfig, RecvWork, SendWork};
 
 const DEPTH: u64 = 128;
 
