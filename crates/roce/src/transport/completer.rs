@@ -1,8 +1,9 @@
 //! The completer: processes acknowledgements, NAKs, read responses and timeouts for the
 //! requester.
 
+use super::cause::{DropCause, Failure};
 use super::config::{ack_wait, rnr_wait};
-use super::host::{Fault, Host, Operation, Status};
+use super::host::{Fault, Host, Operation};
 use super::io::Io;
 use super::qp::Qp;
 use super::state::GRACE;
@@ -25,26 +26,25 @@ impl<L> Qp<L> {
         io: &mut Io,
         now: u64,
         view: &View<'_>,
-    ) {
+    ) -> Result<(), DropCause> {
         let psn = view.bth.psn;
         if !self.state.sends() || psn.before(self.req.una) || !psn.before(self.req.high) {
             // The response is late, or its PSN was never sent.
-            io.counters.stale += 1;
-            return;
+            return Err(DropCause::StaleResponse(psn));
         }
         // Read responses other than first, last and only have no AETH.
         let syndrome = match view.aeth() {
             Some(aeth) => aeth.syndrome,
-            None if view.has(OpcodeFlags::AETH) => {
-                io.counters.malformed += 1;
-                return;
-            }
+            None if view.has(OpcodeFlags::AETH) => return Err(DropCause::Malformed),
             None => Syndrome::Ack(0),
         };
         let answers = view.has(OpcodeFlags::READ) || view.has(OpcodeFlags::ATOMIC);
+        let mut processed = Ok(());
         match syndrome {
-            Syndrome::Ack(_) if answers && self.recovers => self.answered(host, io, now, view),
-            Syndrome::Ack(_) if answers => self.answer(host, now, view),
+            Syndrome::Ack(_) if answers && self.recovers => {
+                processed = self.answered(host, io, now, view);
+            }
+            Syndrome::Ack(_) if answers => processed = self.answer(host, now, view),
             Syndrome::Ack(_) => self.acknowledge(host, io, now, psn.plus(1)),
             // A NAK applies to its PSN; all earlier requests have been executed.
             Syndrome::RnrNak(code) => {
@@ -72,6 +72,7 @@ impl<L> Qp<L> {
             }
         }
         self.fast_forward();
+        processed
     }
 
     /// Acknowledges all PSNs before `end`, up to the first missing response.
@@ -156,7 +157,8 @@ impl<L> Qp<L> {
     /// Returns to the oldest unacknowledged packet.
     pub fn retry<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64) {
         if self.req.retries_left == 0 {
-            self.fail_request(host, Status::RetryExceeded);
+            let retries = self.config.retry_count;
+            self.fail_request(host, Failure::Retries(retries));
             return;
         }
         self.req.retries_left -= 1;
@@ -169,7 +171,7 @@ impl<L> Qp<L> {
     }
 
     /// Fails the oldest work request with packets in flight.
-    fn fail_request<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, status: Status) {
+    fn fail_request<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, cause: Failure) {
         let una = self.req.una;
         if let Some(pending) = self
             .req
@@ -177,14 +179,14 @@ impl<L> Qp<L> {
             .iter_mut()
             .find(|p| p.packets != 0 && una.before(p.end()))
         {
-            pending.done = Some(status);
+            pending.done = Some(Err(cause));
         }
         self.complete(host);
     }
 
     fn not_ready<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64, code: u8) {
         match self.req.rnr_left {
-            0 => self.fail_request(host, Status::RnrRetryExceeded),
+            0 => self.fail_request(host, Failure::RnrRetries(self.config.rnr_retry)),
             left => {
                 if self.config.rnr_retry != 7 {
                     self.req.rnr_left = left - 1;
@@ -199,24 +201,26 @@ impl<L> Qp<L> {
     fn refused<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64, code: NakCode) {
         match code {
             NakCode::SequenceError => self.retry(host, now),
-            NakCode::InvalidRequest => self.fail_request(host, Status::RemoteInvalidRequest),
-            NakCode::RemoteAccess => self.fail_request(host, Status::RemoteAccess),
-            NakCode::RemoteOperation => self.fail_request(host, Status::RemoteOperation),
+            _ => self.fail_request(host, Failure::Refused(code)),
         }
     }
 
     /// Processes the response to a read or atomic.
-    fn answer<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64, view: &View<'_>) {
+    fn answer<H: Host<LocalBuffers = L>>(
+        &mut self,
+        host: &mut H,
+        now: u64,
+        view: &View<'_>,
+    ) -> Result<(), DropCause> {
         let psn = view.bth.psn;
-        let Some((index, expected)) = self.oldest_awaiting(psn.plus(1)) else {
-            // No work request awaits a response at this PSN.
-            return;
-        };
+        let awaiting = self.oldest_awaiting(psn.plus(1));
+        let (index, expected) = awaiting.ok_or(DropCause::StaleResponse(psn))?;
         if expected != psn {
             self.advance(now, expected);
             self.implied_nak(host, now);
             self.complete(host);
-            return;
+            let missing = expected;
+            return Err(DropCause::MissingResponse { psn, missing });
         }
         match self.take_response(host, now, view, index, psn) {
             ResponseOutcome::Stored => {
@@ -229,10 +233,11 @@ impl<L> Qp<L> {
                 }
             }
             ResponseOutcome::Failed => {}
-            ResponseOutcome::Absent => return,
+            ResponseOutcome::Absent => return Err(DropCause::AbsentMemory),
         }
         self.advance(now, psn.plus(1));
         self.complete(host);
+        Ok(())
     }
 
     /// Stores the response at a PSN, or ends its work request with an error status.
@@ -244,7 +249,7 @@ impl<L> Qp<L> {
         index: usize,
         psn: Psn,
     ) -> ResponseOutcome {
-        let status = match self.store(host, view, index, psn) {
+        let cause = match self.store(host, view, index, psn) {
             Some(Ok(())) => return ResponseOutcome::Stored,
             Some(Err(Fault::Absent)) => {
                 // The response is dropped, and requested again when its memory may be
@@ -254,10 +259,10 @@ impl<L> Qp<L> {
                 self.wait_for_page(now);
                 return ResponseOutcome::Absent;
             }
-            Some(Err(_)) => Status::LocalProtection,
-            None => Status::BadResponse,
+            Some(Err(fault)) => Failure::LocalMemory(fault),
+            None => Failure::Response(psn),
         };
-        self.req.works[index].done = Some(status);
+        self.req.works[index].done = Some(Err(cause));
         ResponseOutcome::Failed
     }
 

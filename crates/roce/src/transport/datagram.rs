@@ -1,6 +1,7 @@
 //! Unreliable datagrams.
 
-use super::host::{Fault, Host, RecvDone, RecvKind, Source, Status};
+use super::cause::{Cause, DropCause, Failure};
+use super::host::{Fault, Host, RecvDone, RecvKind, Source};
 use super::io::Io;
 use super::qp::Qp;
 use super::{Operation, QpState};
@@ -29,7 +30,7 @@ impl<L> Qp<L> {
         let work = &mut pending.work;
         // `take` accepts only work requests with a destination.
         let Some(to) = work.datagram.as_deref() else {
-            pending.done = Some(Status::LocalQpOperation);
+            pending.done = Some(Err(Failure::NoDestination));
             return;
         };
         let template = Template::new(&to.path);
@@ -61,8 +62,8 @@ impl<L> Qp<L> {
             self.wait_for_page(now);
             return;
         }
-        if gathered.is_err() {
-            pending.done = Some(Status::LocalProtection);
+        if let Err(fault) = gathered {
+            pending.done = Some(Err(Failure::LocalMemory(fault)));
         } else {
             io.send(builder.finish());
             self.req.send_psn = psn.plus(1);
@@ -77,53 +78,48 @@ impl<L> Qp<L> {
     pub fn datagram<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
-        io: &mut Io,
         view: &View<'_>,
-    ) {
-        let Some(deth) = view.deth() else { return };
+    ) -> Result<(), DropCause> {
+        let deth = view.deth().ok_or(DropCause::Malformed)?;
         let multicast = view.bth.dest_qpn == MULTICAST_QPN;
-        if deth.qkey != self.config.qkey {
-            io.counters.qkey_violations += 1;
-            return;
+        let (packet, own) = (deth.qkey, self.config.qkey);
+        if packet != own {
+            return Err(DropCause::QueueKey { packet, own });
         }
         if multicast && self.config.block_multicast_loopback && self.is_own(view, deth) {
-            return;
+            return Err(DropCause::OwnMulticast);
         }
         let take_spare = self.resp.take_spare();
-        let Some(mut recv) = take_spare.or_else(|| host.next_recv(self.number, None, None)) else {
-            io.counters.not_ready += 1;
-            return;
-        };
+        let recv = take_spare.or_else(|| host.next_recv(self.number, None, None));
+        let mut recv = recv.ok_or(DropCause::NoReceive)?;
         let length = view.payload.len() as u32 + GRH_AREA;
         let area = view.network.grh_area(view.frame);
-        let local = &mut recv.local;
-        let stored = if length > recv.length {
+        let room = recv.length;
+        if length > room {
             // A sender must not be able to stop the queue pair by a long datagram (class D).
-            None
-        } else {
-            let stored = host
-                .scatter(self.number, local, 0, &area)
-                .and_then(|()| host.scatter(self.number, local, GRH_AREA, view.payload.bytes()));
-            (stored != Err(Fault::Absent)).then_some(stored)
-        };
-        let Some(stored) = stored else {
-            // The datagram is lost; the receive is used for the next one.
-            io.counters.dropped += 1;
             self.resp.set_spare(recv);
-            return;
-        };
-        let status = match stored {
-            Ok(()) => Status::Success,
-            Err(_) => Status::LocalProtection,
-        };
+            return Err(DropCause::DatagramLength { length, room });
+        }
+        let local = &mut recv.local;
+        let stored = host
+            .scatter(self.number, local, 0, &area)
+            .and_then(|()| host.scatter(self.number, local, GRH_AREA, view.payload.bytes()));
+        if stored == Err(Fault::Absent) {
+            // The datagram is lost; the receive is used for the next one.
+            self.resp.set_spare(recv);
+            return Err(DropCause::AbsentMemory);
+        }
+        let cause = stored
+            .err()
+            .map(|fault| Cause::from(Failure::LocalMemory(fault)));
         let done = RecvDone {
-            status,
+            cause,
             kind: if view.has(OpcodeFlags::IMM) {
                 RecvKind::SendImm
             } else {
                 RecvKind::Send
             },
-            length: if status == Status::Success { length } else { 0 },
+            length: if cause.is_none() { length } else { 0 },
             imm: view.imm(),
             solicited: view.bth.solicited,
             source: Some(Source {
@@ -136,9 +132,11 @@ impl<L> Qp<L> {
             xrc_srqn: None,
         };
         host.recv_done(self.number, recv, done);
-        if status != Status::Success {
+        if let Some(cause) = cause {
+            host.report(Some(self.number), cause);
             self.fail(host, QpState::Error);
         }
+        Ok(())
     }
 
     fn is_own(&self, view: &View<'_>, deth: Deth) -> bool {

@@ -6,7 +6,8 @@
 //! A target has a responder for each initiator, which is reset when a packet with a
 //! higher connection number arrives.
 
-use super::host::{Host, Operation, SendWork, Status};
+use super::cause::{DropCause, Failure};
+use super::host::{Host, Operation, SendWork};
 use super::io::Io;
 use super::qp::Qp;
 use super::recovery::FollowUp;
@@ -51,27 +52,26 @@ impl<L> Qp<L> {
         }
     }
 
-    /// Returns the status with which a work request ends before it is sent, or `None`
-    /// if it may be sent.
-    pub fn refuse_on_stream(&self, work: &SendWork<L>) -> Option<Status> {
+    /// Returns why a work request ends before it is sent, or `None` if it may be sent.
+    pub fn refuse_on_stream(&self, work: &SendWork<L>) -> Option<Failure> {
         match work.datagram {
             None if work.operation == Operation::Local => None,
-            None => Some(Status::LocalQpOperation),
+            None => Some(Failure::NoDestination),
             Some(_) => self
                 .initiator
                 .is_errored(work.stream)
-                .then_some(Status::Flushed),
+                .then_some(Failure::Flushed),
         }
     }
 
     /// Handles a failed work request. Returns whether the error is confined to its
     /// stream, so that the rest of the queue continues.
     pub fn stream_failed(&mut self, failed: &FailedRequest) -> bool {
-        match failed.status {
+        match failed.cause {
             // The stream was in error already.
-            Status::Flushed => return true,
+            Failure::Flushed => return true,
             // It is unknown what the target has executed.
-            Status::RetryExceeded => return false,
+            Failure::Retries(_) => return false,
             _ => {}
         }
         if !self.initiator.is_errored(failed.stream) {
@@ -97,7 +97,7 @@ impl<L> Qp<L> {
         for pending in &mut self.req.works {
             let sent = pending.work.datagram.is_some();
             if pending.done.is_none() && sent && pending.work.stream == without {
-                pending.done = Some(Status::Flushed);
+                pending.done = Some(Err(Failure::Flushed));
             }
             if pending.done.is_some() {
                 pending.packets = 0;
@@ -119,22 +119,17 @@ impl<L> Qp<L> {
         host: &mut H,
         io: &mut Io,
         view: &View<'_>,
-    ) {
-        let Some(header) = view.dceth() else {
-            io.counters.dropped += 1;
-            return;
-        };
-        if header.key != self.config.dc_key {
-            io.counters.dc_key_violations += 1;
-            return;
+    ) -> Result<(), DropCause> {
+        let header = view.dceth().ok_or(DropCause::Malformed)?;
+        let (packet, own) = (header.key, self.config.dc_key);
+        if packet != own {
+            return Err(DropCause::DcKey { packet, own });
         }
-        match self.peers.of(view, &header, &self.config) {
-            Some(index) => self.as_peer(index, |qp| {
-                // Nothing is kept.
-                let _: FollowUp = qp.request(host, io, view);
-            }),
-            None => io.counters.dropped += 1,
-        }
+        let peer = self.peers.of(view, &header, &self.config);
+        let index = peer.ok_or(DropCause::StaleConnection(header.connection))?;
+        // Nothing is kept.
+        let _: FollowUp = self.as_peer(index, |qp| qp.request(host, io, view))?;
+        Ok(())
     }
 
     /// Sends one response, or one packet of it, to some initiator. Returns whether
@@ -167,7 +162,7 @@ impl<L> Qp<L> {
 
 /// A failed work request.
 pub(super) struct FailedRequest {
-    pub status: Status,
+    pub cause: Failure,
     pub stream: u16,
     /// One past its last PSN.
     pub end: Psn,

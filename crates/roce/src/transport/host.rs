@@ -1,5 +1,6 @@
 //! The interface to the engine: work requests, completions, memory.
 
+use super::cause::{Cause, Failure};
 use crate::packet::{L3, Link, Path, Payload};
 
 /// Operation of a work request.
@@ -193,10 +194,26 @@ pub enum Status {
 /// Completion of a send work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SendDone {
-    /// Status.
-    pub status: Status,
+    /// Why it failed; `None` if it succeeded.
+    pub cause: Option<Failure>,
     /// Length of the message in bytes.
     pub length: u32,
+}
+
+impl SendDone {
+    /// Creates the completion of a failed work request.
+    pub const fn failed(cause: Failure) -> Self {
+        Self {
+            cause: Some(cause),
+            length: 0,
+        }
+    }
+
+    /// Returns the status.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.cause.map_or(Status::Success, Failure::status)
+    }
 }
 
 /// Kind of a received message.
@@ -231,8 +248,8 @@ pub struct Source {
 /// Completion of a receive work request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecvDone {
-    /// Status.
-    pub status: Status,
+    /// Why it failed; `None` if it succeeded.
+    pub cause: Option<Cause>,
     /// Kind of the message.
     pub kind: RecvKind,
     /// Bytes received; for datagrams this includes 40 for the GRH.
@@ -249,9 +266,9 @@ pub struct RecvDone {
 
 impl RecvDone {
     /// Creates the completion of a receive that received no data.
-    pub const fn failed(status: Status) -> Self {
+    pub const fn failed(cause: Failure) -> Self {
         Self {
-            status,
+            cause: Some(Cause::Failed(cause)),
             kind: RecvKind::Send,
             length: 0,
             imm: 0,
@@ -259,6 +276,12 @@ impl RecvDone {
             source: None,
             xrc_srqn: None,
         }
+    }
+
+    /// Returns the status.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.cause.map_or(Status::Success, Cause::status)
     }
 }
 
@@ -491,6 +514,13 @@ pub trait Host {
     /// has stopped.
     fn give_back(&mut self, qpn: u32, work: SendWork<Self::LocalBuffers>) {
         let _ = (qpn, work);
+    }
+
+    /// Reports why a packet was dropped, a request refused, or a work request failed; the
+    /// latter also with its completion. `qpn` is the queue pair, if the packet is for one. A
+    /// peer chooses how often this is called.
+    fn report(&mut self, qpn: Option<u32>, cause: Cause) {
+        let _ = (qpn, cause);
     }
 
     /// Reports an event of a queue pair.

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::cause::DropCause;
+use super::host::Host;
 use crate::packet::{Packet, Pool};
 
 /// Length of the longest message in bytes.
@@ -73,6 +75,12 @@ pub(super) struct Io {
 }
 
 impl Io {
+    /// Counts and reports a packet that is dropped.
+    pub fn drop_packet<H: Host>(&mut self, host: &mut H, qpn: Option<u32>, cause: DropCause) {
+        *cause.counter(&mut self.counters) += 1;
+        host.report(qpn, cause.into());
+    }
+
     pub fn send(&mut self, packet: Packet) {
         self.counters.packets_sent += 1;
         self.out.push_back(packet);

@@ -9,7 +9,6 @@ use super::config::Service;
 use super::host::{Fault, Host};
 use super::io::Io;
 use super::qp::Qp;
-use super::recovery::FollowUp;
 use super::state::Reply;
 use crate::fabric::PortConfig;
 use crate::packet::{Payload, Psn, View};
@@ -88,7 +87,9 @@ impl<L> Qp<L> {
             let l3 = template.l3().0;
             let view = View::looped_back(path.link, l3, request.bth, request.headers(), payload);
             // Queue pairs that keep packets are excluded by `pairs_with`.
-            let _: FollowUp = peer.request(host, io, &view);
+            if let Err(cause) = peer.request(host, io, &view) {
+                io.drop_packet(host, Some(peer.number), cause);
+            }
         });
         io.payload = buffer;
         passed

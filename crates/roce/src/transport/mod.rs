@@ -14,6 +14,7 @@
 //! | `congestion` | congestion marks, and the rate and window that depend on them and on losses |
 //! | `responder` | requests in order, duplicates, responses |
 //! | `datagram` | UD |
+//! | `cause` | why a packet was dropped, a request refused, or a work request failed |
 //! | `loopback` | requests to a queue pair of the same HCA, without packets |
 //! | `dynamic` | DC: requester and responder with peers that change |
 //!
@@ -22,6 +23,7 @@
 //! until [`Transport::deadline`]. In the steady state nothing is allocated: packets
 //! come from a [`Pool`], and queues keep their capacity.
 
+mod cause;
 mod completer;
 mod config;
 mod congestion;
@@ -49,6 +51,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
+pub use cause::{Cause, DropCause, Failure, Refusal, Response};
 pub use config::{QpConfig, QpState, QpView, Service, ack_wait, rnr_wait};
 pub use host::{
     Access, AtomicOp, Datagram, Fault, Fence, Host, MessageStart, Operation, QpEvent, RecvDone,
@@ -57,9 +60,7 @@ pub use host::{
 pub use io::Counters;
 
 use crate::fabric::Port;
-use crate::packet::{
-    CNP, Class, Gid, MULTICAST_QPN, Mtu, OpcodeFlags, Packet, ParseError, Pool, View,
-};
+use crate::packet::{CNP, Gid, MULTICAST_QPN, Mtu, Packet, ParseError, Pool, View};
 use io::Io;
 use qp::Qp;
 use recovery::FollowUp;
@@ -306,12 +307,8 @@ impl<L> Transport<L> {
         let view = match View::parse_packet(&packet) {
             Ok(view) => view,
             Err(ParseError::NotRdma) => return Some(packet),
-            Err(ParseError::Malformed) => {
-                self.io.counters.malformed += 1;
-                return None;
-            }
-            Err(ParseError::BadIcrc) => {
-                self.io.counters.bad_icrc += 1;
+            Err(error) => {
+                self.io.drop_packet(host, None, error.into());
                 return None;
             }
         };
@@ -322,13 +319,10 @@ impl<L> Transport<L> {
                 self.multicast(host, now, &view);
                 FollowUp::Nothing
             }
-            0 | 1 => match self.aliases[qpn as usize] {
-                Some(qpn) => self.deliver(host, now, qpn, &view),
-                None => {
-                    self.io.counters.dropped += 1;
-                    FollowUp::Nothing
-                }
-            },
+            0 | 1 => {
+                let alias = self.aliases[qpn as usize].unwrap_or(qpn);
+                self.deliver(host, now, alias, &view)
+            }
             qpn => self.deliver(host, now, qpn, &view),
         };
         if after != FollowUp::Nothing {
@@ -345,8 +339,7 @@ impl<L> Transport<L> {
 
     fn multicast<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64, view: &View<'_>) {
         let Some(group) = view.network.dgid(view.frame) else {
-            self.io.counters.dropped += 1;
-            return;
+            return self.io.drop_packet(host, None, DropCause::NoGroup);
         };
         for index in 0..self.groups.len() {
             let (gid, qpn) = self.groups[index];
@@ -357,6 +350,7 @@ impl<L> Transport<L> {
         }
     }
 
+    /// Processes a packet for a queue pair.
     fn deliver<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
@@ -364,50 +358,24 @@ impl<L> Transport<L> {
         qpn: u32,
         view: &View<'_>,
     ) -> FollowUp {
-        let mut after = FollowUp::Nothing;
         let Some(qp) = self.qps.get_mut(&qpn) else {
-            self.io.counters.dropped += 1;
-            return after;
+            self.io
+                .drop_packet(host, Some(qpn), DropCause::UnknownQp(qpn));
+            return FollowUp::Nothing;
         };
-        let io = &mut self.io;
-        let class = view
-            .opcode
-            .map_or(view.bth.opcode & 0xe0, |o| o.class as u8);
-        if class != qp.class() as u8 || !qp.state.receives() {
-            match view.bth.opcode {
-                CNP if qp.accepts_cnp(view) => qp.process_cnp(io, now),
-                _ => io.counters.dropped += 1,
+        let processed = match qp.accepts(view) {
+            Ok(()) => qp.packet(host, &mut self.io, now, view),
+            Err(DropCause::Service { opcode: CNP, .. }) if qp.accepts_cnp(view) => {
+                qp.process_cnp(&mut self.io, now);
+                return FollowUp::Nothing;
             }
-            return after;
-        }
-        if !qp.pkey_matches(view.bth.pkey) {
-            io.counters.pkey_violations += 1;
-            return after;
-        }
-        if class != Class::Ud as u8 && !qp.is_from_peer(view) {
-            io.counters.dropped += 1;
-            return after;
-        }
-        if qp.paces && view.network.is_marked(view.frame) {
-            qp.process_mark(io, now, view);
-        }
-        if class == Class::Ud as u8 {
-            if view.opcode.is_some() {
-                qp.datagram(host, io, view);
-            }
-        } else if view.has(OpcodeFlags::RESPONSE) {
-            if !matches!(qp.config.service, Service::XrcTarget | Service::DcTarget) {
-                qp.response(host, io, now, view);
-            }
-        } else {
-            match qp.config.service {
-                Service::XrcInitiator | Service::DcInitiator => {}
-                Service::DcTarget => qp.request_of_peer(host, io, view),
-                _ => after = qp.request(host, io, view),
-            }
-        }
+            Err(cause) => Err(cause),
+        };
         schedule(qp, &mut self.ready, &mut self.timers);
-        after
+        processed.unwrap_or_else(|cause| {
+            self.io.drop_packet(host, Some(qpn), cause);
+            FollowUp::Nothing
+        })
     }
 
     /// Processes expired timers, responses, requests and flushes. Creates about

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::{
-    Access, AtomicOp, Fault, Host, MessageStart, QpConfig, QpEvent, QpState, Queue, RecvDone,
-    RecvWork, SendDone, SendWork, Status, Target, Transport,
+    Access, AtomicOp, Cause, Fault, Host, MessageStart, QpConfig, QpEvent, QpState, Queue,
+    RecvDone, RecvWork, SendDone, SendWork, Status, Target, Transport,
 };
 use crate::fabric::{Fabric, Port, PortConfig};
 use crate::packet::{Gid, Grh, Link, LinkKind, Path, Payload, Pool, gid_of_ipv4};
@@ -63,6 +63,8 @@ pub struct Model {
     pub regions: Vec<Region>,
     /// Queues by queue pair number; those of an XRC SRQ by its number plus [`XRC_SRQ`].
     pub queues: Vec<Queues>,
+    /// The first causes that were reported, with the queue pair.
+    pub causes: Vec<(Option<u32>, Cause)>,
     /// Completions are counted, not recorded.
     pub count_only: bool,
     /// Number of sends that succeeded.
@@ -71,6 +73,8 @@ pub struct Model {
     pub recvs_ended: u64,
 }
 
+/// Number of causes that are kept.
+const MAX_CAUSES: usize = 10_000;
 /// Offset that is added to the number of an XRC SRQ to find its queues.
 pub const XRC_SRQ: u32 = 1 << 24;
 /// XRC SRQs from this number on are in a domain that no target belongs to.
@@ -169,7 +173,7 @@ impl Host for Model {
     }
 
     fn send_done(&mut self, qpn: u32, work: SendWork<Range>, done: SendDone) {
-        self.sends_ended += u64::from(done.status == Status::Success);
+        self.sends_ended += u64::from(done.status() == Status::Success);
         if !self.count_only {
             self.queues(qpn).sent.push((work.id, done));
         }
@@ -191,7 +195,7 @@ impl Host for Model {
     }
 
     fn recv_done(&mut self, qpn: u32, work: RecvWork<Range>, done: RecvDone) -> bool {
-        self.recvs_ended += u64::from(done.status == Status::Success);
+        self.recvs_ended += u64::from(done.status() == Status::Success);
         if !self.count_only {
             self.queues(qpn).received.push((work.id, done));
         }
@@ -260,6 +264,12 @@ impl Host for Model {
             .ok_or(Fault::Protection)?;
         self.regions.swap_remove(index);
         Ok(())
+    }
+
+    fn report(&mut self, qpn: Option<u32>, cause: Cause) {
+        if !self.count_only && self.causes.len() < MAX_CAUSES {
+            self.causes.push((qpn, cause));
+        }
     }
 
     fn event(&mut self, qpn: u32, event: QpEvent) {

@@ -1,12 +1,14 @@
 //! A queue pair: attributes and state. Its two halves are in [`super::requester`] and
 //! [`super::responder`].
 
+use super::cause::{DropCause, Failure};
 use super::config::{QpConfig, QpState, QpView, Service};
 use super::congestion::Congestion;
-use super::host::{Fault, Host, QpEvent, RecvDone, RecvWork, SendDone, Status};
-use super::io::MAX_MESSAGE;
+use super::host::{Host, QpEvent, RecvDone, RecvWork, SendDone};
+use super::io::{Io, MAX_MESSAGE};
+use super::recovery::FollowUp;
 use super::state::{Initiator, Peers, Requester, Responder};
-use crate::packet::{Bth, Class, Gid, Link, Opcode, Psn, Template, View};
+use crate::packet::{Bth, Class, Gid, Link, Opcode, OpcodeFlags, Psn, Template, View};
 
 /// A queue pair.
 pub(super) struct Qp<L> {
@@ -143,10 +145,7 @@ impl<L> Qp<L> {
     fn flush_sends<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) {
         self.drain_due = false;
         for pending in self.req.clear() {
-            let done = SendDone {
-                status: Status::Flushed,
-                length: 0,
-            };
+            let done = SendDone::failed(Failure::Flushed);
             host.send_done(self.number, pending, done);
         }
         // The work requests not yet taken are flushed by `flush_one`.
@@ -163,7 +162,7 @@ impl<L> Qp<L> {
     }
 
     fn recv_flushed<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, work: RecvWork<L>) {
-        host.recv_done(self.number, work, RecvDone::failed(Status::Flushed));
+        host.recv_done(self.number, work, RecvDone::failed(Failure::Flushed));
     }
 
     /// Flushes one work request. Returns whether there was one.
@@ -171,14 +170,7 @@ impl<L> Qp<L> {
         if self.send_rung && matches!(self.state, QpState::Error | QpState::SendQueueError) {
             match host.next_send(self.number) {
                 Some(work) => {
-                    host.send_done(
-                        self.number,
-                        work,
-                        SendDone {
-                            status: Status::Flushed,
-                            length: 0,
-                        },
-                    );
+                    host.send_done(self.number, work, SendDone::failed(Failure::Flushed));
                     return true;
                 }
                 None => self.send_rung = false,
@@ -254,6 +246,55 @@ impl<L> Qp<L> {
         }
     }
 
+    /// Checks whether a packet is for this queue pair's service, state and partition, and from
+    /// its peer.
+    pub fn accepts(&self, view: &View<'_>) -> Result<(), DropCause> {
+        let opcode = view.bth.opcode;
+        let class = view.opcode.map_or(opcode & 0xe0, |o| o.class as u8);
+        let service = self.config.service;
+        if class != self.class() as u8 {
+            return Err(DropCause::Service { opcode, service });
+        }
+        if !self.state.receives() {
+            return Err(DropCause::State(self.state));
+        }
+        let (packet, own) = (view.bth.pkey, self.config.pkey);
+        if !self.pkey_matches(packet) {
+            return Err(DropCause::PartitionKey { packet, own });
+        }
+        if service != Service::Ud && !self.is_from_peer(view) {
+            return Err(DropCause::Peer);
+        }
+        Ok(())
+    }
+
+    /// Processes a packet that [`Qp::accepts`].
+    pub fn packet<H: Host<LocalBuffers = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        now: u64,
+        view: &View<'_>,
+    ) -> Result<FollowUp, DropCause> {
+        if self.paces && view.network.is_marked(view.frame) {
+            self.process_mark(io, now, view);
+        }
+        let (service, opcode) = (self.config.service, view.bth.opcode);
+        let is_response = view.has(OpcodeFlags::RESPONSE);
+        let done = match service {
+            Service::Ud if view.opcode.is_none() => Err(DropCause::Service { opcode, service }),
+            Service::Ud => self.datagram(host, view),
+            Service::XrcTarget | Service::DcTarget if is_response => {
+                Err(DropCause::Direction(service))
+            }
+            _ if is_response => self.response(host, io, now, view),
+            Service::XrcInitiator | Service::DcInitiator => Err(DropCause::Direction(service)),
+            Service::DcTarget => self.request_of_peer(host, io, view),
+            _ => return self.request(host, io, view),
+        };
+        done.map(|()| FollowUp::Nothing)
+    }
+
     /// Returns whether a packet may have come from the connected peer.
     pub fn is_from_peer(&self, view: &View<'_>) -> bool {
         self.is_connected_to(view.network.link, view.network.sgid(view.frame))
@@ -286,14 +327,5 @@ impl<L> Qp<L> {
         // The PSNs of one message stay within half the PSN range, so that order is
         // defined.
         (length <= MAX_MESSAGE && packets < Psn::RANGE / 2).then_some(packets)
-    }
-}
-
-/// Returns the NAK code for a fault.
-pub(super) fn nak_of(fault: Fault) -> crate::packet::NakCode {
-    match fault {
-        Fault::Protection => crate::packet::NakCode::RemoteAccess,
-        // Absent memory is retried before this is reached.
-        Fault::Memory | Fault::Absent => crate::packet::NakCode::RemoteOperation,
     }
 }

@@ -12,6 +12,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::cause::DropCause;
 use super::completer::ResponseOutcome;
 use super::config::ack_wait;
 use super::host::{Fault, Host, Operation};
@@ -211,7 +212,9 @@ impl<L> Qp<L> {
         while let Some(packet) = self.resp.kept.take(self.resp.expected) {
             let expected = self.resp.expected;
             if let Ok(view) = View::parse_checked(&packet) {
-                self.request(host, io, &view);
+                if let Err(cause) = self.request(host, io, &view) {
+                    io.drop_packet(host, Some(self.number), cause);
+                }
             }
             if self.resp.expected == expected {
                 // The packet was refused: the peer repeats it and all later ones, or has failed.
@@ -492,19 +495,17 @@ impl<L> Qp<L> {
         io: &mut Io,
         now: u64,
         view: &View<'_>,
-    ) {
+    ) -> Result<(), DropCause> {
         let psn = view.bth.psn;
+        let stale = DropCause::StaleResponse(psn);
         let ahead = psn.distance(self.req.una) as u32;
         if ahead >= EarlyResponses::SPAN || self.req.recovery.early.has(psn) {
-            io.counters.stale += 1;
-            return;
+            return Err(stale);
         }
-        let Some(index) = self.work_at(psn) else {
-            return;
-        };
+        let index = self.work_at(psn).ok_or(stale)?;
         let pending = &self.req.works[index];
         if !pending.awaits() || psn.before(pending.first.plus(pending.received)) {
-            return;
+            return Err(stale);
         }
         match self.take_response(host, now, view, index, psn) {
             ResponseOutcome::Stored => {
@@ -512,12 +513,13 @@ impl<L> Qp<L> {
                 self.req.refill(&self.config);
             }
             ResponseOutcome::Failed => {}
-            ResponseOutcome::Absent => return,
+            ResponseOutcome::Absent => return Err(DropCause::AbsentMemory),
         }
         let recovery = &mut self.req.recovery;
         if recovery.executed.before(psn.plus(1)) {
             recovery.executed = psn.plus(1);
         }
         self.settle(host, io, now, Some(psn));
+        Ok(())
     }
 }

@@ -6,9 +6,10 @@
 //! `works[cursor]`. Retransmission is a return to `una`. [`super::completer`] processes
 //! the responses.
 
+use super::cause::Failure;
 use super::config::{QpState, Service, ack_wait};
 use super::dynamic::FailedRequest;
-use super::host::{Fault, Fence, Host, Operation, QpEvent, SendDone, Status};
+use super::host::{Fault, Fence, Host, Operation, QpEvent, SendDone, SendWork};
 use super::io::Io;
 use super::qp::Qp;
 use super::state::{MAX_WORKS, Pending};
@@ -55,12 +56,12 @@ impl<L> Qp<L> {
             return Step::Idle;
         };
         match pending.done {
-            Some(Status::Success) => {
+            Some(Ok(())) => {
                 self.req.cursor += 1;
                 return Step::Done;
             }
             // Fails the queue pair once all earlier work requests have completed.
-            Some(_) => {
+            Some(Err(_)) => {
                 self.req.blocked = true;
                 self.complete(host);
                 return Step::Idle;
@@ -130,36 +131,16 @@ impl<L> Qp<L> {
             self.send_rung = false;
             return false;
         };
-        let mut done = None;
-        let mut packets = 1;
-        match work.operation {
-            Operation::Local => packets = 0,
-            Operation::Invalid(status) => done = Some(status),
-            Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => work.length = 8,
-            _ if self.config.service == Service::Ud => {
-                if work.length > self.config.mtu.bytes() {
-                    done = Some(Status::LocalLength);
-                } else if work.datagram.is_none() {
-                    done = Some(Status::LocalQpOperation);
-                }
-            }
-            _ => match self.packets_of(work.length) {
-                Some(count) => packets = count,
-                None => done = Some(Status::LocalLength),
-            },
+        if matches!(
+            work.operation,
+            Operation::FetchAdd { .. } | Operation::CompareSwap { .. }
+        ) {
+            work.length = 8;
         }
-        if done.is_none() && self.config.service == Service::DcInitiator {
-            done = self.refuse_on_stream(&work);
-        }
-        if done.is_none() && !allowed(self.config.service, work.operation) {
-            done = Some(Status::LocalQpOperation);
-        }
-        if done.is_none() && work.operation.is_read_or_atomic() && self.config.max_rd_atomic == 0 {
-            done = Some(Status::LocalQpOperation);
-        }
-        if done.is_some() {
-            packets = 0;
-        }
+        let (packets, done) = match self.packets_for(&work) {
+            Ok(packets) => (packets, None),
+            Err(cause) => (0, Some(Err(cause))),
+        };
         let first = self.req.next_psn;
         self.req.next_psn = first.plus(packets);
         self.req.works.push_back(Pending {
@@ -170,6 +151,40 @@ impl<L> Qp<L> {
             done,
         });
         true
+    }
+
+    /// Returns the number of PSNs that a work request takes, or why it cannot be executed.
+    fn packets_for(&self, work: &SendWork<L>) -> Result<u32, Failure> {
+        let (service, operation) = (self.config.service, work.operation);
+        let length = match operation {
+            Operation::Invalid(status) => return Err(Failure::Engine(status)),
+            Operation::Local => 0,
+            _ => work.length,
+        };
+        let packets = match service {
+            Service::Ud => Some(1).filter(|_| length <= self.config.mtu.bytes()),
+            _ => self.packets_of(length),
+        };
+        let packets = packets.ok_or(Failure::MessageLength(length))?;
+        let addressed = work.datagram.is_some() || operation == Operation::Local;
+        if service == Service::Ud && !addressed {
+            return Err(Failure::NoDestination);
+        }
+        if service == Service::DcInitiator {
+            if let Some(cause) = self.refuse_on_stream(work) {
+                return Err(cause);
+            }
+        }
+        if !allowed(service, operation) {
+            return Err(Failure::Operation { operation, service });
+        }
+        if operation.is_read_or_atomic() && self.config.max_rd_atomic == 0 {
+            return Err(Failure::NoReads);
+        }
+        Ok(match operation {
+            Operation::Local => 0,
+            _ => packets,
+        })
     }
 
     /// Pauses sending, because local memory is absent.
@@ -207,7 +222,7 @@ impl<L> Qp<L> {
     fn run_local<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) {
         let pending = &mut self.req.works[self.req.cursor];
         let result = host.run_local(self.number, &mut pending.work);
-        pending.done = Some(result.err().unwrap_or(Status::Success));
+        pending.done = Some(result.map_err(Failure::Engine));
         if result.is_ok() {
             self.req.cursor += 1;
         }
@@ -224,7 +239,7 @@ impl<L> Qp<L> {
         let psn = self.req.send_psn;
         let cursor = self.req.cursor;
         if self.template.is_none() {
-            self.req.works[cursor].done = Some(Status::LocalQpOperation);
+            self.req.works[cursor].done = Some(Err(Failure::NoPath));
             return;
         }
         // Requests that consume a receive are sent as packets. Without packets they would
@@ -241,8 +256,8 @@ impl<L> Qp<L> {
                 self.wait_for_page(now);
                 return;
             }
-            Err(_) => {
-                self.req.works[cursor].done = Some(Status::LocalProtection);
+            Err(fault) => {
+                self.req.works[cursor].done = Some(Err(Failure::LocalMemory(fault)));
                 self.complete(host);
                 return;
             }
@@ -388,45 +403,44 @@ impl<L> Qp<L> {
             let Some(head) = self.req.works.front() else {
                 return;
             };
-            let status = match head.done {
-                Some(status) => status,
+            let cause = match head.done {
+                Some(result) => result.err(),
                 // `una` does not pass a read whose response is incomplete.
                 None if head.packets == 0 || self.req.una.before(head.end()) => {
                     return;
                 }
-                None => Status::Success,
+                None => None,
             };
             let Some(head) = self.req.works.pop_front() else {
                 return;
             };
             self.req.cursor = self.req.cursor.saturating_sub(1);
             self.req.blocked = false;
-            let length = if status == Status::Success {
-                head.work.length
-            } else {
-                0
+            let Some(cause) = cause else {
+                let (cause, length) = (None, head.work.length);
+                host.send_done(self.number, head.work, SendDone { cause, length });
+                continue;
             };
             let failed = FailedRequest {
-                status,
+                cause,
                 stream: head.work.stream,
                 end: head.end(),
-                answered: status == Status::LocalProtection
+                answered: matches!(cause, Failure::LocalMemory(_))
                     && head.work.operation.is_read_or_atomic(),
                 missing: head.packets.saturating_sub(head.received),
             };
-            host.send_done(self.number, head.work, SendDone { status, length });
-            if status != Status::Success {
-                if self.config.service == Service::DcInitiator && self.stream_failed(&failed) {
-                    continue;
-                }
-                let to = if self.config.service.is_reliable() {
-                    QpState::Error
-                } else {
-                    QpState::SendQueueError
-                };
-                self.fail(host, to);
-                return;
+            host.send_done(self.number, head.work, SendDone::failed(cause));
+            host.report(Some(self.number), cause.into());
+            if self.config.service == Service::DcInitiator && self.stream_failed(&failed) {
+                continue;
             }
+            let to = if self.config.service.is_reliable() {
+                QpState::Error
+            } else {
+                QpState::SendQueueError
+            };
+            self.fail(host, to);
+            return;
         }
     }
 }

@@ -4,13 +4,14 @@
 //! sends them. An acknowledgement therefore never overtakes an earlier read response, and
 //! one acknowledgement serves a batch of requests.
 
+use super::cause::{Cause, DropCause, Refusal, Response};
 use super::config::{QpState, Service};
 use super::host::{
     Access, AtomicOp, Fault, Host, MessageStart, QpEvent, RecvDone, RecvKind, RecvWork, Source,
-    Status, Target,
+    Target,
 };
 use super::io::Io;
-use super::qp::{Qp, nak_of};
+use super::qp::Qp;
 use super::recovery::FollowUp;
 use super::state::{Message, ReadReply, Reply};
 use crate::packet::{
@@ -21,20 +22,6 @@ use crate::packet::{
 /// what the peer's limit of reads and atomics permits.
 const MAX_REPLIES: usize = 64;
 
-/// Reason for which a request was not executed.
-enum Refusal {
-    /// The peer gets a NAK; the queue pair is in error afterwards.
-    Nak(NakCode),
-    /// As `Nak`, without an event: a receive has completed with an error.
-    Completed(NakCode),
-    /// As `Completed`, but the peer gets no response (class J).
-    Silent,
-    /// No receive is posted.
-    NotReady,
-    /// Memory is absent now.
-    Absent,
-}
-
 impl<L> Qp<L> {
     /// Processes a request packet of a connected service.
     pub fn request<H: Host<LocalBuffers = L>>(
@@ -42,32 +29,32 @@ impl<L> Qp<L> {
         host: &mut H,
         io: &mut Io,
         view: &View<'_>,
-    ) -> FollowUp {
-        let mut after = FollowUp::Nothing;
+    ) -> Result<FollowUp, DropCause> {
         if self.resp.closing {
-            return after;
+            return Err(DropCause::Closing);
         }
-        if self.resp.replies.len() >= self.max_replies() {
-            io.counters.dropped += 1;
-            return after;
+        let waiting = self.resp.replies.len();
+        if waiting >= self.max_replies() {
+            return Err(DropCause::Replies(waiting));
         }
+        let (psn, expected) = (view.bth.psn, self.resp.expected);
+        let missing = DropCause::OutOfSequence { psn, expected };
         let reliable = self.config.service.is_reliable();
-        let distance = view.bth.psn.distance(self.resp.expected);
+        let distance = psn.distance(expected);
         if reliable {
             if distance > 0 {
-                io.counters.out_of_sequence += 1;
                 if !self.resp.nak_sent {
                     self.resp.nak(Syndrome::Nak(NakCode::SequenceError));
                 }
-                if self.keeps(distance) {
-                    after = FollowUp::Keep;
+                if !self.keeps(distance) {
+                    return Err(missing);
                 }
-                return after;
+                io.counters.out_of_sequence += 1;
+                return Ok(FollowUp::Keep);
             }
             if distance < 0 {
-                io.counters.duplicates += 1;
                 self.duplicate(host, view);
-                return after;
+                return Err(DropCause::Duplicate(psn));
             }
         } else if view.has(OpcodeFlags::START) {
             // A new message begins (UC): the rest of the previous one is lost.
@@ -75,11 +62,10 @@ impl<L> Qp<L> {
                 io.counters.out_of_sequence += 1;
             }
             self.abandon();
-            self.resp.expected = view.bth.psn;
+            self.resp.expected = psn;
         } else if distance != 0 {
-            io.counters.out_of_sequence += 1;
             self.abandon();
-            return after;
+            return Err(missing);
         }
         if !self.resp.established {
             self.resp.established = true;
@@ -91,17 +77,19 @@ impl<L> Qp<L> {
             Ok(psns) => {
                 self.resp.nak_sent = false;
                 self.resp.absent = 0;
-                self.resp.expected = view.bth.psn.plus(psns);
-                if !self.resp.kept.is_empty() {
-                    after = FollowUp::Release;
-                }
+                self.resp.expected = psn.plus(psns);
+                Ok(match self.resp.kept.is_empty() {
+                    true => FollowUp::Nothing,
+                    false => FollowUp::Release,
+                })
             }
             Err(refusal) => {
+                host.report(Some(self.number), refusal.into());
                 self.refuse(host, io, refusal);
                 self.resp.kept.clear();
+                Ok(FollowUp::Nothing)
             }
         }
-        after
     }
 
     /// Returns the maximum number of queued replies. A peer that keeps to its limit of
@@ -122,7 +110,7 @@ impl<L> Qp<L> {
     fn refuse<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, io: &mut Io, refusal: Refusal) {
         if !self.config.service.is_reliable() {
             self.resp.expected = self.resp.expected.plus(1);
-            if let Refusal::Completed(_) | Refusal::Silent = refusal {
+            if refusal.ends_receive() {
                 self.fail(host, QpState::Error);
             } else {
                 io.counters.dropped += 1;
@@ -130,32 +118,22 @@ impl<L> Qp<L> {
             }
             return;
         }
-        let (code, event) = match refusal {
-            Refusal::NotReady => {
+        match refusal.response() {
+            Response::NotReady => {
                 io.counters.not_ready += 1;
                 self.resp.nak(Syndrome::RnrNak(self.config.min_rnr_timer));
-                return;
             }
-            Refusal::Absent => {
+            Response::AbsentMemory => {
                 let code = self.resp.wait_code();
                 self.resp.nak(Syndrome::RnrNak(code));
-                return;
             }
-            Refusal::Nak(NakCode::RemoteAccess) => {
-                (Some(NakCode::RemoteAccess), Some(QpEvent::AccessError))
+            Response::Nak(..) | Response::Nothing => {
+                let (psn, msn) = (self.resp.expected, self.resp.msn);
+                self.resp.closing = true;
+                let fatal = Reply::Fatal { psn, msn, refusal };
+                self.resp.replies.push_back(fatal);
             }
-            Refusal::Nak(code) => (Some(code), Some(QpEvent::RequestError)),
-            Refusal::Completed(code) => (Some(code), None),
-            Refusal::Silent => (None, None),
-        };
-        let (psn, msn) = (self.resp.expected, self.resp.msn);
-        self.resp.closing = true;
-        self.resp.replies.push_back(Reply::Fatal {
-            psn,
-            msn,
-            code,
-            event,
-        });
+        }
     }
 
     /// Executes the expected request. Returns the number of PSNs that it takes.
@@ -164,9 +142,9 @@ impl<L> Qp<L> {
         host: &mut H,
         view: &View<'_>,
     ) -> Result<u32, Refusal> {
-        const INVALID: Refusal = Refusal::Nak(NakCode::InvalidRequest);
+        let opcode = view.bth.opcode;
         if view.opcode.is_none() {
-            return Err(INVALID);
+            return Err(Refusal::Opcode(opcode));
         }
         let (start, end) = (view.has(OpcodeFlags::START), view.has(OpcodeFlags::END));
         let mtu = self.config.mtu.bytes();
@@ -181,8 +159,12 @@ impl<L> Qp<L> {
             Message::Send { .. } => !start && view.has(OpcodeFlags::SEND),
             Message::Write { .. } => !start && view.has(OpcodeFlags::WRITE),
         };
-        if !fits || !in_order {
-            return Err(INVALID);
+        if !fits {
+            let limit = mtu;
+            return Err(Refusal::PayloadLength { length, limit });
+        }
+        if !in_order {
+            return Err(Refusal::Order(opcode));
         }
         if view.has(OpcodeFlags::SEND) {
             self.execute_send(host, view)
@@ -228,11 +210,11 @@ impl<L> Qp<L> {
             return Ok(spare);
         }
         let named = self.xrc_srqn(view);
-        if named.is_some_and(|srqn| !host.may_name(self.number, srqn)) {
-            return Err(Refusal::Nak(NakCode::InvalidRequest));
+        if let Some(srqn) = named.filter(|srqn| !host.may_name(self.number, *srqn)) {
+            return Err(Refusal::Srq(srqn));
         }
         host.next_recv(self.number, named, start)
-            .ok_or(Refusal::NotReady)
+            .ok_or(Refusal::NoReceive)
     }
 
     fn recv_done<H: Host<LocalBuffers = L>>(
@@ -240,7 +222,8 @@ impl<L> Qp<L> {
         host: &mut H,
         view: &View<'_>,
         recv: RecvWork<L>,
-        (status, kind, length): (Status, RecvKind, u32),
+        kind: RecvKind,
+        result: Result<u32, Refusal>,
     ) {
         let source = Source {
             qpn: view.dceth().map_or(0, |header| header.source_qpn),
@@ -250,9 +233,9 @@ impl<L> Qp<L> {
             multicast: false,
         };
         let done = RecvDone {
-            status,
+            cause: result.err().map(Cause::from),
             kind,
-            length,
+            length: result.unwrap_or(0),
             imm: view.imm(),
             solicited: view.bth.solicited,
             source: Some(source),
@@ -285,9 +268,12 @@ impl<L> Qp<L> {
             }
         };
         let length = view.payload.len() as u32;
-        if length > recv.length.saturating_sub(offset) {
-            self.recv_done(host, view, recv, (Status::LocalLength, kind, 0));
-            return Err(Refusal::Completed(NakCode::InvalidRequest));
+        let room = recv.length;
+        if length > room.saturating_sub(offset) {
+            let length = offset + length;
+            let refusal = Refusal::ReceiveLength { length, room };
+            self.recv_done(host, view, recv, kind, Err(refusal));
+            return Err(refusal);
         }
         let stored = match view.payload.bytes() {
             [] => Ok(()),
@@ -300,22 +286,24 @@ impl<L> Qp<L> {
             } else {
                 self.resp.message = Message::Send { recv, offset };
             }
-            return Err(Refusal::Absent);
+            return Err(Refusal::AbsentMemory);
         }
-        if stored.is_err() {
-            self.recv_done(host, view, recv, (Status::LocalProtection, kind, 0));
-            return Err(Refusal::Completed(NakCode::RemoteOperation));
+        if let Err(fault) = stored {
+            let refusal = Refusal::ReceiveMemory(fault);
+            self.recv_done(host, view, recv, kind, Err(refusal));
+            return Err(refusal);
         }
         let offset = offset + length;
         if view.has(OpcodeFlags::END) {
             if kind == RecvKind::SendInvalidate
                 && host.invalidate(self.target(view), view.imm()).is_err()
             {
-                self.recv_done(host, view, recv, (Status::RemoteInvalidRequest, kind, 0));
-                return Err(Refusal::Silent);
+                let refusal = Refusal::InvalidatedKey(view.imm());
+                self.recv_done(host, view, recv, kind, Err(refusal));
+                return Err(refusal);
             }
             self.end_message();
-            self.recv_done(host, view, recv, (Status::Success, kind, offset));
+            self.recv_done(host, view, recv, kind, Ok(offset));
         } else {
             self.resp.message = Message::Send { recv, offset };
         }
@@ -338,7 +326,6 @@ impl<L> Qp<L> {
         host: &mut H,
         view: &View<'_>,
     ) -> Result<u32, Refusal> {
-        const INVALID: Refusal = Refusal::Nak(NakCode::InvalidRequest);
         let length = view.payload.len() as u32;
         let end = view.has(OpcodeFlags::END);
         let (rkey, va, left, total) = match self.resp.message {
@@ -349,9 +336,12 @@ impl<L> Qp<L> {
                 total,
             } => (rkey, va, left, total),
             _ => {
-                let reth = view.reth().ok_or(INVALID)?;
-                if !self.config.allow_write || self.packets_of(reth.length).is_none() {
-                    return Err(INVALID);
+                let reth = view.reth().ok_or(Refusal::Headers)?;
+                if !self.config.allow_write {
+                    return Err(Refusal::Permission(Access::Write));
+                }
+                if self.packets_of(reth.length).is_none() {
+                    return Err(Refusal::MessageLength(reth.length));
                 }
                 if reth.length != 0 {
                     let checked = host.check_remote(
@@ -369,7 +359,8 @@ impl<L> Qp<L> {
                             }
                             _ => None,
                         };
-                        return Err(self.refuse_write(host, view, recv, fault));
+                        let at = (reth.rkey, reth.va, reth.length);
+                        return Err(self.refuse_write(host, view, recv, at, fault));
                     }
                 }
                 (reth.rkey, reth.va, reth.length, reth.length)
@@ -377,7 +368,8 @@ impl<L> Qp<L> {
         };
         // The last packet has exactly the missing length, any other one less.
         if if end { length != left } else { length >= left } {
-            return Err(INVALID);
+            let limit = left;
+            return Err(Refusal::PayloadLength { length, limit });
         }
         let recv = if end && view.has(OpcodeFlags::IMM) {
             Some(self.take_recv(host, view, None)?)
@@ -389,19 +381,14 @@ impl<L> Qp<L> {
                 if fault != Fault::Absent {
                     self.resp.message = Message::None;
                 }
-                return Err(self.refuse_write(host, view, recv, fault));
+                return Err(self.refuse_write(host, view, recv, (rkey, va, length), fault));
             }
         }
         if end {
             self.resp.message = Message::None;
             self.end_message();
             if let Some(recv) = recv {
-                self.recv_done(
-                    host,
-                    view,
-                    recv,
-                    (Status::Success, RecvKind::WriteImm, total),
-                );
+                self.recv_done(host, view, recv, RecvKind::WriteImm, Ok(total));
             }
         } else {
             let va = va.wrapping_add(u64::from(length));
@@ -422,20 +409,16 @@ impl<L> Qp<L> {
         host: &mut H,
         view: &View<'_>,
         recv: Option<RecvWork<L>>,
+        at: (u32, u64, u32),
         fault: Fault,
     ) -> Refusal {
+        let refusal = refuse_access(Access::Write, at, recv.is_some())(fault);
         match recv {
-            Some(recv) if fault == Fault::Absent => {
-                self.resp.set_spare(recv);
-                Refusal::Absent
-            }
-            Some(recv) => {
-                let result = (Status::LocalAccess, RecvKind::WriteImm, 0);
-                self.recv_done(host, view, recv, result);
-                Refusal::Completed(nak_of(fault))
-            }
-            None => refusal(fault),
+            Some(recv) if fault == Fault::Absent => self.resp.set_spare(recv),
+            Some(recv) => self.recv_done(host, view, recv, RecvKind::WriteImm, Err(refusal)),
+            None => {}
         }
+        refusal
     }
 
     fn execute_read<H: Host<LocalBuffers = L>>(
@@ -443,14 +426,13 @@ impl<L> Qp<L> {
         host: &mut H,
         view: &View<'_>,
     ) -> Result<u32, Refusal> {
-        const INVALID: Refusal = Refusal::Nak(NakCode::InvalidRequest);
-        let reth = view.reth().ok_or(INVALID)?;
-        let packets = self.packets_of(reth.length).ok_or(INVALID)?;
-        if !self.config.allow_read || !view.payload.is_empty() {
-            return Err(INVALID);
-        }
-        if self.resp.reads >= u32::from(self.config.max_dest_rd_atomic) {
-            return Err(INVALID);
+        let reth = view.reth().ok_or(Refusal::Headers)?;
+        let packets = self.packets_of(reth.length);
+        let packets = packets.ok_or(Refusal::MessageLength(reth.length))?;
+        self.permits(self.config.allow_read, Access::Read, view)?;
+        let limit = u32::from(self.config.max_dest_rd_atomic);
+        if self.resp.reads >= limit {
+            return Err(Refusal::Reads(limit));
         }
         if reth.length != 0 {
             host.check_remote(
@@ -460,7 +442,11 @@ impl<L> Qp<L> {
                 reth.length,
                 Access::Read,
             )
-            .map_err(refusal)?;
+            .map_err(refuse_access(
+                Access::Read,
+                (reth.rkey, reth.va, reth.length),
+                false,
+            ))?;
         }
         self.end_message();
         self.resp.reads += 1;
@@ -478,20 +464,30 @@ impl<L> Qp<L> {
         Ok(packets)
     }
 
+    /// Checks that a read or atomic is permitted, and has no payload.
+    fn permits(&self, permitted: bool, access: Access, view: &View<'_>) -> Result<(), Refusal> {
+        if !permitted {
+            return Err(Refusal::Permission(access));
+        }
+        match view.payload.len() as u32 {
+            0 => Ok(()),
+            length => Err(Refusal::PayloadLength { length, limit: 0 }),
+        }
+    }
+
     fn execute_atomic<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
         view: &View<'_>,
     ) -> Result<u32, Refusal> {
-        const INVALID: Refusal = Refusal::Nak(NakCode::InvalidRequest);
-        let eth = view.atomic().ok_or(INVALID)?;
+        let eth = view.atomic().ok_or(Refusal::Headers)?;
         let resources = usize::from(self.config.max_dest_rd_atomic);
-        if !self.config.allow_atomic
-            || !view.payload.is_empty()
-            || eth.va % 8 != 0
-            || resources == 0
-        {
-            return Err(INVALID);
+        self.permits(self.config.allow_atomic, Access::Atomic, view)?;
+        if eth.va % 8 != 0 {
+            return Err(Refusal::Alignment(eth.va));
+        }
+        if resources == 0 {
+            return Err(Refusal::Reads(0));
         }
         let operation = match view.opcode.map(|o| o.operation) {
             Some(op::COMPARE_SWAP) => AtomicOp::CompareSwap {
@@ -502,7 +498,7 @@ impl<L> Qp<L> {
         };
         let value = host
             .remote_atomic(self.target(view), eth.rkey, eth.va, operation)
-            .map_err(refusal)?;
+            .map_err(refuse_access(Access::Atomic, (eth.rkey, eth.va, 8), false))?;
         self.end_message();
         if self.resp.atomics.len() >= resources {
             self.resp.atomics.pop_front();
@@ -640,13 +636,11 @@ impl<L> Qp<L> {
                     // The memory became invalid after the check.
                     self.resp.replies.clear();
                     self.resp.closing = true;
-                    let (code, event) = (Some(nak_of(fault)), Some(QpEvent::AccessError));
-                    self.resp.replies.push_back(Reply::Fatal {
-                        psn,
-                        msn,
-                        code,
-                        event,
-                    });
+                    let at = (rkey, va, payload);
+                    let refusal = refuse_access(Access::Read, at, false)(fault);
+                    host.report(Some(self.number), refusal.into());
+                    let fatal = Reply::Fatal { psn, msn, refusal };
+                    self.resp.replies.push_back(fatal);
                     return true;
                 }
                 io.send(builder.finish());
@@ -687,15 +681,12 @@ impl<L> Qp<L> {
                 self.send_aeth(io, psn, Aeth { syndrome, msn });
                 self.resp.replies.pop_front();
             }
-            Reply::Fatal {
-                psn,
-                msn,
-                code,
-                event,
-            } => {
-                if let Some(code) = code {
+            Reply::Fatal { psn, msn, refusal } => {
+                let mut event = None;
+                if let Response::Nak(code, of_refusal) = refusal.response() {
                     let syndrome = Syndrome::Nak(code);
                     self.send_aeth(io, psn, Aeth { syndrome, msn });
+                    event = of_refusal;
                 }
                 self.resp.replies.pop_front();
                 if let Some(event) = event {
@@ -719,10 +710,22 @@ impl<L> Qp<L> {
     }
 }
 
-/// Returns the refusal for a failed memory access.
-fn refusal(fault: Fault) -> Refusal {
-    match fault {
-        Fault::Absent => Refusal::Absent,
-        other => Refusal::Nak(nak_of(other)),
+/// Returns the refusal for a failed access to memory (key, address and length), given the
+/// fault.
+fn refuse_access(
+    access: Access,
+    (rkey, va, length): (u32, u64, u32),
+    receive: bool,
+) -> impl Fn(Fault) -> Refusal {
+    move |fault| match fault {
+        Fault::Absent => Refusal::AbsentMemory,
+        fault => Refusal::RemoteMemory {
+            rkey,
+            va,
+            length,
+            access,
+            fault,
+            receive,
+        },
     }
 }

@@ -2,13 +2,12 @@
 
 use std::collections::VecDeque;
 
+use super::cause::{Failure, Refusal};
 use super::config::QpConfig;
 use super::congestion::WINDOW;
-use super::host::{Datagram, QpEvent, RecvWork, SendWork, Status, Target};
+use super::host::{Datagram, RecvWork, SendWork, Target};
 use super::recovery::{Recovery, ReorderBuffer};
-use crate::packet::{
-    DcEth, Gid, Grh, L3, Link, NakCode, Path, Psn, Roce, Syndrome, Template, View,
-};
+use crate::packet::{DcEth, Gid, Grh, L3, Link, Path, Psn, Roce, Syndrome, Template, View};
 
 /// Maximum number of outstanding work requests.
 pub(super) const MAX_WORKS: usize = 512;
@@ -36,8 +35,8 @@ pub(super) struct Pending<L> {
     pub packets: u32,
     /// Packets received of the response to a read or atomic.
     pub received: u32,
-    /// Status once it has ended; it completes when it is the oldest.
-    pub done: Option<Status>,
+    /// Its result once it has ended; it completes when it is the oldest.
+    pub done: Option<Result<(), Failure>>,
 }
 
 impl<L> Pending<L> {
@@ -177,7 +176,7 @@ impl<L> Requester<L> {
             .iter()
             .position(|p| {
                 if p.packets == 0 {
-                    p.done != Some(Status::Success)
+                    p.done != Some(Ok(()))
                 } else {
                     psn.before(p.end())
                 }
@@ -248,8 +247,7 @@ pub(super) enum Reply {
     Fatal {
         psn: Psn,
         msn: u32,
-        code: Option<NakCode>,
-        event: Option<QpEvent>,
+        refusal: Refusal,
     },
 }
 

@@ -2,8 +2,8 @@
 
 use roce::packet::{L3, Link, Payload};
 use roce::transport::{
-    Access, AtomicOp, Fault, Host, MessageStart, QpConfig, QpEvent, QpState, RecvDone, RecvKind,
-    RecvWork, SendDone, SendWork, Service, Source, Status, Target,
+    Access, AtomicOp, Failure, Fault, Host, MessageStart, QpConfig, QpEvent, QpState, RecvDone,
+    RecvKind, RecvWork, SendDone, SendWork, Service, Source, Status, Target,
 };
 
 use super::core::Core;
@@ -368,7 +368,7 @@ impl<P: Platform> Host for Core<P> {
         let id = SendId::unpack(work.id);
         let Some(qp) = self.qp(qpn) else { return };
         let (cqn, uidx, counter_set) = (qp.send_cq, qp.uidx, qp.counter_set);
-        if done.status == Status::Success {
+        if done.status() == Status::Success {
             if !id.signaled {
                 return;
             }
@@ -393,7 +393,7 @@ impl<P: Platform> Host for Core<P> {
         }
         self.count(counter_set, |set| {
             set.req_cqe_error += 1;
-            match done.status {
+            match done.status() {
                 Status::Flushed => set.req_cqe_flush_error += 1,
                 Status::LocalLength => set.req_local_length_error += 1,
                 Status::RemoteInvalidRequest => set.req_remote_invalid_request += 1,
@@ -411,7 +411,7 @@ impl<P: Platform> Host for Core<P> {
                 request: id.opcode,
                 uidx,
                 wqe_counter: id.index,
-                error: Some(send_error(done.status, id.opcode)),
+                error: Some(send_error(done.status(), id.opcode)),
                 ..Completion::default()
             },
         );
@@ -462,7 +462,11 @@ impl<P: Platform> Host for Core<P> {
                 if srqn.is_some() && self.peer_retransmits(qpn) && self.faults.return_receive() =>
             {
                 self.stats.receives_returned += 1;
-                self.recv_done(qpn, work, RecvDone::failed(Status::Returned));
+                self.recv_done(
+                    qpn,
+                    work,
+                    RecvDone::failed(Failure::Engine(Status::Returned)),
+                );
                 None
             }
             Some(mut work) => {
@@ -506,7 +510,7 @@ impl<P: Platform> Host for Core<P> {
             solicited: done.solicited,
             ..Completion::default()
         };
-        if done.status == Status::Success {
+        if done.status() == Status::Success {
             completion.opcode = match done.kind {
                 RecvKind::Send => cq::opcode::SEND,
                 RecvKind::SendImm => cq::opcode::SEND_IMM,
@@ -526,10 +530,10 @@ impl<P: Platform> Host for Core<P> {
         } else {
             completion.opcode = cq::opcode::RESPONDER_ERROR;
             completion.byte_count = 0;
-            completion.error = Some(receive_error(done.status));
+            completion.error = Some(receive_error(done.status()));
             self.count(counter_set, |set| {
                 set.resp_cqe_error += 1;
-                match done.status {
+                match done.status() {
                     Status::Flushed => set.resp_cqe_flush_error += 1,
                     Status::LocalLength => set.resp_local_length_error += 1,
                     _ => {}

@@ -425,7 +425,7 @@ impl<P: Platform> Core<P> {
         mut completion: Completion<'_>,
     ) -> bool {
         let (qpn, uidx, index) = (completion.qpn, completion.uidx, work.id as u16);
-        if done.status != Status::Success {
+        if done.status() != Status::Success {
             let canceled = (app::CANCELED, index, [0; TMH_SIZE]);
             self.post_tag_cqe(cqn, uidx, qpn, canceled);
             return false;
@@ -491,7 +491,7 @@ impl<P: Platform> Core<P> {
             return;
         };
         let (cqn, uidx, index) = (srq.cqn, srq.uidx, id as u16);
-        if done.status != Status::Success {
+        if done.status() != Status::Success {
             self.post_tag_cqe(cqn, uidx, qpn, (app::CANCELED, index, [0; TMH_SIZE]));
             return;
         }

@@ -108,7 +108,7 @@ fn a_datagram_that_is_too_long_for_the_receive_is_dropped() {
     let received = &world.hcas[1].host.queues(50).received;
     assert_eq!(received.len(), 1);
     let (id, done) = received[0];
-    assert_eq!((id, done.status, done.length), (0, Status::Success, 1000));
+    assert_eq!((id, done.status(), done.length), (0, Status::Success, 1000));
     let transport = &world.hcas[1].transport;
     assert_eq!(transport.query(50).unwrap().state, QpState::ReadyToSend);
     assert_eq!(transport.counters().dropped, 2);

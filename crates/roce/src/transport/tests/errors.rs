@@ -437,7 +437,7 @@ fn malformed_responses_are_errors() {
         world.turn();
         let template = Template::new(&world.hcas[1].path_to(0));
         let opcode = Opcode {
-            class: Class::Rc,
+            class: crate::packet::Class::Rc,
             operation,
         }
         .encode();

@@ -71,7 +71,7 @@ type QueueResults = (
 fn queue_results(hca: &mut Hca, qpn: u32) -> QueueResults {
     let queues = hca.host.queues(qpn);
     let received =
-        |(id, done): &(u64, RecvDone)| (*id, done.status, done.length, done.imm, done.solicited);
+        |(id, done): &(u64, RecvDone)| (*id, done.status(), done.length, done.imm, done.solicited);
     (
         queues.sent.clone(),
         queues.received.iter().map(received).collect(),

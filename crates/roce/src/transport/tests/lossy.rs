@@ -332,7 +332,7 @@ fn unreliable_messages_are_complete_or_lost() {
     for (n, (id, done)) in received.iter().enumerate() {
         // Receives are consumed in order without gaps.
         assert_eq!(
-            (*id, done.status, done.length),
+            (*id, done.status(), done.length),
             (n as u64, Status::Success, 1024)
         );
         let at = n * 1024;

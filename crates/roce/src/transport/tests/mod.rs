@@ -1,6 +1,7 @@
 //! Tests of the transport: HCAs with the model engine, connected by the fabric.
 
 mod capture;
+mod causes;
 mod congestion;
 mod datagram;
 mod dynamic;
@@ -82,7 +83,7 @@ fn statuses(hca: &mut Hca, qpn: u32) -> Vec<(u64, Status)> {
         .queues(qpn)
         .sent
         .iter()
-        .map(|(id, done)| (*id, done.status))
+        .map(|(id, done)| (*id, done.status()))
         .collect()
 }
 
@@ -91,7 +92,7 @@ fn recv_statuses(hca: &mut Hca, qpn: u32) -> Vec<(u64, Status)> {
         .queues(qpn)
         .received
         .iter()
-        .map(|(id, done)| (*id, done.status))
+        .map(|(id, done)| (*id, done.status()))
         .collect()
 }
 

@@ -37,7 +37,7 @@ fn run(service: Service, operation: Operation, kind: LinkKind, mtu: Mtu, length:
     world.settle(SECOND);
 
     let done = SendDone {
-        status: Status::Success,
+        cause: None,
         length,
     };
     assert_eq!(world.hcas[0].host.queues(100).sent, [(1, done)]);
@@ -76,7 +76,7 @@ fn run(service: Service, operation: Operation, kind: LinkKind, mtu: Mtu, length:
         Some(kind) => {
             let (id, done) = queues.received[0];
             assert_eq!(
-                (id, done.status, done.kind, done.length),
+                (id, done.status(), done.kind, done.length),
                 (7, Status::Success, kind, length)
             );
             assert!(done.solicited);
