@@ -1,8 +1,45 @@
-//! The host addresses of a device, which may change.
+//! Addresses of a device: those of the host, which may change, and its own.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use softhca::packet::{Gid, Mac};
+
+use crate::Result;
+
+/// MAC addresses in frames between a device and the UDP wire: of the device, and of all other
+/// hosts.
+pub(crate) const DEVICE_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 1];
+pub(crate) const OTHERS_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 2];
+
+/// The addresses of the host that a port has, as the driver sees them.
+pub(crate) trait PortAddresses: Send + Sync {
+    /// Returns the addresses.
+    fn list(&self) -> &AddressList;
+
+    /// Returns the index of their network interface; 0 if they have none.
+    fn interface(&self) -> u32;
+
+    /// Adds a queue pair to a multicast group.
+    ///
+    /// # Errors
+    /// ENOMEM for too many groups; those of the socket calls.
+    fn join(&self, group: &Gid) -> Result<()>;
+
+    /// Removes a queue pair from a multicast group.
+    fn leave(&self, group: &Gid);
+}
+
+/// A GID of a port, with its index.
+pub(crate) type IndexedGid = ([u8; 16], u8);
+
+/// GIDs of RoCE v2 of a device that reaches no other hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OwnGids {
+    pub(crate) link_local: IndexedGid,
+    pub(crate) ipv4: IndexedGid,
+}
 
 /// Maximum number of addresses of a device.
 pub(crate) const MAX_ADDRESSES: usize = 16;

@@ -2,16 +2,8 @@
 
 use std::fmt;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 
 use uverbs::Errno;
-use uverbs::abi::verbs::GidEntry;
-use uverbs::kernel::Kernel;
-
-use crate::Result;
-use crate::embedded::Embedded;
-use crate::files::{ContextFile, File, UarCounts};
-use crate::kernel::EmbeddedKernel;
 
 /// Translates between the descriptors of a device and those of a program, which it may
 /// duplicate and close in any order. Called under the device's lock: must not call the
@@ -27,78 +19,4 @@ pub trait Descriptors: Send + Sync + fmt::Debug {
     /// # Errors
     /// EMFILE, ENOMEM: the event file is not created.
     fn publish(&self, device: RawFd) -> std::result::Result<RawFd, Errno>;
-}
-
-impl Embedded {
-    /// Opens the device for a program that uses it through system calls, and returns its
-    /// kernel and the device's descriptor. Pages are mapped from the descriptor, an in-memory
-    /// file, at the offsets that [`mapping_offset`](Self::mapping_offset) returns. Reading
-    /// events does not block.
-    ///
-    /// # Errors
-    /// EMFILE, ENFILE, ENOMEM.
-    pub fn open(
-        &self,
-        descriptors: Arc<dyn Descriptors>,
-    ) -> std::result::Result<(Arc<dyn Kernel>, RawFd), Errno> {
-        let fd = self.open_file()?;
-        let kernel = EmbeddedKernel::new(self.clone(), Some(descriptors));
-        Ok((Arc::new(kernel), fd))
-    }
-
-    pub(crate) fn open_file(&self) -> Result<RawFd> {
-        let (file, fd) = ContextFile::new()?;
-        let registers = file.map_registers()?;
-        let mut state = self.device.lock();
-        state.watch.add_context(file.id, registers);
-        state.files.insert(fd, File::Context(Box::new(file)));
-        Ok(fd)
-    }
-
-    /// Returns the offset in a descriptor's file that mmap at `offset` stands for, with
-    /// mlx5_ib's encoding of offsets: of a register page, a UAR that the program has
-    /// allocated, or the clock record. `None` if the kernel would refuse the mapping.
-    pub fn mapping_offset(offset: i64, length: usize) -> Option<i64> {
-        crate::files::mapping_offset(offset, length)
-    }
-
-    /// Returns whether the page that a program maps at `offset` has doorbell registers, given
-    /// that [`mapping_offset`](Self::mapping_offset) allows it.
-    pub fn is_doorbell_page(offset: i64) -> bool {
-        crate::files::is_doorbell_page(offset)
-    }
-
-    /// Returns the number of UARs of all open devices of the process. A caller that watches
-    /// their pages ([`guard_doorbells`](crate::guard_doorbells)) sees by it whether it knows all.
-    pub fn uar_counts() -> UarCounts {
-        crate::files::uar_counts()
-    }
-
-    /// Returns whether the page at this offset of a descriptor's file is that of a UAR that
-    /// the program has allocated.
-    pub fn is_allocated_uar(offset: i64) -> bool {
-        crate::files::is_allocated_uar(offset)
-    }
-
-    /// Returns the port's GID table; empty entries are zero.
-    pub fn gids(&self) -> Vec<[u8; 16]> {
-        let state = self.device.lock();
-        let gid = |index| state.gid_at(index).map_or([0; 16], |entry| entry.gid);
-        (0..state.gid_table_length()).map(gid).collect()
-    }
-
-    /// Returns an entry of the port's GID table, as the query of the entry does; `None` if it
-    /// is empty.
-    pub fn gid_entry(&self, index: usize) -> Option<GidEntry> {
-        self.device.lock().gid_entry(index)
-    }
-
-    /// Returns the LID of an InfiniBand port; 0 on Ethernet.
-    pub fn lid(&self) -> u16 {
-        let state = self.device.lock();
-        match state.is_ethernet() {
-            true => 0,
-            false => state.hca.settings().lid,
-        }
-    }
 }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use softhca::transport::Counters;
 
 use crate::device::Device;
+use crate::gids;
 use crate::object::ObjectData;
+use crate::query;
 use crate::runner::Runner;
 use crate::state::State;
 use crate::time::{self, Limit};
@@ -28,13 +30,13 @@ pub struct Embedded {
 
 impl Embedded {
     /// Length of the GID table of an Ethernet port. Entries without a GID are empty.
-    pub const ETHERNET_GIDS: usize = 128;
+    pub const ETHERNET_GIDS: usize = gids::ETHERNET;
     /// As above, of an InfiniBand port: the shortest that a ConnectX has.
-    pub const INFINIBAND_GIDS: usize = 8;
+    pub const INFINIBAND_GIDS: usize = gids::INFINIBAND;
 
     /// Length of the table of partition keys of an InfiniBand port, of which the first is the
     /// default; an Ethernet port has that one alone.
-    pub const INFINIBAND_PKEYS: usize = 128;
+    pub const INFINIBAND_PKEYS: usize = query::PKEYS as usize;
     /// LID of an InfiniBand port's subnet manager, which answers nothing.
     pub const SM_LID: u16 = softhca::fabric::subnet::LID;
 

@@ -6,11 +6,13 @@ use std::str::FromStr;
 
 use softhca::packet::{gid_of_ip, ip_of_gid};
 
-use crate::embedded::Embedded;
 use crate::query::{GID_ROCE_V1, GID_ROCE_V2, multicast_mac};
 use crate::state::PortGid;
 use crate::{Result, refuse};
 
+/// Lengths of the GID tables of an Ethernet and of an InfiniBand port.
+pub(crate) const ETHERNET: usize = 128;
+pub(crate) const INFINIBAND: usize = 8;
 /// Maximum number of addresses of a family.
 const MAX_ADDRESSES: u8 = 8;
 /// Networks of the IPv4 addresses: 127.80 to 127.87. The host accepts all of 127.0.0.0/8.
@@ -77,7 +79,7 @@ impl fmt::Display for GidTableError {
                 f,
                 "there is no GID \"{entry}\"; use v1, v2, v1-ipv4, v2-ipv4, v1-ipv6, v2-ipv6, none"
             ),
-            Self::TooMany => write!(f, "more than {} entries", Embedded::ETHERNET_GIDS),
+            Self::TooMany => write!(f, "more than {} entries", ETHERNET),
             Self::TooManyAddresses(entry) => {
                 write!(f, "more than {MAX_ADDRESSES} times {entry}")
             }
@@ -105,7 +107,7 @@ impl FromStr for GidTable {
     fn from_str(list: &str) -> std::result::Result<Self, GidTableError> {
         let mut entries: Vec<Option<Entry>> = Vec::new();
         for name in list.split(',') {
-            if entries.len() == Embedded::ETHERNET_GIDS {
+            if entries.len() == ETHERNET {
                 return Err(GidTableError::TooMany);
             }
             let unknown = || GidTableError::Unknown(name.to_owned());

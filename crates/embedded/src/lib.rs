@@ -60,6 +60,8 @@ mod object;
 mod packet;
 mod pages;
 mod pinned;
+mod pinning;
+mod programs;
 mod qp;
 mod query;
 mod queues;
@@ -92,9 +94,8 @@ pub use files::UarCounts;
 pub use gids::{GidTable, GidTableError};
 pub use memory::last_accesses;
 pub use network::Network;
-pub use pinned::{
-    Loss, has_registered, keep_registered, may_be_registered, move_registered, protect_registered,
-};
+pub use pinned::{Loss, may_be_registered};
+pub use pinning::{has_registered, keep_registered, move_registered, protect_registered};
 pub use resources::{ConnectionId, QueuePairResource, Resource, ResourceKind};
 pub use runner::{DoorbellGuard, guard_doorbells, set_scope_hooks};
 pub use softhca;

@@ -14,6 +14,7 @@ use softhca::profile::{PortKind, Profile};
 use softhca::profiles::PROFILES;
 use uverbs::{Command, Errno, Error, environment};
 
+use crate::addresses::PortAddresses;
 use crate::device::{Device, Drive};
 use crate::directory::{Directory, Sharing};
 use crate::embedded::Embedded;
@@ -220,7 +221,8 @@ impl Network {
                 }
                 addresses.apply_to(&mut settings);
             }
-            let mut state = State::new(process, settings, addresses, gids, fabric, pool)?;
+            let of_host = addresses.map(|it| Arc::new(it.clone()) as Arc<dyn PortAddresses>);
+            let mut state = State::new(process, settings, of_host, gids, fabric, pool)?;
             if addresses.is_none() {
                 // The index is not above the number.
                 state.node_guid = Settings::numbered(profile, index as u16).guid;

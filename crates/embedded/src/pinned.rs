@@ -15,9 +15,7 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
-use crate::embedded::Embedded;
 use crate::object::Mr;
 use crate::pages::{self, Transfer, page_size};
 use crate::region::WRITABLE;
@@ -27,9 +25,6 @@ use crate::state::State;
 const FIRST: u64 = 1 << 63;
 /// Number of devices of a network that are handled.
 const MAX_DEVICES: usize = 32;
-/// Longest time that a change waits for a device. A thread of the device may itself wait for
-/// the allocator in whose call the change is made.
-const MAX_WAIT: Duration = Duration::from_secs(1);
 
 /// Registered ranges that overlap each chunk of the address space, modulo their number: a
 /// summary that is read without a lock.
@@ -512,16 +507,31 @@ impl State {
     }
 }
 
+/// How the program is about to give up pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Their mapping ends, or starts anew without them.
+    Unmapped,
+    /// They are removed from their file.
+    Removed,
+}
+
+/// The lock of a device; `None` if it is not to be had.
+type LockResult<'a> = Option<MutexGuard<'a, State>>;
+
 /// The devices of a process, locked.
-struct Locked<'a>([Option<MutexGuard<'a, State>>; MAX_DEVICES]);
+pub(crate) struct Locked<'a>([Option<MutexGuard<'a, State>>; MAX_DEVICES]);
 
 impl<'a> Locked<'a> {
-    /// Locks the devices; `None` if one stays locked.
-    fn new(devices: &'a [Embedded]) -> Option<Self> {
-        let until = Instant::now() + MAX_WAIT;
+    /// Takes the locks of the devices, of which `lock` returns the one of an index until there
+    /// is none. `None` if a lock is not to be had.
+    pub(crate) fn new(mut lock: impl FnMut(usize) -> Option<LockResult<'a>>) -> Option<Self> {
         let mut locked = [const { None }; MAX_DEVICES];
-        for (entry, device) in locked.iter_mut().zip(devices) {
-            *entry = Some(device.device.lock_until(until)?);
+        for (index, entry) in locked.iter_mut().enumerate() {
+            let Some(locked) = lock(index) else {
+                break;
+            };
+            *entry = Some(locked?);
         }
         Some(Self(locked))
     }
@@ -583,98 +593,74 @@ impl<'a> Locked<'a> {
         area.release();
         true
     }
-}
 
-/// How the program is about to give up pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
-    /// Their mapping ends, or starts anew without them.
-    Unmapped,
-    /// They are removed from their file.
-    Removed,
-}
-
-/// Called before the program gives up the pages of a range: keeps those that are registered
-/// with the devices, for them alone. Returns whether there are such pages.
-///
-/// # Safety
-/// The program must be about to give up all pages of the range, which must be whole pages.
-pub unsafe fn keep_registered(devices: &[Embedded], range: Range<usize>, loss: Loss) -> bool {
-    let Some(mut locked) = Locked::new(devices) else {
-        return false;
-    };
-    let how: &[Transfer] = match loss {
-        Loss::Unmapped => &[Transfer::Move, Transfer::Share, Transfer::Copy],
-        Loss::Removed => &[Transfer::Copy],
-    };
-    // SAFETY: guaranteed by the caller.
-    unsafe { locked.take_pages(&range, how, true) }
-}
-
-/// Returns whether pages of a range are registered with the devices.
-pub fn has_registered(devices: &[Embedded], range: &Range<usize>) -> bool {
-    Locked::new(devices).is_some_and(|mut locked| locked.hull(range).is_some())
-}
-
-/// Moves pages by `change`, which returns their new address or `None` if they were not moved;
-/// the devices follow them.
-pub fn move_registered(
-    devices: &[Embedded],
-    range: Range<usize>,
-    change: impl FnOnce() -> Option<usize>,
-) {
-    let Some(mut locked) = Locked::new(devices) else {
-        change();
-        return;
-    };
-    // Makes the tables, so that the program sees no pages that the device does not follow.
-    for state in locked.states() {
-        state.start_moving(&range);
+    /// Keeps the registered pages of a range, which the program is about to give up, for the
+    /// devices alone. Returns whether there are such pages.
+    ///
+    /// # Safety
+    /// The program must be about to give up all pages of the range, which must be whole pages.
+    pub(crate) unsafe fn keep(&mut self, range: &Range<usize>, loss: Loss) -> bool {
+        let how: &[Transfer] = match loss {
+            Loss::Unmapped => &[Transfer::Move, Transfer::Share, Transfer::Copy],
+            Loss::Removed => &[Transfer::Copy],
+        };
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.take_pages(range, how, true) }
     }
-    let Some(new) = change() else {
-        return;
-    };
-    for state in locked.states() {
-        state.change_pages(&range, |page, _| {
-            let at = page.at - range.start + new;
-            page.release();
-            page.at = at;
-            page.followed = true;
-            add(at as u64, page_size() as u64);
-        });
-    }
-}
 
-/// Changes the protection of pages by `change`; the devices keep their access.
-pub fn protect_registered<T>(
-    devices: &[Embedded],
-    range: Range<usize>,
-    protection: i32,
-    change: impl FnOnce() -> T,
-) -> T {
-    let Some(mut locked) = Locked::new(devices) else {
-        return change();
-    };
-    let needed = |mr: &Mr| match mr.access.intersects(WRITABLE) {
-        true => libc::PROT_READ | libc::PROT_WRITE,
-        false => libc::PROT_READ,
-    };
-    let mut lost = false;
-    for state in locked.states() {
-        state.each_registered(&range, |_, mr| lost |= needed(mr) & !protection != 0);
+    /// Returns whether pages of a range are registered.
+    pub(crate) fn has(&mut self, range: &Range<usize>) -> bool {
+        self.hull(range).is_some()
     }
-    if lost {
-        // SAFETY: pages are only shared.
-        unsafe { locked.take_pages(&range, &[Transfer::Share], false) };
-    }
-    let result = change();
-    for state in locked.states() {
-        if lost {
-            state.start_moving(&range);
+
+    /// Moves pages by `change`; the devices follow them.
+    pub(crate) fn follow(&mut self, range: &Range<usize>, change: impl FnOnce() -> Option<usize>) {
+        // Makes the tables, so that the program sees no pages that the device does not follow.
+        for state in self.states() {
+            state.start_moving(range);
         }
-        state.change_pages(&range, |page, mr| {
-            page.protected = needed(mr) & !protection != 0;
-        });
+        let Some(new) = change() else {
+            return;
+        };
+        for state in self.states() {
+            state.change_pages(range, |page, _| {
+                let at = page.at - range.start + new;
+                page.release();
+                page.at = at;
+                page.followed = true;
+                add(at as u64, page_size() as u64);
+            });
+        }
     }
-    result
+
+    /// Changes the protection of pages by `change`; the devices keep their access.
+    pub(crate) fn protect<T>(
+        &mut self,
+        range: &Range<usize>,
+        protection: i32,
+        change: impl FnOnce() -> T,
+    ) -> T {
+        let needed = |mr: &Mr| match mr.access.intersects(WRITABLE) {
+            true => libc::PROT_READ | libc::PROT_WRITE,
+            false => libc::PROT_READ,
+        };
+        let mut lost = false;
+        for state in self.states() {
+            state.each_registered(range, |_, mr| lost |= needed(mr) & !protection != 0);
+        }
+        if lost {
+            // SAFETY: pages are only shared.
+            unsafe { self.take_pages(range, &[Transfer::Share], false) };
+        }
+        let result = change();
+        for state in self.states() {
+            if lost {
+                state.start_moving(range);
+            }
+            state.change_pages(range, |page, mr| {
+                page.protected = needed(mr) & !protection != 0;
+            });
+        }
+        result
+    }
 }

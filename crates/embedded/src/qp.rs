@@ -9,9 +9,8 @@ use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
 use crate::command::{Input, NUMBER, run};
 use crate::dynamic;
-use crate::embedded::Embedded;
 use crate::object::Qp;
-use crate::query::multicast_mac;
+use crate::query::{PKEYS, multicast_mac};
 use crate::request::{Request, word};
 use crate::state::State;
 use crate::{Result, refuse};
@@ -227,7 +226,7 @@ fn cut(attributes: &mut ModifyQp) {
 
 fn check(attributes: &ModifyQp, mask: Mask) -> Result<()> {
     // The limit of the device, which is above that of an Ethernet port.
-    let pkeys = Embedded::INFINIBAND_PKEYS as u16;
+    let pkeys = PKEYS;
     let has = |flag| mask.contains(flag);
     let wrong = has(Mask::PORT) && attributes.port_num != 1
         || has(Mask::PKEY_INDEX) && attributes.pkey_index >= pkeys
@@ -534,13 +533,13 @@ impl State {
         let input = Input::new(opcode, 0x20)
             .set(NUMBER, number)
             .bytes(0x10, &bytes);
-        let other_hosts = self.multicast_groups();
-        if let (Some(groups), true) = (&other_hosts, join) {
-            groups.join(gid)?;
+        let other_hosts = self.host_addresses();
+        if let (Some(addresses), true) = (&other_hosts, join) {
+            addresses.join(gid)?;
         }
         let done = run(&mut self.hca, &input, 16).map(drop);
-        if let (Some(groups), false) = (&other_hosts, join && done.is_ok()) {
-            groups.leave(gid);
+        if let (Some(addresses), false) = (&other_hosts, join && done.is_ok()) {
+            addresses.leave(gid);
         }
         done
     }

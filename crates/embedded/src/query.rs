@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use mmap_rs::MmapOptions;
 use softhca::bits::{Field, field};
 use softhca::command::opcode as op;
+use softhca::fabric::subnet;
 use softhca::packet::ip_of_gid;
 use uverbs::QpType;
 use uverbs::abi::ids::*;
@@ -15,15 +16,14 @@ use uverbs::abi::write::{
 };
 use zerocopy::IntoBytes;
 
+use crate::addresses::OTHERS_MAC;
 use crate::command::{Input, run};
 use crate::driver_ids::{ATTR_DRIVER_PORT, ATTR_DRIVER_PORT_NUMBER};
-use crate::embedded::Embedded;
 use crate::files::MEMORY_PAGES;
 use crate::gids::mac_of;
 use crate::queues::{LOG_MAX_STREAMS, MAX_TAGS, require};
 use crate::request::Request;
 use crate::state::State;
-use crate::udp::OTHERS_MAC;
 use crate::work_queue::{
     HASH_FIELDS, HASH_TOEPLITZ, LOG_MAX_TABLE, STRIDE_BYTES, STRIDES_PER_RECEIVE,
 };
@@ -48,7 +48,7 @@ const LINK_INFINIBAND: u8 = 1;
 const LINK_ETHERNET: u8 = 2;
 
 /// Length of an InfiniBand port's table of partition keys.
-const PKEYS: u16 = Embedded::INFINIBAND_PKEYS as u16;
+pub(crate) const PKEYS: u16 = 128;
 
 /// Returns the MAC address of a multicast GID.
 pub(crate) fn multicast_mac(gid: &[u8; 16]) -> Option<[u8; 6]> {
@@ -138,7 +138,7 @@ impl State {
             qkey_viol_cntr: stuck(counters.qkey_violations),
             pkey_tbl_len: if ethernet { 1 } else { PKEYS },
             lid,
-            sm_lid: if ethernet { 0 } else { Embedded::SM_LID },
+            sm_lid: if ethernet { 0 } else { subnet::LID },
             state: if up { ACTIVE } else { DOWN },
             max_mtu: MTU_4096,
             active_mtu: self.mtu(),

@@ -26,7 +26,7 @@ use crate::time::SimulatedTime;
 use crate::udp::{HostAddresses, UdpPorts, UdpWire};
 use crate::wait::{Backoff, WaitCondition, Waiters, request_short_slice};
 use crate::wire::{Link, MAX_FRAME_WAIT, Wire, sleep_until_readable};
-use crate::{Result, refuse};
+use crate::{Result, refuse, usage};
 
 /// Drives the devices of a network. Dropping it ends the thread.
 pub(crate) struct Runner {
@@ -231,8 +231,7 @@ fn run_devices(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
         }
         result.busy |= busy;
         let after = state.hca.stats();
-        let (sent, received) = (after.bytes_gathered, after.bytes_scattered);
-        state.counted.update(sent, received);
+        usage::count_moved(state.take_moved());
         result.remote_writes |= before.remote_writes != after.remote_writes;
         // `State::turn` does not report completions and writes that need no further turn.
         result.completed |= before.cqes != after.cqes;

@@ -21,20 +21,16 @@ use uverbs::abi::ids;
 use uverbs::abi::write::{AsyncEventDesc, CompEventDesc};
 use zerocopy::IntoBytes;
 
-use crate::addresses::HostAddress;
-use crate::cm::OwnGids;
+use crate::addresses::{HostAddress, OwnGids, PortAddresses};
 use crate::command::{self, Input, PAGES_AT, make};
-use crate::embedded::Embedded;
 use crate::event::{Event, EventCounter, EventFile};
 use crate::files::File;
 use crate::flow::Flows;
-use crate::gids::{GidTable, interface_identifier};
+use crate::gids::{self, GidTable, interface_identifier};
 use crate::memory::Process;
 use crate::object::{ObjectData, Objects};
 use crate::query::{GID_IB, GID_ROCE_V2};
 use crate::subscriptions::Subscription;
-use crate::udp::{HostAddresses, MulticastGroups};
-use crate::usage::Counted;
 use crate::watch::{Doorbell, DoorbellWatch};
 use crate::{Result, refuse};
 
@@ -87,11 +83,11 @@ pub(crate) struct State {
     /// Index of the network interface of an Ethernet port; 0 if there is none.
     pub(crate) interface: u32,
     /// The addresses of the device, if they are the host's and peers may be other hosts.
-    addresses: Option<HostAddresses>,
+    addresses: Option<Arc<dyn PortAddresses>>,
     /// Number of address changes that have been applied to the GIDs.
     applied_changes: u32,
-    /// Bytes that are counted in the program's [usage](crate::usage).
-    pub(crate) counted: Counted,
+    /// Bytes sent and received that [`State::take_moved`] has returned.
+    taken: (u64, u64),
     /// A thread drives the device, so that posted work is sent without the program's help.
     pub(crate) has_thread: bool,
     /// One per completion vector. The first also reports all other events.
@@ -173,16 +169,16 @@ impl State {
     pub(crate) fn new(
         process: Process,
         settings: Settings,
-        addresses: Option<&HostAddresses>,
+        addresses: Option<Arc<dyn PortAddresses>>,
         table: &GidTable,
         fabric: &Fabric,
         pool: Pool,
     ) -> Result<Self> {
         let default = default_gid(&settings);
         let is_ethernet = settings.profile.port == PortKind::Ethernet;
-        let gids = match addresses {
+        let gids = match &addresses {
             Some(addresses) => addresses
-                .list
+                .list()
                 .all()
                 .into_iter()
                 .map(PortGid::from)
@@ -190,8 +186,8 @@ impl State {
             None if is_ethernet => table.gids(settings.mac),
             None => vec![PortGid::new(default, GID_IB)],
         };
-        let interface = match addresses {
-            Some(addresses) => addresses.interface,
+        let interface = match &addresses {
+            Some(addresses) => addresses.interface(),
             // Its routes lead to all loopback addresses.
             None if is_ethernet => if_nametoindex("lo").unwrap_or(0),
             None => 0,
@@ -226,9 +222,9 @@ impl State {
             abandoned: Vec::new(),
             gids,
             interface,
-            addresses: addresses.cloned(),
+            addresses,
             applied_changes: 0,
-            counted: Counted::default(),
+            taken: (0, 0),
             has_thread: false,
             events,
         };
@@ -238,6 +234,19 @@ impl State {
         // Discards the port's initial event.
         state.process_events(|_, _| {});
         Ok(state)
+    }
+
+    /// Returns the bytes sent and received since the last call.
+    #[inline]
+    pub(crate) fn take_moved(&mut self) -> (u64, u64) {
+        let stats = self.hca.stats();
+        let (sent, received) = (stats.bytes_gathered, stats.bytes_scattered);
+        let moved = (
+            sent.saturating_sub(self.taken.0),
+            received.saturating_sub(self.taken.1),
+        );
+        self.taken = (sent, received);
+        moved
     }
 
     pub(crate) fn is_ethernet(&self) -> bool {
@@ -280,16 +289,16 @@ impl State {
         self.addresses.is_some()
     }
 
-    /// Returns the multicast groups that queue pairs have joined, if peers may be other hosts.
-    pub(crate) fn multicast_groups(&self) -> Option<Arc<MulticastGroups>> {
-        self.addresses.as_ref().map(|it| Arc::clone(&it.multicast))
+    /// Returns the addresses of the host that the device has, if peers may be other hosts.
+    pub(crate) fn host_addresses(&self) -> Option<Arc<dyn PortAddresses>> {
+        self.addresses.clone()
     }
 
     /// Returns the length of the GID table: entries beyond the GIDs are empty.
     pub(crate) fn gid_table_length(&self) -> usize {
         match self.is_ethernet() {
-            true => Embedded::ETHERNET_GIDS,
-            false => Embedded::INFINIBAND_GIDS,
+            true => gids::ETHERNET,
+            false => gids::INFINIBAND,
         }
     }
 
@@ -304,12 +313,12 @@ impl State {
         let Some(addresses) = &self.addresses else {
             return false;
         };
-        let changes = addresses.list.changes();
+        let changes = addresses.list().changes();
         if changes == self.applied_changes {
             return false;
         }
         self.applied_changes = changes;
-        let addresses = addresses.list.all();
+        let addresses = addresses.list().all();
         for (index, address) in addresses.into_iter().enumerate() {
             match self.gids.get_mut(index) {
                 Some(entry) => entry.present = address.present,

@@ -184,25 +184,15 @@ pub fn count_open() {
     }
 }
 
-/// Bytes that a device has sent and received, as far as they are counted.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counted {
-    sent: u64,
-    received: u64,
-}
-
-impl Counted {
-    /// Counts what a device has moved since the last call.
-    #[inline]
-    pub(crate) fn update(&mut self, sent: u64, received: u64) {
-        if (sent, received) == (self.sent, self.received) {
-            return;
-        }
-        if let Some(counts) = COUNTS.get() {
-            counts.add(SENT, sent.wrapping_sub(self.sent));
-            counts.add(RECEIVED, received.wrapping_sub(self.received));
-        }
-        (self.sent, self.received) = (sent, received);
+/// Counts bytes that a device has sent and received.
+#[inline]
+pub(crate) fn count_moved((sent, received): (u64, u64)) {
+    if (sent, received) == (0, 0) {
+        return;
+    }
+    if let Some(counts) = COUNTS.get() {
+        counts.add(SENT, sent);
+        counts.add(RECEIVED, received);
     }
 }
 
@@ -239,10 +229,9 @@ mod tests {
         assert_ne!(first.path(), second.path());
         count_in(first.path()).unwrap();
         count_open();
-        let mut counted = Counted::default();
-        counted.update(10, 3);
-        counted.update(10, 30);
-        counted.update(15, 30);
+        count_moved((10, 3));
+        count_moved((0, 27));
+        count_moved((5, 0));
         let totals = first.totals().unwrap();
         assert_eq!((totals.opened, totals.bytes), (1, 30));
         assert_eq!(second.totals().unwrap(), Totals::default());

@@ -13,7 +13,7 @@ use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 use super::monitor::{MonitoredLink, MonitoredListener};
 use super::ports::{BoundPort, random};
 use super::wire::Message;
-use crate::addresses::AddressList;
+use crate::addresses::{AddressList, OwnGids};
 use crate::resources::ConnectionId;
 use crate::{Result, refuse};
 
@@ -26,16 +26,6 @@ pub(super) const ACK_TIMEOUT: u8 = 17;
 const HOP_LIMIT: u8 = 64;
 /// Maximum number of accepted connections without a request; peers send it immediately.
 pub(super) const MAX_PENDING: usize = 64;
-
-/// A GID of a port, with its index.
-pub(crate) type IndexedGid = ([u8; 16], u8);
-
-/// GIDs of RoCE v2 of a device that reaches no other hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct OwnGids {
-    pub(crate) link_local: IndexedGid,
-    pub(crate) ipv4: IndexedGid,
-}
 
 /// A port of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -53,7 +53,6 @@ use gateway::Dialer;
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) use gateway::hostile_messages;
 pub(crate) use gateway::{Gateway, Outgoing};
-pub(crate) use id::OwnGids;
 pub(crate) use mad::{QKEY, QPN};
 use monitor::Monitor;
 use ports::{HostPorts, Ports};

@@ -33,30 +33,25 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use softhca::fabric::{Fabric, Port};
 use softhca::packet::{
-    BTH_BYTES, Bth, DEFAULT_PKEY, DatagramError, Deth, Headers, MULTICAST_QPN, Mac, Opcode, Packet,
+    BTH_BYTES, Bth, DEFAULT_PKEY, DatagramError, Deth, Headers, MULTICAST_QPN, Opcode, Packet,
     PacketBuilder, Path, Pool, Psn, RecvMeta, Template, Transmit, View, gid_of_ip, headroom,
 };
 use uverbs::Errno;
 
 use crate::Result;
-use crate::addresses::{AddressList, MAX_ADDRESSES};
+use crate::addresses::{AddressList, DEVICE_MAC, MAX_ADDRESSES, OTHERS_MAC};
 use crate::cm::{Gateway, Outgoing, QKEY, QPN, random};
 use crate::wire::MAX_FRAME_WAIT;
 use address_monitor::AddressMonitor;
 pub(crate) use group::ID_BITS;
 use group::{Forwarded, Group, MessageKind, QPN_BITS};
-pub(crate) use multicast::MulticastGroups;
+use multicast::MulticastGroups;
 use ports::Endpoint;
 pub(crate) use ports::{HostAddresses, UdpPorts, interface_of};
 use segmentation::{join_acknowledgement, may_hold};
 use socket::{
     FIRST_RECV_MESSAGES, MAX_RECV_MESSAGES, MAX_SEND_DATAGRAMS, ReceiveBuffers, ScopedAddress,
 };
-
-/// MAC addresses in frames between the device and the wire: of the device, and of all other
-/// hosts.
-pub(crate) const DEVICE_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 1];
-pub(crate) const OTHERS_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 2];
 
 /// Number of datagrams after which a turn receives no more at an address.
 const MAX_DATAGRAMS: usize = 256;

@@ -14,13 +14,12 @@ use softhca::Settings;
 use softhca::packet::{Gid, Mtu, ROCE_V2_PORT, gid_of_ip};
 use uverbs::{Command, Errno, Error};
 
-use super::DEVICE_MAC;
 use super::address_monitor::AddressMonitor;
 use super::group::{Member, QPN_BITS, count_sockets};
 use super::multicast::MulticastGroups;
 use super::socket::{self, ScopedAddress};
 use super::steering;
-use crate::addresses::{AddressList, MAX_ADDRESSES};
+use crate::addresses::{AddressList, DEVICE_MAC, MAX_ADDRESSES, PortAddresses};
 use crate::cm::{SharedPorts, random};
 
 /// Number of source ports: switches select paths by the source port (ECMP).
@@ -402,6 +401,24 @@ pub(crate) struct HostAddresses {
     pub(crate) mtu: Mtu,
     /// This process's number among those that share the addresses.
     member: u8,
+}
+
+impl PortAddresses for HostAddresses {
+    fn list(&self) -> &AddressList {
+        &self.list
+    }
+
+    fn interface(&self) -> u32 {
+        self.interface
+    }
+
+    fn join(&self, group: &Gid) -> crate::Result<()> {
+        self.multicast.join(group)
+    }
+
+    fn leave(&self, group: &Gid) {
+        self.multicast.leave(group);
+    }
 }
 
 impl HostAddresses {
