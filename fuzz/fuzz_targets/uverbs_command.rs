@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use embedded_testing::random;
+use device_testing::embedded::random;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|script: &[u8]| {

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use embedded_testing::driver::*;
+use device_testing::embedded::driver::*;
 use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::{Data, Opcode, QpType, RemoteMemory, SendFlags, SendWr};
 

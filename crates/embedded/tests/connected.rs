@@ -1,6 +1,6 @@
 //! Connected queue pairs: all operations, in each drive mode.
 
-use embedded_testing::driver::*;
+use device_testing::embedded::driver::*;
 use ringverbs_embedded::Drive;
 use uverbs::QpType;
 

@@ -1,8 +1,8 @@
 //! Dynamically connected transport: the commands of libmlx5. Programs that use it, in
 //! `crates/preload` and `cargo xtask programs`, show their traffic.
 
-use embedded_testing::driver::*;
-use embedded_testing::raw::*;
+use device_testing::embedded::driver::*;
+use device_testing::embedded::raw::*;
 use libc::{EINVAL, EOPNOTSUPP};
 use uverbs::abi::ids::*;
 use uverbs::abi::write::cmd::CMD_MODIFY_QP;

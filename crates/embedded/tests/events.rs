@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use embedded_testing::driver::*;
+use device_testing::embedded::driver::*;
 use mlx5::CompletionQueue;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll as poll_fd};
 use ringverbs_embedded::Drive;

@@ -1,7 +1,7 @@
 //! Matchers and their flows: what a driver can do wrong, and the frames that they select.
 
-use embedded_testing::driver::*;
-use embedded_testing::raw::*;
+use device_testing::embedded::driver::*;
+use device_testing::embedded::raw::*;
 use libc::{EBUSY, EEXIST, EFAULT, EINVAL, ENOENT, EOPNOTSUPP};
 use mlx5::ioctl::devx::{self, DevxHandle, DevxObject};
 use mlx5::ioctl::flow::{self, FlowActions, FlowMatcher, FlowTarget, MatcherHandle, MatcherInit};

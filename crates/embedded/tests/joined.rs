@@ -5,7 +5,7 @@ mod raw_peer;
 
 use std::time::{Duration, Instant};
 
-use embedded_testing::driver::*;
+use device_testing::embedded::driver::*;
 use raw_peer::{RawPeer, TempDirectory};
 use ringverbs_embedded::{Drive, Network};
 use uverbs::QpType;

@@ -1,7 +1,7 @@
 //! Messages between queue pairs of one device, which are copied once: every byte arrives at
 //! its place for all lengths, alignments and lists.
 
-use embedded_testing::driver::*;
+use device_testing::embedded::driver::*;
 use proptest::prelude::*;
 use ringverbs_embedded::{Drive, Network};
 use uverbs::{Data, Opcode, QpType, RemoteMemory, SendFlags, SendWr, Sge};

@@ -3,7 +3,7 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use embedded_testing::driver::*;
+use device_testing::embedded::driver::*;
 use mlx5::{Address, AddressHandle, Bind, CompletionQueue, CqOptions, Link, MiniFormat};
 use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::{

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use embedded_testing::driver::*;
-use embedded_testing::raw::*;
+use device_testing::embedded::driver::*;
+use device_testing::embedded::raw::*;
 use libc::{EBUSY, EFAULT, EINVAL, ENOENT, ENOSPC, EOPNOTSUPP};
 use mlx5::ioctl::devx::DevxObject;
 use mlx5::{CompletionQueue, DeviceContext, Devx, PacketObjects, QueuePair};

@@ -8,7 +8,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use embedded_testing::random::{COMMANDS, Random, sequence};
+use device_testing::embedded::random::{COMMANDS, Random, sequence};
 
 /// Default number of sequences.
 const DEFAULT_SEQUENCES: u64 = 150;

@@ -3,8 +3,8 @@
 
 use std::ptr;
 
-use embedded_testing::driver::*;
-use embedded_testing::raw::*;
+use device_testing::embedded::driver::*;
+use device_testing::embedded::raw::*;
 use libc::{EBUSY, EFAULT, EINVAL, ENOENT, ENOMEM, EOPNOTSUPP, EPERM};
 use mlx5::{CreateError, DeviceMemory};
 use proptest::prelude::*;

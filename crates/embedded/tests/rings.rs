@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use embedded_testing::driver::*;
+use device_testing::embedded::driver::*;
 use raw_peer::{
     RawPeer, TempDirectory, accept, connection, listener, overwrite_word, send_descriptors,
 };

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use embedded_testing::driver::*;
+use device_testing::embedded::driver::*;
 use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::QpType;
 

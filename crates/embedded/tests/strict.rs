@@ -1,7 +1,7 @@
 //! Invalid commands are rejected with the errors of Linux's uverbs and mlx5_ib.
 
-use embedded_testing::driver::*;
-use embedded_testing::raw::*;
+use device_testing::embedded::driver::*;
+use device_testing::embedded::raw::*;
 use libc::{EBADF, EBUSY, EFAULT, EINVAL, ENOENT, ENOSPC, EOPNOTSUPP, EPROTONOSUPPORT};
 use ringverbs_embedded::Embedded;
 use uverbs::abi::ids::*;

@@ -1,8 +1,8 @@
 //! Work queues, indirection tables and the queue pairs that use them: what a driver can do
 //! wrong, and packets that are spread over several queues.
 
-use embedded_testing::driver::*;
-use embedded_testing::raw::*;
+use device_testing::embedded::driver::*;
+use device_testing::embedded::raw::*;
 use libc::{EBUSY, EFAULT, EINVAL, ENOENT, ENOSPC, EOPNOTSUPP};
 use mlx5::{PacketHash, PacketOptions, QueuePair, Role, WorkQueue, modify_wq};
 use ringverbs_embedded::Embedded;

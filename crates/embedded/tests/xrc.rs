@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use embedded_testing::driver::*;
+use device_testing::embedded::driver::*;
 use mlx5::{QueuePair, Role, SharedReceiveQueue};
 use ringverbs_embedded::{Drive, Embedded};
 use uverbs::{

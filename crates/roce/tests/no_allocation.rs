@@ -1,11 +1,11 @@
 //! The transport in its steady state allocates nothing: packets come from the pool,
 //! queues keep their capacity.
 
-use alloc_check::{CountingAllocator, allocations};
 use ringverbs_roce::fabric::Faults;
 use ringverbs_roce::packet::LinkKind;
 use ringverbs_roce::transport::model::{Range, Region, World};
 use ringverbs_roce::transport::{Operation, QpConfig, RecvWork, SendWork};
+use testing::allocations::{CountingAllocator, allocations};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

@@ -2,9 +2,9 @@
 
 use std::mem::MaybeUninit;
 
+use device_testing::rxe::{Driver, layout, layout::wc};
 use proptest::prelude::*;
 use ringverbs_rxe::{WcRing, WorkCompletion};
-use rxe_testing::{Driver, layout, layout::wc};
 
 const SLOTS: u32 = 8;
 

@@ -4,8 +4,8 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use device_testing::rxe::{Driver, kernel::*, layout, layout::wc};
 use ringverbs_rxe::{CompletionQueue, CreateError, WcRing, WorkCompletion};
-use rxe_testing::{Driver, kernel::*, layout, layout::wc};
 use uverbs::abi::ids::*;
 use uverbs::{Context, CqInit, Errno};
 

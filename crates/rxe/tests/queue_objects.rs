@@ -1,12 +1,12 @@
 //! Queue pairs, shared receive queues and address handles: what is made of
 //! the driver's answers.
 
+use device_testing::rxe::kernel::*;
+use device_testing::rxe::{Driver, layout};
 use ringverbs_rxe::{
     AddressHandle, CreateError, Data, Opcode, PostError, QueuePair, RecvQueue, SendFlags, SendWr,
     Sge, SharedReceiveQueue,
 };
-use rxe_testing::kernel::*;
-use rxe_testing::{Driver, layout};
 use uverbs::abi::ids::*;
 use uverbs::kernel::fake::{Call, Target};
 use uverbs::{

@@ -1,8 +1,8 @@
 //! The receive queue: what is written, limits, batches.
 
+use device_testing::rxe::{Driver, UNWRITTEN, layout, layout::recv::*};
 use proptest::prelude::*;
 use ringverbs_rxe::{MAX_MESSAGE, PostError, RecvQueue, Sge};
-use rxe_testing::{Driver, UNWRITTEN, layout, layout::recv::*};
 
 const SLOTS: u32 = 8;
 const MAX_SGE: u32 = 5;

@@ -1,8 +1,8 @@
 //! Batches on the send queue: what the device sees when, room, wrap-around.
 
+use device_testing::rxe::{Driver, UNWRITTEN, layout, layout::send::*};
 use proptest::prelude::*;
 use ringverbs_rxe::{Data, Opcode, PostError, RemoteMemory, SendFlags, SendQueue, SendWr, Sge};
-use rxe_testing::{Driver, UNWRITTEN, layout, layout::send::*};
 
 const SLOTS: u32 = 8;
 

@@ -1,7 +1,7 @@
 //! The data of a send work request: scatter lists, inline copies, limits.
 
+use device_testing::rxe::{Driver, UNWRITTEN, layout, layout::send::*};
 use ringverbs_rxe::{Data, MAX_MESSAGE, Opcode, PostError, SendFlags, SendQueue, SendWr, Sge};
-use rxe_testing::{Driver, UNWRITTEN, layout, layout::send::*};
 
 const MAX_SGE: u32 = 6;
 const MAX_INLINE: u32 = 100;

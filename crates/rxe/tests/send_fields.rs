@@ -1,10 +1,10 @@
 //! What each operation writes into an entry of the send queue, byte by byte
 //! where the driver reads it.
 
+use device_testing::rxe::{Driver, UNWRITTEN, layout, layout::send::*};
 use ringverbs_rxe::{
     Bind, Data, Destination, Opcode, Operands, RemoteMemory, SendFlags, SendQueue, SendWr, Sge,
 };
-use rxe_testing::{Driver, UNWRITTEN, layout, layout::send::*};
 use uverbs::MwType;
 
 const LOG2_STRIDE: u32 = 9;

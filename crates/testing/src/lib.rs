@@ -1,5 +1,5 @@
 //! Utilities of tests on a device: random numbers, patterns of bytes, memory in use,
-//! processes and network namespaces, C headers, and what is left out ([`skip!`]).
+//! allocations, processes and network namespaces, C headers, and what is left out ([`skip!`]).
 #![allow(missing_docs, reason = "for tests: the names say it")]
 #![allow(
     clippy::len_without_is_empty,
@@ -9,6 +9,7 @@
     reason = "for tests"
 )]
 
+pub mod allocations;
 pub mod attacker;
 pub mod c_headers;
 pub mod hosts;

@@ -8,13 +8,7 @@ const READS: [&str; 7] = [
     "env::var", "var_os(", "vars_os(", "getenv", "environ", "temp_dir", "home_dir",
 ];
 /// Tools of this repository, which nobody installs.
-const TOOLS: [&str; 5] = [
-    "xtask",
-    "alloc-check",
-    "embedded-testing",
-    "rxe-testing",
-    "testing",
-];
+const TOOLS: [&str; 3] = ["xtask", "device-testing", "testing"];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {

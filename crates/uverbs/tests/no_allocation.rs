@@ -5,7 +5,6 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::RawFd;
 
-use alloc_check::{CountingAllocator, allocations};
 use ringverbs_uverbs::abi::ioctl::{ATTR_F_VALID_OUTPUT, Attr, IoctlHdr};
 use ringverbs_uverbs::discovery::DriverId;
 use ringverbs_uverbs::kernel::Kernel;
@@ -14,6 +13,7 @@ use ringverbs_uverbs::{
     PostSendDoorbell, Qp, QpAttr, QpAttrMask, QpInit, QpType, Srq, SrqInit, SrqKind, SrqModify,
     Udata, Xrcd, XrcdOpen,
 };
+use testing::allocations::{CountingAllocator, allocations};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;

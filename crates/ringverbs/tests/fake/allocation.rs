@@ -1,7 +1,7 @@
 //! Posting and polling allocate nothing once every queue has been met.
 
-use alloc_check::{CountingAllocator, allocations};
 use ringverbs::{Completion, Inline, RemoteAddr, WorkRequest};
+use testing::allocations::{CountingAllocator, allocations};
 
 use std::pin::Pin;
 use std::task::{Context as Task, Poll, Waker};

@@ -8,7 +8,7 @@ use ringverbs::{
 use uverbs::Errno;
 
 use crate::World;
-use rxe_testing::kernel::{CREATE_CQ, CREATE_QP};
+use device_testing::rxe::kernel::{CREATE_CQ, CREATE_QP};
 
 #[test]
 fn post_in_wrong_state_returns_the_buffer() {

@@ -11,9 +11,9 @@ use ringverbs::{
 };
 
 use crate::World;
-use rxe_testing::Driver;
-use rxe_testing::kernel::{CREATE_QP, cap};
-use rxe_testing::layout::{self, wc};
+use device_testing::rxe::Driver;
+use device_testing::rxe::kernel::{CREATE_QP, cap};
+use device_testing::rxe::layout::{self, wc};
 use uverbs::abi::ids::*;
 
 const WITH_IMMEDIATE: u64 = 2;

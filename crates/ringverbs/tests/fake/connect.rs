@@ -10,7 +10,7 @@ use uverbs::abi::write::{CMD_FLAG_EXTENDED, ModifyQp, cmd};
 use uverbs::kernel::fake::Target;
 
 use crate::World;
-use rxe_testing::kernel::Machine;
+use device_testing::rxe::kernel::Machine;
 
 const MODIFY_QP: Target = Target::Write(cmd::CMD_MODIFY_QP);
 const QUERY: Target = Target::Write(CMD_FLAG_EXTENDED | cmd::CMD_QUERY_DEVICE);

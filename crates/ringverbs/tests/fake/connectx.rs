@@ -22,7 +22,7 @@ use uverbs::abi::write::{CMD_FLAG_EXTENDED, ExQueryDeviceResp, QueryQpResp, cmd}
 use uverbs::discovery::DriverId;
 use uverbs::kernel::fake::{DRIVER, FakeKernel, Target};
 
-use rxe_testing::kernel::{CREATE_CQ, CREATE_QP};
+use device_testing::rxe::kernel::{CREATE_CQ, CREATE_QP};
 
 const GET_CONTEXT: Target = Target::Method(OBJECT_DEVICE, METHOD_GET_CONTEXT);
 const MODIFY_QP: Target = Target::Write(cmd::CMD_MODIFY_QP);

@@ -4,7 +4,7 @@ use ringverbs::raw::{Flags, SendRequest, WindowBind};
 use ringverbs::{AccessFlags, WindowType, WorkRequest};
 
 use crate::World;
-use rxe_testing::layout::{self, send, wc};
+use device_testing::rxe::layout::{self, send, wc};
 
 /// `IBV_WC_RECV` and `IBV_WC_RECV_RDMA_WITH_IMM`.
 const OPCODES: [u64; 2] = [128, 129];

@@ -7,8 +7,8 @@ use ringverbs::{Error, Inline, QueuePair, RemoteAddr, Status, WorkRequest};
 use uverbs::abi::ids::*;
 
 use crate::{QUERY_GID, World};
-use rxe_testing::layout;
-use rxe_testing::layout::wc;
+use device_testing::rxe::layout;
+use device_testing::rxe::layout::wc;
 
 const SIGNALED: u64 = 2;
 

@@ -17,9 +17,9 @@ use uverbs::abi::ids::*;
 use uverbs::kernel::fake::{Reply, Target};
 
 use crate::{Queues, World};
-use rxe_testing::kernel::{CREATE_AH, CREATE_QP, CREATE_SRQ, cap};
-use rxe_testing::layout::wc;
-use rxe_testing::{Driver, layout};
+use device_testing::rxe::kernel::{CREATE_AH, CREATE_QP, CREATE_SRQ, cap};
+use device_testing::rxe::layout::wc;
+use device_testing::rxe::{Driver, layout};
 
 const DESTROY_MW: Target = Target::Method(OBJECT_MW, METHOD_MW_DESTROY);
 

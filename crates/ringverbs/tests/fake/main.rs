@@ -19,13 +19,13 @@ mod tagged;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use device_testing::rxe::kernel::{CREATE_CQ, CREATE_QP, Machine, cap};
+use device_testing::rxe::{Driver, layout};
 use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend};
 use ringverbs::{
     AccessFlags, AhAttr, Buffer, CompletionQueue, CompletionQueueRef, Context, ProtectionDomain,
     QueuePair, Transport,
 };
-use rxe_testing::kernel::{CREATE_CQ, CREATE_QP, Machine, cap};
-use rxe_testing::{Driver, layout};
 use uverbs::abi::ids::*;
 use uverbs::kernel::fake::{DRIVER, Target};
 

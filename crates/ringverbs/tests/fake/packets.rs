@@ -1,8 +1,8 @@
 //! Raw packet queues on a ConnectX that is played: what a device can say that is wrong.
 
-use alloc_check::allocations;
 use ringverbs::packet::Checksums;
 use ringverbs::{Error, Frame, Operation, Status};
+use testing::allocations::allocations;
 
 use crate::connectx::{Queues, RECEIVED, SEND_FAILED, SENT, World};
 

@@ -17,7 +17,7 @@ use uverbs::abi::write::cmd;
 use uverbs::kernel::fake::{Call, Target};
 
 use crate::{DEREG_MR, DESTROY_CQ, DESTROY_QP, QUERY_GID, World};
-use rxe_testing::layout::{self, wc};
+use device_testing::rxe::layout::{self, wc};
 
 /// Whether memory is mapped at that address.
 fn is_mapped(addr: usize) -> bool {

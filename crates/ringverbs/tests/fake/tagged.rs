@@ -6,7 +6,7 @@ use ringverbs::completion::{TagMatch, TaggedEndpoint};
 use ringverbs::{CompletionChannel, Error};
 
 use crate::{Queues, World};
-use rxe_testing::layout::{self, wc};
+use device_testing::rxe::layout::{self, wc};
 
 const DEPTH: u32 = 3;
 

@@ -2,14 +2,6 @@
 //!
 //! The file is the driver's memory; the queue under test maps it. The driver reads and
 //! writes the file with system calls, so that it shares no code with the queue under test.
-#![allow(missing_docs, reason = "for tests: the names say it")]
-#![allow(
-    clippy::len_without_is_empty,
-    clippy::missing_safety_doc,
-    clippy::new_without_default,
-    clippy::should_implement_trait,
-    reason = "for tests"
-)]
 
 pub mod kernel;
 pub mod layout;

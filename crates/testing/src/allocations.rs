@@ -4,11 +4,11 @@
 //!
 //! ```
 //! #[global_allocator]
-//! static ALLOCATOR: ringverbs_alloc_check::CountingAllocator =
-//!     ringverbs_alloc_check::CountingAllocator;
+//! static ALLOCATOR: ringverbs_testing::allocations::CountingAllocator =
+//!     ringverbs_testing::allocations::CountingAllocator;
 //!
 //! # fn main() {
-//! let (count, bytes) = ringverbs_alloc_check::allocations(|| vec![0u8; 100]);
+//! let (count, bytes) = ringverbs_testing::allocations::allocations(|| vec![0u8; 100]);
 //! assert_eq!((count, bytes.len()), (1, 100));
 //! # }
 //! ```

@@ -1,5 +1,4 @@
-//! Support for tests of the embedded device: a correct driver based on `crates/mlx5`,
-//! commands built attribute by attribute, and random sequences of commands.
+//! Devices in tests: the embedded one, and a fake rdma_rxe.
 #![allow(missing_docs, reason = "for tests; the names are sufficient")]
 #![allow(
     clippy::len_without_is_empty,
@@ -9,6 +8,7 @@
     reason = "for tests"
 )]
 
-pub mod driver;
-pub mod random;
-pub mod raw;
+#[cfg(feature = "embedded")]
+pub mod embedded;
+#[cfg(feature = "rxe")]
+pub mod rxe;

@@ -31,8 +31,8 @@ use mlx5::ioctl::ids::{
     OBJECT_FLOW_MATCHER,
 };
 
-use crate::driver::*;
-use crate::raw::*;
+use crate::embedded::driver::*;
+use crate::embedded::raw::*;
 
 /// Pages of the arena.
 const ARENA: usize = 64;
