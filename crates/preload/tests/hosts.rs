@@ -5,6 +5,10 @@
 //! Skipped where a program is not installed: `apt-get install ibverbs-utils
 //! ibverbs-providers rdmacm-utils perftest`.
 
+#[macro_use]
+#[allow(unused_macros, reason = "each file of tests uses a part")]
+mod common;
+
 use std::env;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -15,6 +19,7 @@ use std::sync::{Mutex, mpsc};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
+use common::compiled;
 use testing::hosts::{Namespaces, has_listener, succeeds};
 use testing::program;
 
@@ -452,4 +457,94 @@ fn a_removed_address_can_return() {
     let output = finish(b.start(&directory, few));
     assert!(output.status.success(), "{output:?}");
     assert!(server.is_running());
+}
+
+/// Waits for the ends of programs, which must succeed in time.
+fn all_end(programs: Vec<Child>, limit: Duration, what: &str) {
+    let started = Instant::now();
+    for program in programs {
+        let output = finish(program);
+        assert!(output.status.success(), "{what}: {output:?}");
+    }
+    assert!(started.elapsed() < limit, "{what}: {:?}", started.elapsed());
+}
+
+/// Ends of connections do not wait for peers that have ended, or do not answer.
+#[test]
+fn processes_end_with_their_peers() {
+    const COUNT: u16 = 12;
+    /// Much shorter than the connection manager waits, 60 s.
+    const LIMIT: Duration = Duration::from_secs(15);
+    let _turn = TURN.lock().unwrap_or_else(|it| it.into_inner());
+    let Some(namespaces) = Namespaces::new("ends", 1500) else {
+        return;
+    };
+    let directory = Folder::new("ends");
+    let libraries = ["-lrdmacm", "-libverbs"];
+    let Some(program) = compiled("cc", "exits.c", &libraries, &directory.0) else {
+        return;
+    };
+    let program = program.display();
+    let [a, b] = Host::pair(&namespaces);
+    let read_line = |child: &mut Child, wanted: &str| {
+        // One byte at a time: the rest of the output is read later.
+        let mut line = String::new();
+        let mut output = BufReader::with_capacity(1, child.stdout.as_mut().unwrap());
+        output.read_line(&mut line).unwrap();
+        assert_eq!(line.trim_end(), wanted);
+    };
+    let serve = |port: u16, options: &str| {
+        let line = format!("{program} serve {} {port}{options}", a.address);
+        let mut server = a.start_on("veth0", &directory, &line);
+        read_line(&mut server, "listens");
+        server
+    };
+    let connect = |port: u16, options: &str| {
+        let line = format!("{program} connect {} {port}{options}", a.address);
+        b.start_on("veth0", &directory, &line)
+    };
+
+    // On both hosts, processes that share the address end at the same time.
+    for round in 0..4 {
+        let ports = 7500..7500 + COUNT;
+        let mut all: Vec<Child> = ports.clone().map(|port| serve(port, "")).collect();
+        all.extend(ports.map(|port| connect(port, "")));
+        all_end(all, LIMIT, &format!("round {round}"));
+    }
+
+    let held = || {
+        let mut server = serve(7471, &format!(" {COUNT} hold"));
+        let mut clients: Vec<Child> = (0..COUNT).map(|_| connect(7471, " hold")).collect();
+        { clients.iter_mut() }.for_each(|client| read_line(client, "connected"));
+        read_line(&mut server, "connected");
+        (server, clients)
+    };
+    let terminate = |child: &Child| {
+        assert!(succeeds("kill", &format!("-TERM {}", child.id())));
+    };
+    let kill = |child: &mut Child| {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    };
+    // A server whose clients take no notice; some and all of them are gone.
+    for gone in [0, COUNT / 2, COUNT] {
+        let (server, mut clients) = held();
+        clients
+            .drain(..usize::from(gone))
+            .for_each(|mut it| kill(&mut it));
+        terminate(&server);
+        all_end(vec![server], LIMIT, &format!("{gone} clients are gone"));
+        clients.iter().for_each(terminate);
+        all_end(clients, LIMIT, "clients without their server");
+    }
+    let (mut server, clients) = held();
+    kill(&mut server);
+    clients.iter().for_each(terminate);
+    all_end(clients, LIMIT, "clients of a killed server");
+    // A host without processes refuses.
+    let started = Instant::now();
+    let output = finish(connect(7471, ""));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("Connection refused"), "{said}");
+    assert!(started.elapsed() < LIMIT);
 }

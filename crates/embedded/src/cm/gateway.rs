@@ -12,13 +12,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
-use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use nix::sys::timerfd::{self, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use nix::time::{ClockId, clock_gettime};
 use rdmacm::{RejectReason, SidrStatus};
 use softhca::transport::ack_wait;
 use uverbs::Errno;
@@ -47,6 +49,10 @@ const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(4);
 /// Maximum number of retransmissions after the id was destroyed.
 const MAX_ORPHAN_RETRIES: u32 = 6;
+/// Number of retransmissions of a DREQ, in 0.75 s, for whose answer an id waits: until 1.75 s.
+const MAX_DISCONNECT_RETRIES: u32 = 2;
+/// How long the answer to a DREQ waits for the program, which may be busy or never disconnect.
+const DISCONNECT_DELAY: Duration = Duration::from_millis(50);
 /// How long an ended communication answers retransmissions of the peer.
 const LINGER: Duration = Duration::from_secs(8);
 /// Service timeout in a message receipt acknowledgement (MRA): rdma_cm's, 69 s.
@@ -137,6 +143,15 @@ struct Communication {
     credit: Option<u32>,
     /// Number of retransmissions of the last message.
     retries: u32,
+    /// When the last message was first sent, and when the peer was last heard, in the host's
+    /// monotonic time.
+    sent: Duration,
+    heard: Duration,
+}
+
+/// Returns the host's monotonic time, the same in all processes.
+fn monotonic_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
 /// A management datagram to send, from and to these addresses.
@@ -161,6 +176,8 @@ pub(crate) struct Gateway {
     due_active: BTreeSet<(Instant, u32)>,
     due_ended: BTreeSet<(Instant, u32)>,
     outgoing: VecDeque<Outgoing>,
+    /// Numbers of the watched sockets that report errors.
+    failed: Vec<usize>,
     /// When the timer expires.
     due: Option<Instant>,
     /// The process ends: requests find no listener.
@@ -181,7 +198,7 @@ impl Gateway {
     pub(super) fn new(ports: Arc<Ports>, dialer: Arc<Dialer>, guid: u64) -> Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(to_errno)?;
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
-        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(to_errno)?;
+        let timer = TimerFd::new(timerfd::ClockId::CLOCK_MONOTONIC, flags).map_err(to_errno)?;
         let readable = |number| EpollEvent::new(EpollFlags::EPOLLIN, number);
         let links = ReadyList::new()?;
         epoll.add(&timer, readable(TIMER)).map_err(to_errno)?;
@@ -203,6 +220,7 @@ impl Gateway {
             due_active: BTreeSet::new(),
             due_ended: BTreeSet::new(),
             outgoing: VecDeque::new(),
+            failed: Vec::new(),
             due: None,
             is_closed: false,
         })
@@ -212,6 +230,18 @@ impl Gateway {
     /// to do.
     pub(crate) fn descriptor(&self) -> &Epoll {
         &self.epoll
+    }
+
+    /// Watches a socket for errors, under the number of its address.
+    pub(crate) fn watch_errors(&self, socket: impl AsFd, number: usize) -> Result<()> {
+        // Errors are reported whether or not they are asked for.
+        let event = EpollEvent::new(EpollFlags::empty(), number as u64);
+        self.epoll.add(socket, event).map_err(to_errno)
+    }
+
+    /// Returns the number of a watched socket that reports errors.
+    pub(crate) fn pop_failed(&mut self) -> Option<usize> {
+        self.failed.pop()
     }
 
     /// Reserves the bound ports also at a new address of the device.
@@ -235,6 +265,7 @@ impl Gateway {
             match event.data() {
                 TIMER => self.expire(),
                 DIALER => self.accept_dialed(),
+                number if number < LINKS => self.failed.push(number as usize),
                 _ => (self.links.take().into_iter())
                     .for_each(|number| self.receive_local(number as u32)),
             }
@@ -409,12 +440,14 @@ impl Gateway {
                 let header = communication.header(number, self.guid);
                 communication.phase = phase;
                 communication.last = Some(Mad::encode(kind, &message, &header));
+                communication.sent = monotonic_time();
                 communication.retries = 0;
                 communication.due = Some(Instant::now() + MIN_RETRY_INTERVAL);
             }
             Action::Respond(mad, phase) => {
                 communication.phase = phase;
                 communication.last = Some(mad);
+                communication.sent = monotonic_time();
                 communication.due = None;
                 if phase == Phase::Ended {
                     communication.end();
@@ -470,7 +503,19 @@ impl Gateway {
             let Some(communication) = self.communications.get_mut(&number) else {
                 continue;
             };
+            if communication.phase == Phase::DisconnectReceived {
+                let header = communication.header(number, self.guid);
+                let action = Communication::acknowledge_disconnect(&header);
+                self.perform(number, action);
+                continue;
+            }
             communication.retries += 1;
+            if communication.phase == Phase::DisconnectSent
+                && communication.retries > MAX_DISCONNECT_RETRIES
+            {
+                communication.deliver(&Message::new(MessageKind::Disconnected, &[]));
+                communication.link = None;
+            }
             let orphaned =
                 communication.link.is_none() && communication.retries > MAX_ORPHAN_RETRIES;
             if communication.phase == Phase::Ended || orphaned {
@@ -533,9 +578,9 @@ impl Gateway {
     fn handle_request(&mut self, (source, destination): (IpAddr, IpAddr), mad: &Mad) {
         let sender = mad.sender_id();
         if let Some(number) = self.find_by_peer(source, sender) {
-            let known = self.communications.get_mut(&number);
-            if let Some(credit) = known.and_then(|it| it.credit.as_mut()) {
-                *credit = credit.saturating_add(CREDIT);
+            if let Some(known) = self.communications.get_mut(&number) {
+                known.heard = monotonic_time();
+                known.credit = known.credit.map(|it| it.saturating_add(CREDIT));
             }
             return self.send_last(number);
         }
@@ -550,6 +595,7 @@ impl Gateway {
         communication.remote = source;
         communication.remote_id = sender;
         communication.transaction = mad.transaction();
+        communication.heard = monotonic_time();
         let header = communication.header(number, self.guid);
         let both = (destination, source);
         let message = mad.message(source).map(|it| it.1);
@@ -602,6 +648,46 @@ impl Gateway {
         self.queue(both, mad);
     }
 
+    /// Handles the report that nobody had the port of another host to which the datagram with
+    /// this MAD was sent. Returns when it was sent, for [`end_peers`](Self::end_peers) of other
+    /// processes; `None` if the report is not about a message that waits for an answer.
+    pub(crate) fn handle_refusal(
+        &mut self,
+        both: (IpAddr, IpAddr),
+        bytes: &[u8],
+    ) -> Option<Duration> {
+        let mad = Mad::parse(bytes)?;
+        let number = mad.sender_id();
+        let communication = self.communications.get_mut(&number)?;
+        // Reports may be forged, but not by who does not know the message.
+        let is_about = (communication.local, communication.remote) == both
+            && communication.last.as_ref() == Some(&mad);
+        if !is_about {
+            return None;
+        }
+        let sent = communication.sent;
+        let header = communication.header(number, self.guid);
+        communication.handle_refusal(&header);
+        self.index(number);
+        self.end_peers(both, sent);
+        Some(sent)
+    }
+
+    /// Ends the communications with a host that were last heard before `time`, after which
+    /// nobody had its port: the peers' processes have ended.
+    pub(crate) fn end_peers(&mut self, both: (IpAddr, IpAddr), time: Duration) {
+        let has_ended = |it: &Communication| (it.local, it.remote) == both && it.heard < time;
+        let all = self.communications.iter_mut();
+        let ended = all.filter(|(_, it)| has_ended(it)).map(|(number, it)| {
+            it.handle_peer_end();
+            *number
+        });
+        for number in ended.collect::<Vec<u32>>() {
+            self.index(number);
+        }
+        self.set_timer();
+    }
+
     /// Returns the communication that a peer has started with this communication id.
     fn find_by_peer(&self, source: IpAddr, sender: u32) -> Option<u32> {
         self.by_peer.get(&(source, sender)).copied()
@@ -631,6 +717,7 @@ impl Gateway {
             }
             return;
         };
+        communication.heard = monotonic_time();
         if number == mad.receiver_id() {
             communication.credit = None;
         }
@@ -679,6 +766,8 @@ impl Communication {
             indexed: None,
             credit: None,
             retries: 0,
+            sent: Duration::ZERO,
+            heard: Duration::ZERO,
         }
     }
 
@@ -808,9 +897,14 @@ impl Communication {
                 self.deliver(&message);
             }
             (Phase::ReplySent | Phase::Established, MessageKind::Disconnect) => {
-                self.phase = Phase::DisconnectReceived;
                 self.transaction = mad.transaction();
-                (self.last, self.due) = (None, None);
+                if self.phase == Phase::ReplySent {
+                    // The RTU was lost, or overtaken.
+                    self.deliver(&Message::new(MessageKind::Ready, &[]));
+                }
+                self.phase = Phase::DisconnectReceived;
+                self.last = None;
+                self.due = Some(Instant::now() + DISCONNECT_DELAY);
                 self.deliver(&message);
             }
             (Phase::DisconnectSent, MessageKind::Disconnected) => {
@@ -828,6 +922,9 @@ impl Communication {
                 let answer = Mad::encode(MessageKind::Disconnected, &answer, &header);
                 return Action::Respond(answer, Phase::Ended);
             }
+            (Phase::DisconnectReceived, MessageKind::Disconnect) => {
+                return Communication::acknowledge_disconnect(header);
+            }
             (Phase::ServiceRequestSent, MessageKind::ServiceReply) => {
                 self.deliver(&message);
                 self.end();
@@ -835,6 +932,65 @@ impl Communication {
             _ => {}
         }
         Action::None
+    }
+
+    /// Answers a DREQ before the program does.
+    fn acknowledge_disconnect(header: &MadHeader) -> Action {
+        let message = Message::new(MessageKind::Disconnected, &[]);
+        let mad = Mad::encode(MessageKind::Disconnected, &message, header);
+        Action::Respond(mad, Phase::DisconnectReceived)
+    }
+
+    /// The peer's host has refused the last message: there is nobody to receive it.
+    fn handle_refusal(&mut self, header: &MadHeader) {
+        match self.phase {
+            // As if the host had received it, and nobody listened.
+            Phase::RequestSent => {
+                let reason = RejectReason::INVALID_SERVICE_ID.0 as u8;
+                let mut message = Message::new(MessageKind::Reject, &[]);
+                message.reason = reason;
+                self.deliver(&message);
+                // For a process that has started since, and replies to a repeated request.
+                let timeout = RejectReason::TIMEOUT.0 as u8;
+                self.last = Some(Mad::reject(header, Subject::Other, timeout));
+                self.end();
+            }
+            Phase::ServiceRequestSent => {
+                let mut message = Message::new(MessageKind::ServiceReply, &[]);
+                message.reason = SidrStatus::UNSUPPORTED.0 as u8;
+                self.deliver(&message);
+                self.end();
+            }
+            _ => self.handle_peer_end(),
+        }
+    }
+
+    /// Handles the end of the peer's process, which has sent nothing before it.
+    fn handle_peer_end(&mut self) {
+        match self.phase {
+            Phase::RequestReceived | Phase::ReplyReceived | Phase::ReplySent => {
+                let mut message = Message::new(MessageKind::Reject, &[]);
+                message.reason = RejectReason::TIMEOUT.0 as u8;
+                self.deliver(&message);
+                self.end();
+            }
+            Phase::Established => {
+                self.phase = Phase::DisconnectReceived;
+                (self.last, self.due) = (None, None);
+                self.deliver(&Message::new(MessageKind::Disconnect, &[]));
+            }
+            Phase::DisconnectSent => {
+                self.deliver(&Message::new(MessageKind::Disconnected, &[]));
+                self.last = None;
+                self.end();
+            }
+            Phase::New
+            | Phase::RequestSent
+            | Phase::DisconnectReceived
+            | Phase::ServiceRequestSent
+            | Phase::ServiceRequestReceived
+            | Phase::Ended => {}
+        }
     }
 
     /// Returns whether a retransmission shows that the peer has not received the last message.
@@ -1082,6 +1238,140 @@ mod tests {
             Attribute::Disconnect
         );
         assert!(acknowledge(&mut server) <= MIN_RETRY_INTERVAL);
+    }
+
+    /// Connects an id; returns it with the number of its communication.
+    fn connected(server: &mut Server, peer_id: u32) -> (End, u32) {
+        let id = server.gateway.dialer.dial();
+        let request = Message::new(MessageKind::Request, &[]);
+        let request = request.with_addresses((OWN, 5).into(), (PEER, 7471).into());
+        id.send(request.as_bytes());
+        while server.gateway.turn() {}
+        let number = server.sent().pop().unwrap().sender_id();
+        server.receive(MessageKind::Reply, peer_id, number);
+        id.send(Message::new(MessageKind::Ready, &[]).as_bytes());
+        while server.gateway.turn() {}
+        assert!(matches!(
+            id.receive(),
+            ReceiveResult::Message(MessageKind::Reply, _)
+        ));
+        assert_eq!(server.sent().len(), 1);
+        (id, number)
+    }
+
+    fn kind_received(id: &End) -> Option<MessageKind> {
+        match id.receive() {
+            ReceiveResult::Message(kind, _) => Some(kind),
+            _ => None,
+        }
+    }
+
+    /// Its other connections there end, but not those that were heard later.
+    #[test]
+    fn a_refused_message_ends_the_connections_with_a_host() {
+        let mut server = Server::new();
+        let [(id, _), (other, _), (late, late_number)] =
+            [7, 8, 9].map(|number| connected(&mut server, number));
+        id.send(Message::new(MessageKind::Disconnect, &[]).as_bytes());
+        while server.gateway.turn() {}
+        let sent = server.sent().pop().unwrap();
+        assert_eq!(sent.attribute, Attribute::Disconnect);
+        let found = server.gateway.communications.get_mut(&late_number);
+        found.unwrap().heard = monotonic_time() + Duration::from_secs(1);
+        let mut forged = *sent.bytes();
+        forged[255] ^= 1;
+        for (both, bytes) in [
+            ((OWN, PEER), &forged[..]),
+            ((OWN, PEER), &sent.bytes()[..255]),
+            ((PEER, OWN), sent.bytes()),
+        ] {
+            assert_eq!(server.gateway.handle_refusal(both, bytes), None);
+            assert_eq!(kind_received(&id), None);
+        }
+        let refused = server.gateway.handle_refusal((OWN, PEER), sent.bytes());
+        assert!(refused.is_some());
+        assert_eq!(kind_received(&id), Some(MessageKind::Disconnected));
+        assert_eq!(kind_received(&other), Some(MessageKind::Disconnect));
+        assert!(matches!(late.receive(), ReceiveResult::Nothing));
+        // Nothing is repeated.
+        server.pass_time();
+        assert_eq!(server.sent(), []);
+    }
+
+    #[test]
+    fn a_refused_request_is_rejected() {
+        let mut server = Server::new();
+        let id = server.gateway.dialer.dial();
+        let request = Message::new(MessageKind::Request, &[]);
+        let request = request.with_addresses((OWN, 5).into(), (PEER, 7471).into());
+        id.send(request.as_bytes());
+        while server.gateway.turn() {}
+        let sent = server.sent().pop().unwrap();
+        // Of another request, of which nothing is known.
+        server.gateway.end_peers((OWN, PEER), monotonic_time());
+        assert!(matches!(id.receive(), ReceiveResult::Nothing));
+        let refused = server.gateway.handle_refusal((OWN, PEER), sent.bytes());
+        assert!(refused.is_some());
+        let ReceiveResult::Message(MessageKind::Reject, message) = id.receive() else {
+            panic!("not rejected");
+        };
+        assert_eq!(
+            i32::from(message.reason),
+            RejectReason::INVALID_SERVICE_ID.0
+        );
+        assert_eq!(server.sent(), []);
+        // A process that has started since replies to a repeated request.
+        server.receive(MessageKind::Reply, 9, sent.sender_id());
+        assert_eq!(server.sent().pop().unwrap().attribute, Attribute::Reject);
+    }
+
+    #[test]
+    fn an_id_does_not_wait_long_for_the_answer_to_its_dreq() {
+        let mut server = Server::new();
+        let (id, _) = connected(&mut server, 7);
+        id.send(Message::new(MessageKind::Disconnect, &[]).as_bytes());
+        while server.gateway.turn() {}
+        for _ in 0..MAX_DISCONNECT_RETRIES {
+            server.pass_time();
+            assert!(matches!(id.receive(), ReceiveResult::Nothing));
+        }
+        server.pass_time();
+        assert_eq!(kind_received(&id), Some(MessageKind::Disconnected));
+        // The peer is told further on.
+        for _ in 0..2 * MAX_ORPHAN_RETRIES {
+            server.pass_time();
+        }
+        assert_eq!(server.sent().len(), 1 + MAX_ORPHAN_RETRIES as usize);
+        assert!(server.gateway.communications.is_empty());
+    }
+
+    /// Whether or not the program disconnects, and its RTU has arrived.
+    #[test]
+    fn a_dreq_is_answered() {
+        let mut server = Server::new();
+        server.receive(MessageKind::Request, 7, 0);
+        let id = server.answer(MessageKind::Reply).unwrap();
+        let number = server.sent().pop().unwrap().sender_id();
+        server.receive(MessageKind::Disconnect, 7, number);
+        assert_eq!(server.sent(), []);
+        for wanted in [
+            MessageKind::Request,
+            MessageKind::Ready,
+            MessageKind::Disconnect,
+        ] {
+            let ReceiveResult::Message(kind, _) = id.receive() else {
+                panic!("no message");
+            };
+            assert_eq!(kind, wanted);
+        }
+        server.pass_time();
+        server.receive(MessageKind::Disconnect, 7, number);
+        id.send(&Message::new(MessageKind::Disconnected, &[]));
+        while server.gateway.turn() {}
+        let sent = server.sent();
+        assert_eq!(sent.len(), 3);
+        let answers = |it: &Mad| it.attribute == Attribute::Disconnected;
+        assert!(sent.iter().all(answers));
     }
 
     #[test]

@@ -53,7 +53,7 @@ use gateway::Dialer;
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) use gateway::hostile_messages;
 pub(crate) use gateway::{Gateway, Outgoing};
-pub(crate) use mad::{QKEY, QPN};
+pub(crate) use mad::{QKEY, QPN, SIZE as MAD_SIZE};
 use monitor::Monitor;
 use ports::{HostPorts, Ports};
 pub(crate) use ports::{SharedPorts, random};

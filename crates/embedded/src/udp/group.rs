@@ -59,6 +59,8 @@ pub(crate) enum MessageKind {
     Packet = 1,
     /// A management datagram for queue pair 1.
     Management = 2,
+    /// A host has refused a management datagram: nobody had its port. The message is the time.
+    Refusal = 3,
 }
 
 /// Header of a forwarded packet.
@@ -91,6 +93,7 @@ impl Forwarded {
             kind: match header[0] {
                 1 => MessageKind::Packet,
                 2 => MessageKind::Management,
+                3 => MessageKind::Refusal,
                 _ => return None,
             },
             traffic_class: header[1],
@@ -368,6 +371,14 @@ impl Group {
         }
         link.waiting.push_back([&header, bytes].concat().into());
         true
+    }
+
+    /// Sends a message to all other members.
+    pub(crate) fn broadcast(&mut self, forwarded: &Forwarded, bytes: &[u8]) {
+        let own = self.number();
+        for member in (0..MAX_MEMBERS).filter(|it| *it != own) {
+            self.forward(member, forwarded, bytes);
+        }
     }
 
     /// Sends packets that wait. Returns whether there still are any, for a process that

@@ -70,6 +70,9 @@ const MAX_MANAGEMENT: usize = 8192;
 const STEERING_INTERVAL: Duration = Duration::from_secs(1);
 /// Opcode of an unreliable datagram, SEND Only.
 const UD_SEND: u8 = 0x64;
+/// The management datagram in the payload of a UDP datagram, without its ICRC: after BTH and
+/// DETH.
+const MAD: std::ops::Range<usize> = 20..20 + crate::cm::MAD_SIZE;
 /// Bits of the transport's source port that select the socket's.
 const SOURCE_PORT_MASK: u16 = 0x3fff;
 
@@ -120,6 +123,7 @@ impl UdpWire {
     ) -> Result<Self> {
         for (index, endpoint) in ports.endpoints.iter().enumerate() {
             watch(epoll, &endpoint.receiver, index as u64)?;
+            gateway.watch_errors(endpoint.management_sender(), index)?;
         }
         watch(epoll, &gateway.descriptor().0, GATEWAY)?;
         let group = ports.member.map(Group::new).transpose()?;
@@ -224,8 +228,13 @@ impl UdpWire {
         let member = self.group.as_ref().map(Group::member);
         let interface = self.multicast.interface;
         let endpoint = Endpoint::open_additional(local, interface, member, &known)?;
-        watch(epoll, &endpoint.receiver, known.len() as u64)
-            .map_err(|errno| io::Error::from_raw_os_error(errno.raw()))?;
+        let failed = |errno: Errno| io::Error::from_raw_os_error(errno.raw());
+        watch(epoll, &endpoint.receiver, known.len() as u64).map_err(failed)?;
+        let management = endpoint.management_sender();
+        let gateway = &self.gateway;
+        gateway
+            .watch_errors(management, known.len())
+            .map_err(failed)?;
         self.endpoints.push(endpoint);
         self.list.add(local.address);
         self.gateway.add_address(local.address);
@@ -241,9 +250,35 @@ impl UdpWire {
     fn run_gateway(&mut self) {
         // A turn handles a limited number of sockets.
         let done = (0..MAX_GATEWAY_TURNS).any(|_| !self.gateway.turn());
+        self.handle_refusals();
         self.receive_forwarded();
         self.send_management();
         self.gateway_run = done.then(Instant::now);
+    }
+
+    /// Reports datagrams that hosts have refused to the gateway, and to other processes with
+    /// the same addresses: a host limits the rate of its refusals.
+    fn handle_refusals(&mut self) {
+        while let Some(index) = self.gateway.pop_failed() {
+            let Some(endpoint) = self.endpoints.get(index) else {
+                continue;
+            };
+            let local = endpoint.local.address;
+            for (remote, payload) in socket::refusals(endpoint.management_sender()) {
+                let mad = payload.get(MAD).unwrap_or(&[]);
+                let refused = self.gateway.handle_refusal((local, remote), mad);
+                if let (Some(sent), Some(group)) = (refused, &mut self.group) {
+                    let forwarded = Forwarded {
+                        kind: MessageKind::Refusal,
+                        source: remote,
+                        port: 0,
+                        destination: local,
+                        traffic_class: 0,
+                    };
+                    group.broadcast(&forwarded, &(sent.as_nanos() as u64).to_be_bytes());
+                }
+            }
+        }
     }
 
     /// Corrects the steering after a packet has arrived at the wrong process.
@@ -284,6 +319,13 @@ impl UdpWire {
             }
             if forwarded.kind == MessageKind::Management {
                 return gateway.receive(forwarded.source, forwarded.destination, bytes);
+            }
+            if forwarded.kind == MessageKind::Refusal {
+                let both = (forwarded.destination, forwarded.source);
+                if let Ok(nanos) = bytes.try_into().map(u64::from_be_bytes) {
+                    gateway.end_peers(both, Duration::from_nanos(nanos));
+                }
+                return;
             }
             let meta = RecvMeta {
                 source: forwarded.source,
@@ -657,6 +699,15 @@ fn member_of(frame: &[u8]) -> Option<u8> {
     Some((qpn_of(frame)? >> QPN_BITS) as u8)
 }
 
+/// Returns the number of the process to which a frame is steered.
+fn receiving_member(frame: &[u8]) -> Option<u8> {
+    if !is_management(frame) {
+        return member_of(frame);
+    }
+    let ipv6 = frame.get(14).is_some_and(|byte| byte >> 4 == 6);
+    steering::management_member(frame.get(headroom(ipv6)..)?)
+}
+
 /// Returns whether a frame of this wire is for queue pair 1.
 fn is_management(frame: &[u8]) -> bool {
     qpn_of(frame) == Some(QPN)
@@ -676,14 +727,21 @@ fn is_full(error: &io::Error) -> bool {
 }
 
 /// Returns the indices of the endpoint and of the source port by which a frame leaves.
-fn sender(endpoints: &[Endpoint], transmit: &Transmit) -> Option<(usize, usize)> {
+fn sender(
+    endpoints: &[Endpoint],
+    transmit: &Transmit,
+    is_management: bool,
+) -> Option<(usize, usize)> {
     let from = |endpoint: &Endpoint| endpoint.local.address == transmit.source;
     let endpoint = endpoints.iter().position(from)?;
     let families = [transmit.source, transmit.destination].map(|it: IpAddr| it.is_ipv6());
     if families[0] != families[1] {
         return None;
     }
-    let senders = &endpoints[endpoint].senders;
+    let (_, senders) = endpoints[endpoint].senders.split_last()?;
+    if is_management {
+        return Some((endpoint, senders.len()));
+    }
     // A frame that was not accepted before has its port already.
     let known = senders.iter().position(|sender| sender.0 == transmit.port);
     let chosen = usize::from(transmit.port & SOURCE_PORT_MASK) % senders.len();

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use super::steering;
 use crate::addresses::{AddressList, DEVICE_MAC, MAX_ADDRESSES, PortAddresses};
 use crate::cm::{SharedPorts, random};
 
-/// Number of source ports: switches select paths by the source port (ECMP).
+/// Number of source ports of queue pairs: switches select paths by the source port (ECMP).
 const SOURCE_PORTS: usize = 8;
 /// First of the source ports that RoCE v2 uses.
 const FIRST_SOURCE_PORT: u16 = 0xc000;
@@ -52,7 +52,8 @@ pub(crate) struct Endpoint {
     /// The host had the address at the last check.
     pub(super) present: bool,
     pub(super) receiver: OwnedFd,
-    /// Source ports, with the sockets that send from them.
+    /// Source ports, with the sockets that send from them. The last one, of at least two, is
+    /// for management datagrams, and reports those that hosts refuse.
     pub(super) senders: Vec<(u16, OwnedFd)>,
 }
 
@@ -245,6 +246,12 @@ fn has_only_members(local: ScopedAddress, member: &Member, checks: u32) -> bool 
 const MAX_CHECKS: u32 = 100;
 
 impl Endpoint {
+    /// Returns the socket that sends management datagrams.
+    pub(super) fn management_sender(&self) -> BorrowedFd<'_> {
+        let last = self.senders.last().map(|sender| &sender.1);
+        last.unwrap_or(&self.receiver).as_fd()
+    }
+
     /// Opens the sockets of an additional address of a device.
     ///
     /// # Errors
@@ -278,7 +285,7 @@ impl Endpoint {
             Some(member) => steering::open(member, local)?,
             None => socket::open_receiver(local, false)?,
         };
-        let mut senders: Vec<(u16, OwnedFd)> = Vec::with_capacity(SOURCE_PORTS);
+        let mut senders: Vec<(u16, OwnedFd)> = Vec::with_capacity(SOURCE_PORTS + 1);
         let first = random() as u16;
         for step in 0..=u16::MAX - FIRST_SOURCE_PORT {
             // An odd step visits all ports.
@@ -288,12 +295,13 @@ impl Endpoint {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
                 Err(error) => return Err(error),
             }
-            if senders.len() == SOURCE_PORTS {
+            if senders.len() > SOURCE_PORTS {
                 break;
             }
         }
-        if senders.is_empty() {
-            return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+        match &senders[..] {
+            [_, .., (_, management)] => socket::report_refusals(management, local.address)?,
+            _ => return Err(io::Error::from_raw_os_error(libc::EAGAIN)),
         }
         Ok(Self {
             local,
@@ -500,7 +508,7 @@ mod tests {
         let name = "127.41.0.1";
         let ports = UdpPorts::open(name).unwrap();
         assert_eq!(ports.list.present(), [IpAddr::from([127, 41, 0, 1])]);
-        assert_eq!(ports.endpoints[0].senders.len(), SOURCE_PORTS);
+        assert_eq!(ports.endpoints[0].senders.len(), SOURCE_PORTS + 1);
         let more = UdpPorts::open(name).unwrap();
         assert_ne!(ports.addresses().member, more.addresses().member);
         // A socket in the group whose process forwards nothing.

@@ -12,7 +12,7 @@ use super::socket::{
     self, MAX_MESSAGE_BYTES, MAX_SEGMENTS, MAX_SEND_DATAGRAMS, MAX_SEND_MESSAGES, Message,
     ScopedAddress,
 };
-use super::{UdpWire, has_address, member_of, opcode_of, sender};
+use super::{UdpWire, has_address, is_management, opcode_of, receiving_member, sender};
 
 /// Maximum number of acknowledgements that are held back for the program's answer.
 const MAX_HELD_ACKS: usize = 4;
@@ -96,14 +96,15 @@ impl UdpWire {
             let Some(mut transmit) = Transmit::parse(packet.frame()) else {
                 break;
             };
-            let Some(route) = sender(&self.endpoints, &transmit) else {
+            let member = receiving_member(packet.frame());
+            let is_management = is_management(packet.frame());
+            let Some(route) = sender(&self.endpoints, &transmit, is_management) else {
                 break;
             };
             let is_local = has_address(&self.endpoints, transmit.destination);
             if is_local || *socket.get_or_insert(route) != route {
                 break;
             }
-            let member = member_of(packet.frame());
             let current = runs[last].as_mut().filter(|_| self.segmentation);
             // The kernel increments the IP identification for each segment of a message.
             let mut index = 0;
@@ -180,7 +181,14 @@ impl UdpWire {
             };
         }
         let socket = endpoint.senders[port].1.as_fd();
-        let sent = socket::send(socket, &messages[..runs.len()])?;
+        let messages = &messages[..runs.len()];
+        let sent = match socket::send(socket, messages) {
+            // The refusal of an earlier datagram, which is reported to the gateway, too.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                socket::send(socket, messages)
+            }
+            sent => sent,
+        }?;
         Ok(runs[..sent].iter().flatten().map(|run| run.count).sum())
     }
 }

@@ -1,12 +1,16 @@
 //! UDP sockets, and sending and receiving several datagrams in one system call.
 
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{size_of, size_of_val, zeroed};
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::slice::Chunks;
 
+use nix::cmsg_space;
+use nix::sys::socket::{
+    ControlMessageOwned, MsgFlags, SockaddrStorage, getsockopt, recvmsg, sockopt,
+};
 use softhca::packet::{ROCE_V2_PORT, RecvMeta};
 
 /// Maximum number of datagrams and of messages sent in one call.
@@ -22,6 +26,9 @@ pub(super) const MAX_SEGMENTS: usize = 64;
 pub(super) const MAX_MESSAGE_BYTES: usize = 65_507;
 /// Requested size of socket buffers in bytes.
 const SOCKET_BUFFER_SIZE: libc::c_int = 4 << 20;
+/// Maximum number of errors read at once, and of bytes of a datagram that an error contains.
+const MAX_ERRORS: usize = 64;
+const MAX_QUOTED: usize = 512;
 /// Room for three control messages of an int each.
 const CONTROL_SIZE: usize = 96;
 
@@ -282,6 +289,55 @@ pub(super) fn open_sender(local: ScopedAddress, port: u16, interface: u32) -> io
     Ok(socket)
 }
 
+/// Makes a socket report the datagrams that hosts refuse ([`refusals`]).
+pub(super) fn report_refusals(socket: &OwnedFd, local: IpAddr) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    match local {
+        IpAddr::V4(_) => set_option(socket, libc::IPPROTO_IP, libc::IP_RECVERR, &on),
+        IpAddr::V6(_) => set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, &on),
+    }
+}
+
+/// Reads and clears the errors of a socket. Returns the hosts that have refused a datagram,
+/// since nobody has the port, with as much of its payload as the host has returned.
+pub(super) fn refusals(socket: BorrowedFd<'_>) -> Vec<(IpAddr, Vec<u8>)> {
+    let mut refusals = Vec::new();
+    for _ in 0..MAX_ERRORS {
+        let mut bytes = [0; MAX_QUOTED];
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let mut space = cmsg_space!([u8; CONTROL_SIZE]);
+        let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
+        let fd = socket.as_raw_fd();
+        let Ok(message) = recvmsg::<SockaddrStorage>(fd, &mut parts, Some(&mut space), flags)
+        else {
+            break;
+        };
+        let is_refusal = |it| match it {
+            ControlMessageOwned::Ipv4RecvErr(error, _) => {
+                error.ee_origin == libc::SO_EE_ORIGIN_ICMP
+                    && error.ee_errno == libc::ECONNREFUSED as u32
+            }
+            ControlMessageOwned::Ipv6RecvErr(error, _) => {
+                error.ee_origin == libc::SO_EE_ORIGIN_ICMP6
+                    && error.ee_errno == libc::ECONNREFUSED as u32
+            }
+            _ => false,
+        };
+        let is_refused = message.cmsgs().is_ok_and(|mut all| all.any(is_refusal));
+        let to = message.address.as_ref().and_then(|it| {
+            let ipv4 = it.as_sockaddr_in().map(|it| IpAddr::from(it.ip()));
+            ipv4.or_else(|| it.as_sockaddr_in6().map(|it| it.ip().into()))
+        });
+        let length = message.bytes;
+        if let (true, Some(to)) = (is_refused, to) {
+            refusals.push((to, bytes[..length.min(MAX_QUOTED)].to_vec()));
+        }
+    }
+    // An error is also pending beside the queue, and would keep the socket ready.
+    let _ = getsockopt(&socket, sockopt::SocketError);
+    refusals
+}
+
 /// Attaches a classic BPF program that selects among the sockets of a SO_REUSEPORT group.
 pub(super) fn attach_steering(
     socket: BorrowedFd<'_>,
@@ -495,6 +551,45 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn refused_datagrams_are_reported() {
+        for address in ["127.49.0.30", "::1"] {
+            let address = address.parse().unwrap();
+            let local = ScopedAddress { address, scope: 0 };
+            let Ok(socket) = open_sender(local, 0, 0) else {
+                continue;
+            };
+            report_refusals(&socket, address).unwrap();
+            assert_eq!(refusals(socket.as_fd()), []);
+            // Nobody has port 4791 there, unless a device uses it.
+            let to = ScopedAddress {
+                address: match address {
+                    IpAddr::V4(_) => [127, 49, 0, 31].into(),
+                    ipv6 => ipv6,
+                },
+                scope: 0,
+            };
+            let payload = [7; 280];
+            let datagrams = [IoSlice::new(&payload)];
+            let message = Message {
+                datagrams: &datagrams,
+                to,
+                traffic_class: 0,
+                hop_limit: 64,
+            };
+            for _ in 0..3 {
+                assert_eq!(send(socket.as_fd(), &[message]).unwrap(), 1);
+                assert_eq!(refusals(socket.as_fd()), [(to.address, payload.to_vec())]);
+            }
+            // Without reading, the next call fails, and only that.
+            send(socket.as_fd(), &[message]).unwrap();
+            let error = send(socket.as_fd(), &[message]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+            send(socket.as_fd(), &[message]).unwrap();
+            assert_eq!(refusals(socket.as_fd()).len(), 2);
+        }
+    }
 
     #[test]
     fn control_messages_are_read_as_written() {

@@ -18,16 +18,26 @@ use std::time::Duration;
 use nix::sys::socket::{MsgFlags, SockaddrStorage, sendto};
 use softhca::packet::{ROCE_V2_PORT, gid_of_ip};
 
-use super::group::{MAX_MEMBERS, Member, QPN_BITS, count_sockets, lock_name};
+use super::group::{ID_BITS, MAX_MEMBERS, Member, QPN_BITS, count_sockets, lock_name};
 use super::socket::{self, ScopedAddress};
-use crate::cm::random;
+use crate::cm::{QPN, random};
 use crate::directory::Directory;
 
 /// Number of attempts to take the lock, or to wait for a socket to be closed.
 const MAX_ATTEMPTS: u32 = 50;
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
-/// Offset of the most significant byte of the destination QP in a datagram.
-const QPN_OFFSET: u32 = 5;
+/// Offset of the destination QP, after a byte of other bits, in a datagram.
+const QPN_OFFSET: u32 = 4;
+/// Offsets in a management datagram of the connection manager, after BTH and DETH: the last
+/// byte of the attribute, and the first of the ids.
+const ATTRIBUTE: u32 = 20 + 17;
+const LOCAL_ID: u32 = 20 + 24;
+const REMOTE_ID: u32 = 20 + 28;
+/// Attributes of the messages that are for no known id: requests; and of the one that names
+/// the receiver's id as the sender's.
+const REQUEST: u32 = 0x10;
+const SERVICE_REQUEST: u32 = 0x17;
+const SERVICE_REPLY: u32 = 0x18;
 
 /// Number of attempts of a member to take the lock when it has received a probe.
 const MAX_RECORD_ATTEMPTS: u32 = 3;
@@ -306,15 +316,44 @@ fn remove_ended(owners: Owners, alive: impl Fn(u8) -> bool) -> Owners {
     Some(owners)
 }
 
-/// Returns the BPF program: opcode, jumps if true and false, and operand.
+/// Returns the number of the process whose communication a management datagram is for, as the
+/// program of [`filter`] does; that of a request is unknown.
+pub(super) fn management_member(datagram: &[u8]) -> Option<u8> {
+    let byte = |at: u32| datagram.get(at as usize).copied();
+    let id = match byte(ATTRIBUTE)?.into() {
+        REQUEST | SERVICE_REQUEST => return None,
+        SERVICE_REPLY => byte(LOCAL_ID)?,
+        _ => byte(REMOTE_ID)?,
+    };
+    Some(id >> (ID_BITS - 24))
+}
+
+/// Returns the BPF program: opcode, jumps if true and false, and operand. The member is in the
+/// destination QP, or in a communication id of a management datagram.
 fn filter(owners: &[u8]) -> Vec<(u16, u8, u8, u32)> {
+    const LOAD_WORD: u16 = 0x20;
     const LOAD_BYTE: u16 = 0x30;
+    const AND: u16 = 0x54;
     const SHIFT_RIGHT: u16 = 0x74;
+    const JUMP: u16 = 0x05;
     const JUMP_IF_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
     let mut filter = vec![
-        (LOAD_BYTE, 0, 0, QPN_OFFSET),
-        (SHIFT_RIGHT, 0, 0, QPN_BITS - 16),
+        (LOAD_WORD, 0, 0, QPN_OFFSET),
+        (AND, 0, 0, 0xff_ffff),
+        (JUMP_IF_EQUAL, 2, 0, QPN),
+        (SHIFT_RIGHT, 0, 0, QPN_BITS),
+        (JUMP, 0, 0, 9),
+        (LOAD_BYTE, 0, 0, ATTRIBUTE),
+        // Requests are for any member.
+        (JUMP_IF_EQUAL, 1, 0, REQUEST),
+        (JUMP_IF_EQUAL, 0, 1, SERVICE_REQUEST),
+        (RETURN, 0, 0, u32::MAX),
+        (JUMP_IF_EQUAL, 0, 2, SERVICE_REPLY),
+        (LOAD_BYTE, 0, 0, LOCAL_ID),
+        (JUMP, 0, 0, 1),
+        (LOAD_BYTE, 0, 0, REMOTE_ID),
+        (SHIFT_RIGHT, 0, 0, ID_BITS - 24),
     ];
     for (index, member) in owners.iter().enumerate() {
         filter.push((JUMP_IF_EQUAL, 0, 1, u32::from(*member)));
@@ -388,6 +427,17 @@ mod tests {
                     let got = receiver.recv(&mut room).ok();
                     assert_eq!(got, Some(20), "{} of {}", member.number, members.len());
                     assert_eq!(room[..20], datagram);
+                }
+                for (attribute, at) in [(0x13, REMOTE_ID), (0x16, REMOTE_ID), (0x18, LOCAL_ID)] {
+                    let mut datagram = [0; 280];
+                    datagram[7] = QPN as u8;
+                    datagram[ATTRIBUTE as usize] = attribute;
+                    datagram[at as usize] = member.number << 2 | 3;
+                    assert_eq!(management_member(&datagram), Some(member.number));
+                    let from = UdpSocket::bind("127.49.0.21:0").unwrap();
+                    from.send_to(&datagram, (ip, ROCE_V2_PORT)).unwrap();
+                    let receiver = UdpSocket::from(receiver.try_clone().unwrap());
+                    assert_eq!(receiver.recv(&mut [0; 300]).ok(), Some(280));
                 }
             }
         };
