@@ -137,6 +137,8 @@ pub(crate) struct Turn {
     remote_writes: bool,
     /// Completions were written.
     completed: bool,
+    /// A device waits for frames to be sent ([`Hca::confirm_sent`](softhca::Hca::confirm_sent)).
+    awaits_confirmation: bool,
     /// Time until something is due.
     pub(crate) due: Option<Duration>,
 }
@@ -147,7 +149,14 @@ impl Shared {
     fn turn(&self, devices: impl Deref<Target = Vec<Arc<Device>>>, caller: TurnCaller) -> Turn {
         let mut result = run_devices(&devices, self.link.as_ref());
         if let Some(link) = &self.link {
-            result.busy |= link.pump(result.completed && caller == TurnCaller::PollingThread);
+            let answer_expected = result.completed && caller == TurnCaller::PollingThread;
+            let moved = link.pump(answer_expected, result.awaits_confirmation);
+            result.busy |= moved.busy;
+            if moved.sent_all {
+                for device in devices.iter() {
+                    device.lock_for_turn().confirm_sent();
+                }
+            }
         }
         // Unlocked first: the threads that wake may take turns at once.
         drop(devices);
@@ -235,7 +244,8 @@ fn run_devices(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
         result.remote_writes |= before.remote_writes != after.remote_writes;
         // `State::turn` does not report completions and writes that need no further turn.
         result.completed |= before.cqes != after.cqes;
-        result.busy |= result.remote_writes || result.completed;
+        result.awaits_confirmation |= state.hca.awaits_confirmation();
+        result.busy |= result.remote_writes || result.completed || result.awaits_confirmation;
         result.in_use |= state.is_in_use();
         if let Some(due) = state.due().map(Duration::from_nanos) {
             result.due = Some(result.due.map_or(due, |other| other.min(due)));
@@ -349,6 +359,8 @@ impl Runner {
         }
         let number = self.numbers.start + index;
         let device = make(number, index, &self.shared.fabric, self.shared.pool.clone())?;
+        let has_link = self.shared.link.is_some();
+        device.lock().hca.set_confirmed(has_link);
         devices.push(Arc::clone(&device));
         self.shared
             .device_count

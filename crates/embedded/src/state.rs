@@ -448,6 +448,12 @@ impl State {
         busy
     }
 
+    /// Reports requests that the device has refused, after their NAKs were sent.
+    pub(crate) fn confirm_sent(&mut self) {
+        self.hca.confirm_sent();
+        self.process_events(Self::forward_event);
+    }
+
     /// Reads the records of requests for notification.
     pub(crate) fn read_armings(&mut self) {
         self.turn_with(DoorbellWatch::scan_arms);

@@ -46,6 +46,14 @@ impl Wire {
         }
     }
 
+    /// Returns whether all frames that the fabric has for the wire have left this process.
+    fn has_sent_all(&mut self) -> bool {
+        match self {
+            Self::Directory(segment) => !segment.is_sending(),
+            Self::Udp(udp) => udp.has_sent_all(),
+        }
+    }
+
     /// Called before a thread sleeps: asks senders to wake it. Returns whether there is
     /// something to receive already.
     fn arm(&self) -> bool {
@@ -73,6 +81,15 @@ impl Wire {
             Self::Udp(udp) => udp.is_sending(),
         }
     }
+}
+
+/// The result of a call of [`Link::pump`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moved {
+    /// Frames were moved, or a frame waits.
+    pub(crate) busy: bool,
+    /// All frames that the fabric had for the wire have left this process, if that was asked.
+    pub(crate) sent_all: bool,
 }
 
 /// A wire, and the descriptors that wake the thread that drives it.
@@ -131,15 +148,18 @@ impl Link {
         }
     }
 
-    /// As [`Wire::pump`]. Returns whether frames were moved, or a frame waits.
-    pub(crate) fn pump(&self, answer_expected: bool) -> bool {
-        self.try_with(|wire, epoll| self.pump_wire(wire, epoll, answer_expected))
-            .unwrap_or_else(|| {
-                // The thread that has the wire may be waiting for this processor, which a
-                // caller that drives in a loop would occupy until the next tick.
-                thread::yield_now();
-                false
-            })
+    /// As [`Wire::pump`]; with `confirm`, tells whether all frames were sent.
+    pub(crate) fn pump(&self, answer_expected: bool, confirm: bool) -> Moved {
+        let pump = |wire: &mut Wire, epoll: &Epoll| Moved {
+            busy: self.pump_wire(wire, epoll, answer_expected),
+            sent_all: confirm && wire.has_sent_all(),
+        };
+        self.try_with(pump).unwrap_or_else(|| {
+            // The thread that has the wire may be waiting for this processor, which a
+            // caller that drives in a loop would occupy until the next tick.
+            thread::yield_now();
+            Moved::default()
+        })
     }
 
     fn pump_wire(&self, wire: &mut Wire, epoll: &Epoll, answer_expected: bool) -> bool {

@@ -133,6 +133,22 @@ fn exits(provider: Provider) {
     worlds.into_iter().for_each(World::finish);
 }
 
+/// A process that ends at once when it knows of a wrong request has sent the answer.
+fn wrong_requests(provider: Provider) {
+    let _turn = turn();
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let host = String::leak(format!("roce:127.197.{high}.{low}"));
+    let world = World::new(provider, host);
+    let Some(program) = compiled("cc", "leaving.c", &["-libverbs"], &world.directory) else {
+        return;
+    };
+    for what in ["length", "access"] {
+        let line = format!("{} {what} group 50", program.display());
+        world.start(&line, "leaving.txt").good();
+    }
+    world.finish();
+}
+
 /// No other preloaded library sees system calls of the devices.
 fn interposers(provider: Provider) {
     let _turn = turn();
@@ -208,6 +224,7 @@ fn killed(provider: Provider) {
 
 with_each_provider! {
     exit_after_connections: exits;
+    exit_after_wrong_requests: wrong_requests;
     hide_system_calls: interposers;
     use_processes_and_descriptors: modes;
     become_daemons: daemons;

@@ -13,7 +13,7 @@
 //! |---|---|
 //! | input | [`receive`]: a frame that has arrived; [`ring`]: work requests were posted |
 //! | time | each call that takes `now`: nanoseconds from any origin, never less than before |
-//! | commands | [`create`], [`modify`], [`destroy`], [`attach`], [`detach`], [`alias`], [`restore_stream`]; settings: [`set_lossy`], [`set_patient`], [`set_loopback`] |
+//! | commands | [`create`], [`modify`], [`destroy`], [`attach`], [`detach`], [`alias`], [`restore_stream`], [`confirm_sent`]; settings: [`set_lossy`], [`set_patient`], [`set_loopback`], [`set_confirmed`] |
 //! | progress | [`run`]: expired timers, responses, requests, flushes |
 //! | output | [`pop`]: frames to send; [`deadline`]: when `run` is due again |
 //! | questions | [`query`], [`config`], [`counters`] |
@@ -45,6 +45,8 @@
 //! [`detach`]: transport::Transport::detach
 //! [`alias`]: transport::Transport::alias
 //! [`restore_stream`]: transport::Transport::restore_stream
+//! [`confirm_sent`]: transport::Transport::confirm_sent
+//! [`set_confirmed`]: transport::Transport::set_confirmed
 //! [`set_lossy`]: transport::Transport::set_lossy
 //! [`set_patient`]: transport::Transport::set_patient
 //! [`set_loopback`]: transport::Transport::set_loopback

@@ -210,6 +210,24 @@ impl<P: Platform> Hca<P> {
         self.transport.set_lossy(lossy);
     }
 
+    /// Sets whether [`Hca::confirm_sent`] is called; see
+    /// [`Transport::set_confirmed`](roce::transport::Transport::set_confirmed).
+    pub fn set_confirmed(&mut self, confirmed: bool) {
+        self.transport.set_confirmed(confirmed);
+    }
+
+    /// Returns whether [`Hca::confirm_sent`] has something to do.
+    #[must_use]
+    pub fn awaits_confirmation(&self) -> bool {
+        self.transport.awaits_confirmation()
+    }
+
+    /// Called when all frames that the port has accepted were sent.
+    pub fn confirm_sent(&mut self) {
+        self.transport.confirm_sent(&mut self.core);
+        self.core.write_sessions();
+    }
+
     /// Forbids windows and other mkeys of the driver to refer to the mkey with this number.
     /// This is for regions without the right to bind windows, which no command conveys.
     /// Returns whether the mkey exists.

@@ -452,6 +452,11 @@ impl UdpWire {
         !self.outgoing.is_empty() || self.port.deadline().is_some() || self.is_blocked()
     }
 
+    /// Returns whether the sockets have accepted all frames of the fabric.
+    pub(crate) fn has_sent_all(&mut self) -> bool {
+        self.outgoing.is_empty() && self.port.deadline().is_none() && !self.is_blocked()
+    }
+
     /// Returns whether packets wait for another process of this address.
     fn is_blocked(&mut self) -> bool {
         self.group.as_mut().is_some_and(Group::is_blocked)

@@ -70,6 +70,10 @@ pub(super) struct Io {
     pub patient: bool,
     /// Payload of the request that is handed over without a packet: the largest MTU.
     pub payload: Box<[u8]>,
+    /// [`Transport::confirm_sent`](super::Transport::confirm_sent) is called.
+    pub confirmed: bool,
+    /// Queue pairs whose NAK has not been confirmed to be sent.
+    pub refusing: Vec<u32>,
     /// Cloned for each kept packet, so that the reference count is the number of kept packets.
     pub kept: Arc<()>,
 }

@@ -129,6 +129,8 @@ impl<L> Transport<L> {
                 now: 0,
                 patient: false,
                 payload: vec![0; Mtu::B4096.bytes() as usize].into_boxed_slice(),
+                confirmed: false,
+                refusing: Vec::new(),
                 kept: Arc::default(),
             },
             lossy: false,
@@ -197,6 +199,29 @@ impl<L> Transport<L> {
     /// for networks that lose packets.
     pub fn set_lossy(&mut self, lossy: bool) {
         self.lossy = lossy;
+    }
+
+    /// Sets whether [`Transport::confirm_sent`] is called after packets were sent. A refused
+    /// request then becomes known (by an error of a receive, an event, the state of the queue
+    /// pair) when its NAK was sent: a program that ends at once does not take it along.
+    pub fn set_confirmed(&mut self, confirmed: bool) {
+        self.io.confirmed = confirmed;
+    }
+
+    /// Returns whether [`Transport::confirm_sent`] has something to do.
+    #[must_use]
+    pub fn awaits_confirmation(&self) -> bool {
+        !self.io.refusing.is_empty()
+    }
+
+    /// Called when all packets that [`Transport::pop`] has returned were sent.
+    pub fn confirm_sent<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) {
+        for qpn in self.io.refusing.drain(..) {
+            if let Some(qp) = self.qps.get_mut(&qpn) {
+                qp.end_refused(host);
+                schedule(qp, &mut self.ready, &mut self.timers);
+            }
+        }
     }
 
     /// Sets the port of this HCA. Requests between two of its queue pairs are executed

@@ -7,7 +7,7 @@ use super::congestion::Congestion;
 use super::host::{Host, QpEvent, RecvDone, RecvWork, SendDone};
 use super::io::{Io, MAX_MESSAGE};
 use super::recovery::FollowUp;
-use super::state::{Initiator, Peers, Requester, Responder};
+use super::state::{Initiator, Peers, RefusedRequest, Requester, Responder};
 use crate::packet::{Bth, Class, Gid, Link, Opcode, OpcodeFlags, Psn, Template, View};
 
 /// A queue pair.
@@ -37,6 +37,8 @@ pub(super) struct Qp<L> {
     pub resp: Responder<L>,
     pub initiator: Initiator,
     pub peers: Peers<L>,
+    /// Refused requests whose NAK has not been confirmed to be sent.
+    pub refused: Vec<RefusedRequest<L>>,
 }
 
 impl<L> Qp<L> {
@@ -59,6 +61,7 @@ impl<L> Qp<L> {
             resp: Responder::new(),
             initiator: Initiator::default(),
             peers: Peers::new(),
+            refused: Vec::new(),
             config,
         }
     }
@@ -94,6 +97,7 @@ impl<L> Qp<L> {
                 self.req = Requester::new();
                 self.resp = Responder::new();
                 self.initiator.reset();
+                self.refused.clear();
                 self.congestion = Congestion::default();
                 self.send_rung = false;
                 self.recv_rung = false;
@@ -153,6 +157,7 @@ impl<L> Qp<L> {
     }
 
     fn flush<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) {
+        self.complete_refused(host);
         self.flush_sends(host);
         if let Some(work) = self.resp.clear() {
             self.recv_flushed(host, work);

@@ -13,7 +13,7 @@ use super::host::{
 use super::io::Io;
 use super::qp::Qp;
 use super::recovery::FollowUp;
-use super::state::{Message, ReadReply, Reply};
+use super::state::{Message, ReadReply, RefusedRequest, Reply};
 use crate::packet::{
     Aeth, CREDITS_UNLIMITED, NakCode, OpcodeFlags, PacketBuilder, Psn, Syndrome, View, op,
 };
@@ -110,7 +110,8 @@ impl<L> Qp<L> {
     fn refuse<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, io: &mut Io, refusal: Refusal) {
         if !self.config.service.is_reliable() {
             self.resp.expected = self.resp.expected.plus(1);
-            if refusal.ends_receive() {
+            if let Some((recv, done)) = self.resp.failed.take() {
+                self.send_rung |= host.recv_done(self.number, recv, done);
                 self.fail(host, QpState::Error);
             } else {
                 io.counters.dropped += 1;
@@ -132,6 +133,10 @@ impl<L> Qp<L> {
                 self.resp.closing = true;
                 let fatal = Reply::Fatal { psn, msn, refusal };
                 self.resp.replies.push_back(fatal);
+                if self.config.service == Service::DcTarget && self.resp.failed.is_some() {
+                    // The connection may be replaced before its NAK is sent.
+                    self.end_refusal(host, io, refusal);
+                }
             }
         }
     }
@@ -217,6 +222,7 @@ impl<L> Qp<L> {
             .ok_or(Refusal::NoReceive)
     }
 
+    /// Completes a receive; after an error, when the request is refused.
     fn recv_done<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,
@@ -241,7 +247,10 @@ impl<L> Qp<L> {
             source: Some(source),
             xrc_srqn: view.xrc_srqn(),
         };
-        self.send_rung |= host.recv_done(self.number, recv, done);
+        match result {
+            Ok(_) => self.send_rung |= host.recv_done(self.number, recv, done),
+            Err(_) => self.resp.failed = Some((recv, done)),
+        }
     }
 
     fn execute_send<H: Host<LocalBuffers = L>>(
@@ -682,22 +691,65 @@ impl<L> Qp<L> {
                 self.resp.replies.pop_front();
             }
             Reply::Fatal { psn, msn, refusal } => {
-                let mut event = None;
-                if let Response::Nak(code, of_refusal) = refusal.response() {
+                if let Response::Nak(code, _) = refusal.response() {
                     let syndrome = Syndrome::Nak(code);
                     self.send_aeth(io, psn, Aeth { syndrome, msn });
-                    event = of_refusal;
                 }
                 self.resp.replies.pop_front();
-                if let Some(event) = event {
-                    if self.config.service != Service::DcTarget {
-                        host.event(self.number, event);
-                    }
+                match self.config.service {
+                    // Only the connection ends, and there is no event.
+                    Service::DcTarget => self.fail(host, QpState::Error),
+                    _ => self.end_refusal(host, io, refusal),
                 }
-                self.fail(host, QpState::Error);
             }
         }
         true
+    }
+
+    /// Ends the processing of a refused request, once its NAK was sent.
+    fn end_refusal<H: Host<LocalBuffers = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        refusal: Refusal,
+    ) {
+        let recv = self.resp.failed.take();
+        let (has_nak, event) = match refusal.response() {
+            Response::Nak(_, event) => (true, event),
+            _ => (false, None),
+        };
+        self.refused.push(RefusedRequest { recv, event });
+        match io.confirmed && has_nak {
+            true => io.refusing.push(self.number),
+            false => self.end_refused(host),
+        }
+    }
+
+    /// Reports refused requests, and ends the connection.
+    pub fn end_refused<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) {
+        if self.refused.is_empty() {
+            return;
+        }
+        self.complete_refused(host);
+        if self.config.service != Service::DcTarget {
+            self.fail(host, QpState::Error);
+        }
+    }
+
+    /// Reports refused requests.
+    pub fn complete_refused<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) {
+        let failed = self.resp.failed.take().map(|recv| RefusedRequest {
+            recv: Some(recv),
+            event: None,
+        });
+        for RefusedRequest { recv, event } in self.refused.drain(..).chain(failed) {
+            if let Some((recv, done)) = recv {
+                self.send_rung |= host.recv_done(self.number, recv, done);
+            }
+            if let Some(event) = event {
+                host.event(self.number, event);
+            }
+        }
     }
 
     fn send_aeth(&self, io: &mut Io, psn: Psn, aeth: Aeth) {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::cause::{Failure, Refusal};
 use super::config::QpConfig;
 use super::congestion::WINDOW;
-use super::host::{Datagram, RecvWork, SendWork, Target};
+use super::host::{Datagram, QpEvent, RecvDone, RecvWork, SendWork, Target};
 use super::recovery::{Recovery, ReorderBuffer};
 use crate::packet::{DcEth, Gid, Grh, L3, Link, Path, Psn, Roce, Syndrome, Template, View};
 
@@ -263,6 +263,13 @@ impl Reply {
     }
 }
 
+/// What a refused request means for this side.
+pub(super) struct RefusedRequest<L> {
+    /// The receive that it took.
+    pub recv: Option<(RecvWork<L>, RecvDone)>,
+    pub event: Option<QpEvent>,
+}
+
 /// State of a responder.
 pub(super) struct Responder<L> {
     pub expected: Psn,
@@ -283,6 +290,8 @@ pub(super) struct Responder<L> {
     /// Consecutive RNR NAKs sent for absent memory.
     pub absent: u8,
     pub closing: bool,
+    /// The receive of the request for which it is closing.
+    pub failed: Option<(RecvWork<L>, RecvDone)>,
     pub established: bool,
     /// Packets beyond a missing one.
     pub kept: ReorderBuffer,
@@ -302,6 +311,7 @@ impl<L> Responder<L> {
             atomics: VecDeque::new(),
             absent: 0,
             closing: false,
+            failed: None,
             established: false,
             kept: ReorderBuffer::new(),
         }

@@ -164,6 +164,58 @@ fn remote_access_errors() {
 }
 
 #[test]
+fn refused_requests_are_reported_after_their_naks() {
+    let too_long = (Operation::Send, VA, vec![(9, Status::LocalLength)], vec![]);
+    let elsewhere = (Operation::Write, 0, vec![], vec![QpEvent::AccessError]);
+    for (operation, va, receives, reported) in [too_long, elsewhere] {
+        let mut world = pair(LinkKind::Ethernet, 64, 1, &QpConfig::default());
+        world.hcas[1].transport.set_confirmed(true);
+        if operation == Operation::Send {
+            world.hcas[1].post_recv(200, 9, 0, 4);
+        }
+        let mut request = work(1, operation, 0, 8, 0);
+        request.va = va;
+        world.hcas[0].post_send(100, request);
+        world.settle(SECOND);
+        // The requester has the NAK.
+        let [(1, Status::RemoteInvalidRequest | Status::RemoteAccess)] =
+            statuses(&mut world.hcas[0], 100)[..]
+        else {
+            panic!("{:?}", statuses(&mut world.hcas[0], 100));
+        };
+        let responder = &mut world.hcas[1];
+        assert!(responder.transport.awaits_confirmation());
+        assert_eq!(recv_statuses(responder, 200), []);
+        assert_eq!(events(responder, 200), []);
+        let state = |hca: &Hca| hca.transport.query(200).unwrap().state;
+        assert_eq!(state(responder), QpState::ReadyToSend);
+
+        responder.transport.confirm_sent(&mut responder.host);
+        assert!(!responder.transport.awaits_confirmation());
+        assert_eq!(recv_statuses(responder, 200), receives);
+        assert_eq!(state(responder), QpState::Error);
+        responder_is_in_error(&mut world, &reported);
+    }
+    // Whoever sets the queue pair to the error state does not wait.
+    let mut world = pair(LinkKind::Ethernet, 64, 1, &QpConfig::default());
+    world.hcas[1].transport.set_confirmed(true);
+    world.hcas[1].post_recv(200, 9, 0, 4);
+    world.hcas[0].post_send(100, work(1, Operation::Send, 0, 8, 0));
+    world.settle(SECOND);
+    let responder = &mut world.hcas[1];
+    let config = responder.transport.config(200).unwrap().clone();
+    let error = QpState::Error;
+    let transport = &mut responder.transport;
+    transport
+        .modify(&mut responder.host, 0, 200, error, config)
+        .unwrap();
+    let expected = [(9, Status::LocalLength)];
+    assert_eq!(recv_statuses(responder, 200), expected);
+    responder.transport.confirm_sent(&mut responder.host);
+    assert_eq!(recv_statuses(responder, 200), expected);
+}
+
+#[test]
 fn remote_invalid_request_errors() {
     // Too long for the receive: its completion reports that.
     let mut world = check_failure(
