@@ -4,9 +4,10 @@
 //! would be on the wire; here the frame may still wait for a socket, and the thread that
 //! sends it does not outlive the program.
 
-use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, Once, PoisonError, Weak};
+use std::time::{Duration, Instant};
+use std::{mem, process, thread};
 
 use crate::runner::in_scope;
 
@@ -15,7 +16,16 @@ pub(crate) trait Flush: Send + Sync {
     /// Waits until the receivers have accepted all frames, at most as long as a
     /// frame may wait.
     fn flush(&self);
+
+    /// Asks the network's thread to do so, if there is one. Async-signal-safe.
+    fn request_flush(&self);
+
+    /// Returns whether the thread has not done so yet, but will.
+    fn awaits_flush(&self) -> bool;
 }
+
+/// How long a process that ends without exit handlers waits for the networks' threads.
+const MAX_THREAD_WAIT: Duration = Duration::from_secs(1);
 
 /// The networks of this process that are shared with other processes.
 static NETWORKS: Mutex<Vec<Weak<dyn Flush>>> = Mutex::new(Vec::new());
@@ -35,6 +45,35 @@ pub(crate) fn flush_at_exit(network: Weak<dyn Flush>) {
     let mut networks = NETWORKS.lock().unwrap_or_else(PoisonError::into_inner);
     networks.retain(|network| network.strong_count() != 0);
     networks.push(network);
+}
+
+/// Sends the frames of this process before it ends without exit handlers. Waits at most a
+/// second.
+///
+/// Async-signal-safe: the networks' threads send, since this thread may have been interrupted
+/// with any lock held.
+pub fn flush_before_exit() {
+    if PROCESS.load(Ordering::Relaxed) != process::id() {
+        return;
+    }
+    let Ok(networks) = NETWORKS.try_lock() else {
+        return;
+    };
+    in_scope(|| {
+        let end = Instant::now() + MAX_THREAD_WAIT;
+        let upgraded = || networks.iter().filter_map(Weak::upgrade);
+        // Forgotten, since dropping the last reference is not async-signal-safe.
+        for network in upgraded() {
+            network.request_flush();
+            mem::forget(network);
+        }
+        for network in upgraded() {
+            while network.awaits_flush() && Instant::now() < end {
+                thread::yield_now();
+            }
+            mem::forget(network);
+        }
+    });
 }
 
 extern "C" fn at_exit() {

@@ -90,6 +90,7 @@ pub use descriptors::Descriptors;
 pub use device::Drive;
 pub use directory::Sharing;
 pub use embedded::Embedded;
+pub use exit_flush::flush_before_exit;
 pub use files::UarCounts;
 pub use gids::{GidTable, GidTableError};
 pub use memory::last_accesses;

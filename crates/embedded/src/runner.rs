@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::{Deref, Range};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -88,11 +88,19 @@ pub(crate) struct Shared {
     event_waits: AtomicU64,
     /// The network's thread must take a turn even if polling threads take turns.
     wake_requested: AtomicBool,
+    /// Whether the network's thread has to [flush](Flush): one of the states below.
+    thread_flush: AtomicU8,
     /// Tells whoever rings a doorbell whether the network's thread sleeps.
     sleeper: Sleeper,
     /// Simulated time; `None` for the system's.
     time: Option<SimulatedTime>,
 }
+
+/// States of the network's thread.
+const NO_THREAD: u8 = 0;
+const NOT_REQUESTED: u8 = 1;
+const REQUESTED: u8 = 2;
+const FLUSHED: u8 = 3;
 
 /// How long the end of the process waits for the thread that has the wire: on a busy host it
 /// may not run for some time.
@@ -311,6 +319,10 @@ impl Runner {
             polling_turns: AtomicU64::new(0),
             event_waits: AtomicU64::new(0),
             wake_requested: AtomicBool::new(false),
+            thread_flush: AtomicU8::new(match drive {
+                Drive::Caller => NO_THREAD,
+                Drive::Thread | Drive::Watch => NOT_REQUESTED,
+            }),
             // With simulated time every doorbell must call `wake`, so the thread always
             // counts as asleep.
             sleeper: match time {
@@ -603,6 +615,21 @@ impl Flush for Shared {
             thread::yield_now();
         }
     }
+
+    fn request_flush(&self) {
+        let order = Ordering::Relaxed;
+        let requested =
+            self.thread_flush
+                .compare_exchange(NOT_REQUESTED, REQUESTED, Ordering::Release, order);
+        if let (Ok(_), Some(link)) = (requested, &self.link) {
+            self.wake_requested.store(true, Ordering::Release);
+            link.wake();
+        }
+    }
+
+    fn awaits_flush(&self) -> bool {
+        self.thread_flush.load(Ordering::Acquire) == REQUESTED
+    }
 }
 
 /// Shortens a sleep so that it ends when something is due.
@@ -669,6 +696,10 @@ fn run(shared: &Shared, drive: Drive) {
     let mut backoff = Backoff::NEW;
     let (mut polling_turns, mut event_waits, mut rest) = (0, 0, MIN_REST);
     while !shared.stop.load(Ordering::Relaxed) {
+        if shared.thread_flush.load(Ordering::Relaxed) == REQUESTED {
+            shared.flush();
+            shared.thread_flush.store(FLUSHED, Ordering::Release);
+        }
         let (polling_turns_before, event_waits_before) = (polling_turns, event_waits);
         polling_turns = shared.polling_turns.load(Ordering::Relaxed);
         event_waits = shared.event_waits.load(Ordering::Relaxed);

@@ -131,6 +131,7 @@ libc_functions! {
         attributes: *mut c_void, mask: *const libc::sigset_t
     ) -> c_int, libc::ENOSYS;
     // These do not return.
+    _exit(status: c_int) -> c_int, -1;
     longjmp(environment: *mut c_void, value: c_int) -> c_int, -1;
     _longjmp(environment: *mut c_void, value: c_int) -> c_int, -1;
     siglongjmp(environment: *mut c_void, value: c_int) -> c_int, -1;

@@ -133,8 +133,9 @@ fn exits(provider: Provider) {
     worlds.into_iter().for_each(World::finish);
 }
 
-/// A process that ends at once when it knows of a wrong request has sent the answer.
-fn wrong_requests(provider: Provider) {
+/// A process that ends at once when it has received something, or knows of a wrong request,
+/// has sent the answer.
+fn ends_at_once(provider: Provider) {
     let _turn = turn();
     let [.., high, low] = std::process::id().to_be_bytes();
     let host = String::leak(format!("roce:127.197.{high}.{low}"));
@@ -142,8 +143,8 @@ fn wrong_requests(provider: Provider) {
     let Some(program) = compiled("cc", "leaving.c", &["-libverbs"], &world.directory) else {
         return;
     };
-    for what in ["length", "access"] {
-        let line = format!("{} {what} group 50", program.display());
+    for what in ["length group", "access group", "success exit"] {
+        let line = format!("{} {what} 50", program.display());
         world.start(&line, "leaving.txt").good();
     }
     world.finish();
@@ -224,7 +225,7 @@ fn killed(provider: Provider) {
 
 with_each_provider! {
     exit_after_connections: exits;
-    exit_after_wrong_requests: wrong_requests;
+    exit_after_completions: ends_at_once;
     hide_system_calls: interposers;
     use_processes_and_descriptors: modes;
     become_daemons: daemons;

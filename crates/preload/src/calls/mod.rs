@@ -1,6 +1,7 @@
 //! The exported functions.
 
 mod descriptors;
+mod exit;
 mod memory;
 mod paths;
 mod signals;
