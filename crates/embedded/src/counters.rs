@@ -2,18 +2,20 @@
 //! The first flow that uses it says which of the object's values are packets, and which bytes
 //! (`mlx5_ib_read_counters`, `mlx5_ib_flow_counters_set_data`).
 
+use std::mem::offset_of;
 use std::os::fd::RawFd;
 
+use mlx5_abi::{CreateFlow, FlowCountersData, FlowCountersDesc};
 use softhca::bits::get64;
 use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::command::{Input, make, run};
 use crate::devx::FLOW_COUNTER;
 use crate::object::{Object, ObjectData};
 use crate::queues::require;
-use crate::request::{Request, long, word};
+use crate::request::Request;
 use crate::state::State;
 use crate::user::copy_in;
 use crate::{Result, refuse};
@@ -25,8 +27,8 @@ const DESCRIPTIONS: u32 = 2;
 /// Offset of their counts in the device's answer, and the length of the answer.
 const COUNTS: usize = 0x10;
 const ANSWER: usize = COUNTS + 8 * DESCRIPTIONS as usize;
-/// Bytes of a [`Point`] in memory, and the maximum number of them.
-const POINT: usize = 8;
+/// Bytes of the assignment of packets or bytes to a value, and the maximum number of them.
+const POINT: usize = size_of::<FlowCountersDesc>();
 const MAX_POINTS: u32 = u16::MAX as u32 / POINT as u32;
 
 /// Counters of flows.
@@ -36,34 +38,21 @@ pub(crate) struct Counters {
     pub(crate) number: u32,
     /// The counted value for each index, as the first flow describes them; not used while no
     /// flow uses the counters.
-    points: Vec<Point>,
-}
-
-/// Assigns packets or bytes to a value (`struct mlx5_ib_flow_counters_desc`).
-#[derive(Clone, Copy, Debug)]
-struct Point {
-    /// 0 packets, 1 bytes.
-    description: u32,
-    /// The value's index.
-    index: u32,
+    points: Vec<FlowCountersDesc>,
 }
 
 /// The description of counters that a flow can bring, in memory of the program.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Description {
-    address: u64,
-    count: u32,
-}
+pub(crate) struct Description(FlowCountersData);
 
 impl Description {
-    /// Reads the driver data of a flow (`struct mlx5_ib_create_flow`); `None` if they have no
-    /// description.
+    /// Reads the driver data of a flow; `None` if they have no description.
     ///
     /// # Errors
     /// EOPNOTSUPP for shorter or unknown data; EINVAL for several descriptions.
     pub(crate) fn of(request: &Request) -> Result<Option<Self>> {
-        const HEADER: usize = 8;
-        const LENGTH: usize = HEADER + 16;
+        const HEADER: usize = offset_of!(CreateFlow, data);
+        const LENGTH: usize = size_of::<CreateFlow>();
         let room = request.driver_length();
         if room == 0 {
             return Ok(None);
@@ -71,8 +60,12 @@ impl Description {
         if room < HEADER {
             return refuse(libc::EOPNOTSUPP);
         }
-        let data = request.driver::<LENGTH>();
-        let expected = match word(&data, 0) {
+        let CreateFlow {
+            ncounters_data,
+            data,
+            ..
+        } = request.driver();
+        let expected = match ncounters_data {
             0 => HEADER,
             1 => LENGTH,
             _ => return refuse(libc::EINVAL),
@@ -81,10 +74,7 @@ impl Description {
             return refuse(libc::EOPNOTSUPP);
         }
         require(room >= expected)?;
-        Ok((expected == LENGTH).then(|| Self {
-            address: long(&data, HEADER),
-            count: word(&data, HEADER + 8),
-        }))
+        Ok((expected == LENGTH).then_some(Self(data)))
     }
 
     /// Reads what the values count.
@@ -94,15 +84,13 @@ impl Description {
     ///
     /// # Safety
     /// As for [`copy_in`].
-    unsafe fn points(self) -> Result<Vec<Point>> {
-        require(self.count <= MAX_POINTS)?;
+    unsafe fn points(self) -> Result<Vec<FlowCountersDesc>> {
+        require(self.0.ncounters <= MAX_POINTS)?;
         // SAFETY: guaranteed by the caller.
-        let bytes = unsafe { copy_in(self.address, self.count as usize * POINT) }?;
-        let points = bytes.chunks_exact(POINT).map(|bytes| Point {
-            description: word(bytes, 0),
-            index: word(bytes, 4),
-        });
-        let points: Vec<Point> = points.collect();
+        let bytes = unsafe { copy_in(self.0.counters_data, self.0.ncounters as usize * POINT) }?;
+        let points = bytes.chunks_exact(POINT);
+        let points = points.filter_map(|bytes| FlowCountersDesc::read_from_bytes(bytes).ok());
+        let points: Vec<FlowCountersDesc> = points.collect();
         require(points.iter().all(|it| it.description < DESCRIPTIONS))?;
         Ok(points)
     }

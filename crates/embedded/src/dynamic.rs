@@ -2,14 +2,15 @@
 //! a queue pair that sends to many targets. A target (DCT) is created in the device when it
 //! becomes ready to receive, and has a number from then on (`mlx5_ib_modify_dct`).
 
+use std::mem::offset_of;
 use std::os::fd::RawFd;
 
+use mlx5_abi::{CreateQpResp, ModifyQpResp};
 use softhca::bits::{Field, field, flag};
 use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::ModifyQp;
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
-use zerocopy::IntoBytes;
 
 use crate::command::{Input, make, run};
 use crate::object::{Object, ObjectData, Qp};
@@ -103,8 +104,8 @@ impl State {
             cq: self.objects.cq(fd, cq)?.number,
             srq: self.objects.srq(fd, srq)?.number,
             scatter,
-            user_index: driver.user_index,
-            access_key: driver.access_key(),
+            user_index: driver.uidx,
+            access_key: driver.access_key,
         };
         let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
@@ -119,7 +120,7 @@ impl State {
             ranges: Vec::new(),
             data: ObjectData::Qp(Box::new(qp)),
         };
-        self.add_qp(request, object, 0, [0; 5], [0; 10]);
+        self.add_qp(request, object, 0, [0; 5], CreateQpResp::default());
         Ok(())
     }
 
@@ -132,6 +133,8 @@ impl State {
         (attributes, mask): (&ModifyQp, Mask),
         out_of_order: bool,
     ) -> Result<()> {
+        /// The answer ends with the number.
+        const ANSWER: usize = offset_of!(ModifyQpResp, ece_options);
         let to = QpState(attributes.qp_state);
         let must = match (target.state, to) {
             (QpState::RESET, QpState::INIT) => Mask::ACCESS_FLAGS | Mask::PKEY_INDEX | Mask::PORT,
@@ -143,14 +146,18 @@ impl State {
         }
         let mut number = 0;
         if to == QpState::RTR {
-            request.check_driver_output(8)?;
+            request.check_driver_output(ANSWER)?;
             let input = create_command(&target, attributes)
                 .set(FORCE_ORDER, out_of_order.into())
                 .set(RELAXED_ORDER, out_of_order.into())
                 .by(self.uid(fd));
             number = make(&mut self.hca, &input)?;
-            // `struct mlx5_ib_modify_qp_resp`.
-            request.driver_answer([8, number].as_bytes());
+            let answer = ModifyQpResp {
+                response_length: ANSWER as u32,
+                dctn: number,
+                ..ModifyQpResp::default()
+            };
+            request.driver_answer_until(&answer, ANSWER);
         }
         self.objects.renumber_qp(fd, handle, number)?;
         let qp = self.objects.qp_mut(fd, handle)?;

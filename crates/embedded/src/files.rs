@@ -4,13 +4,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use mlx5_abi::{ClockInfo, mmap};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::uio::pwrite;
 use nix::unistd::ftruncate;
 use ring::{Mapping, ReadOnlyMapping};
 use uverbs::Errno;
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::event::EventFile;
 use crate::{Result, refuse};
@@ -30,35 +31,15 @@ const UAR_SLOTS: u32 = 256;
 /// The first page of these UARs in the file. Smaller page numbers consist of an index of 8
 /// bits and a command above it (`MLX5_IB_MMAP_OFFSET_START`).
 const FIRST_SLOT: u32 = 9 << 8;
-/// Commands that map a UAR of the context, as three kinds of memory
-/// (`MLX5_IB_MMAP_REGULAR_PAGE`, `..._WC_PAGE`, `..._NC_PAGE`).
-const MAP_UAR: [u32; 3] = [0, 2, 3];
-/// The page of the file with the clock record (`MLX5_IB_MMAP_CLOCK_INFO`, version 1).
-const CLOCK_RECORD: u32 = 7 << 8;
-/// Pages of device memory, and the first of them in the file (`MLX5_IB_MMAP_DEVICE_MEM`).
+/// Commands that map a UAR of the context, as three kinds of memory.
+const MAP_UAR: [u8; 3] = [mmap::REGULAR_PAGE, mmap::WC_PAGE, mmap::NC_PAGE];
+/// The page of the file with the clock record, version 1.
+const CLOCK_RECORD: u32 = (mmap::CLOCK_INFO as u32) << 8;
+/// Pages of device memory, and the first of them in the file.
 pub(crate) const MEMORY_PAGES: u32 = 32;
-const FIRST_MEMORY_PAGE: u32 = 8 << 8;
+const FIRST_MEMORY_PAGE: u32 = (mmap::DEVICE_MEM as u32) << 8;
 /// Number of registers, the last ones, that are each assigned to a single queue pair.
 const EXCLUSIVE_REGISTERS: u32 = 4;
-
-/// The page by which a program converts the device's time to wall clock time (`struct
-/// mlx5_ib_clock_info`). The device's clock counts nanoseconds, so one record stays right.
-#[repr(C)]
-#[derive(Debug, IntoBytes, Immutable)]
-struct ClockRecord {
-    sequence: u32,
-    reserved: u32,
-    /// Wall clock time in nanoseconds since 1970 when the device's clock was at `cycles`.
-    nanoseconds: u64,
-    cycles: u64,
-    fraction: u64,
-    multiplier: u32,
-    shift: u32,
-    mask: u64,
-    overflow_period: u64,
-}
-
-const _: () = assert!(size_of::<ClockRecord>() == 56);
 
 /// What a descriptor refers to.
 #[derive(Debug)]
@@ -170,7 +151,8 @@ pub(crate) fn mapping_offset(offset: i64, length: usize) -> Option<i64> {
     let (command, index) = (number >> 8, number & 0xff);
     let start = index as usize * page;
     let is_register = start + page <= ContextFile::length();
-    (MAP_UAR.contains(&command) && is_register).then_some(start as i64)
+    let maps_uar = u8::try_from(command).is_ok_and(|command| MAP_UAR.contains(&command));
+    (maps_uar && is_register).then_some(start as i64)
 }
 
 /// Returns whether a page that a program maps at `offset` of its descriptor has doorbell
@@ -247,18 +229,15 @@ impl ContextFile {
     }
 
     /// Writes the clock record: the device's clock was at `cycles` at `nanoseconds` since
-    /// 1970.
+    /// 1970. It counts nanoseconds, so one record stays right.
     pub(crate) fn record_clock(&self, cycles: u64, nanoseconds: u64) -> Result<()> {
-        let record = ClockRecord {
-            sequence: 0,
-            reserved: 0,
-            nanoseconds,
+        let record = ClockInfo {
+            nsec: nanoseconds,
             cycles,
-            fraction: 0,
-            multiplier: 1,
-            shift: 0,
+            mult: 1,
             mask: u64::MAX,
             overflow_period: i64::MAX as u64,
+            ..ClockInfo::default()
         };
         let page = mmap_rs::MmapOptions::page_size() as i64;
         let offset = i64::from(CLOCK_RECORD) * page;

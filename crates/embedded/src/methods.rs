@@ -1,9 +1,14 @@
 //! Dispatch of commands, and commands on contexts, files and objects in general.
 
+use std::mem::offset_of;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use mlx5_abi::{
+    ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, CLOCK_INFO_V1, INLINE_MODE_NONE,
+    LIB_CAP_DYN_UAR, commands_with_driver_data, context_flag,
+};
 use softhca::command::opcode as op;
 use softhca::platform::Clock;
 use uverbs::abi::ids::*;
@@ -16,7 +21,7 @@ use crate::driver_ids::*;
 use crate::event::{EventCounter, EventFile, FileKind};
 use crate::files::{ContextFile, File, PER_UAR, REGISTERS, UAR, UARS, uar_mapping};
 use crate::object::{Events, Object, ObjectData};
-use crate::request::{Request, long, word};
+use crate::request::Request;
 use crate::spec::{self, ATTR_QUERY_CONTEXT_RESP, Form};
 use crate::state::{State, VECTORS};
 use crate::{Result, refuse};
@@ -55,7 +60,7 @@ impl State {
                 answer_context(request);
                 let length = request.room(ATTR_QUERY_CONTEXT_RESP);
                 let answer = driver_context(self.context(fd)?, length);
-                request.put(ATTR_QUERY_CONTEXT_RESP, &answer);
+                request.answer(ATTR_QUERY_CONTEXT_RESP, &answer);
                 Ok(())
             }
             (OBJECT_DEVICE, METHOD_QUERY_PORT) => self.query_port(request),
@@ -190,41 +195,42 @@ impl State {
     }
 
     fn get_context(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        /// First version of `struct mlx5_ib_alloc_ucontext_req`.
-        const FIRST: usize = 8;
-        const FLAGS: usize = 8;
-        const COMP_MASK: usize = 12;
-        const CQE_VERSION: usize = 16;
-        const RESERVED: std::ops::Range<usize> = 17..24;
+        /// The first version of the structure.
+        const FIRST: usize = offset_of!(AllocUcontextReq, flags);
+        const MIN_LENGTH: usize = offset_of!(AllocUcontextReq, max_cqe_version);
         const MAX_REGISTERS: u32 = 512;
-        const DEVX: u32 = 1 << 0;
-        /// Features of the library: it allocates its UARs.
-        const LIBRARY: usize = 24;
-        const ALLOCATES_UARS: u64 = 1 << 1;
         let length = request.driver_length();
-        if length != FIRST && length < CQE_VERSION {
+        if length != FIRST && length < MIN_LENGTH {
             return refuse(libc::EINVAL);
         }
-        let requested = request.driver::<32>();
-        let flags = word(&requested, FLAGS);
-        let reserved = requested[RESERVED].iter().any(|byte| *byte != 0);
-        if flags & !DEVX != 0 || word(&requested, COMP_MASK) != 0 || reserved {
+        let requested: AllocUcontextReq = request.driver();
+        let reserved = (
+            requested.reserved0,
+            requested.reserved1,
+            requested.reserved2,
+        );
+        let flags = requested.flags;
+        if flags & !ALLOC_UCTX_DEVX != 0 || requested.comp_mask != 0 || reserved != (0, 0, 0) {
             return refuse(libc::EOPNOTSUPP);
         }
-        let (registers, low_latency) = (word(&requested, 0), word(&requested, 4));
+        let registers = requested.total_num_bfregs;
         if registers > MAX_REGISTERS {
             return refuse(libc::ENOMEM);
         }
         let registers = registers.next_multiple_of(PER_UAR);
         // The device supports only completions with user indices.
-        if low_latency >= registers || requested[CQE_VERSION] < 1 || self.context(fd)?.initialized {
+        let without_index = requested.max_cqe_version < 1;
+        if requested.num_low_latency_bfregs >= registers
+            || without_index
+            || self.context(fd)?.initialized
+        {
             return refuse(libc::EINVAL);
         }
         let platform = self.hca.platform();
         let (cycles, nanoseconds) = (platform.now(), platform.wall_clock());
         self.context(fd)?.record_clock(cycles, nanoseconds)?;
         let (mut uid, mut uar) = (0, None);
-        if flags & DEVX != 0 {
+        if flags & ALLOC_UCTX_DEVX != 0 {
             uid = make(&mut self.hca, &Input::new(op::CREATE_UCTX, 32))?;
             let made = make(&mut self.hca, &Input::new(op::ALLOC_UAR, 16).by(uid));
             if made.is_err() {
@@ -233,7 +239,7 @@ impl State {
             uar = Some(made?);
         }
         let context = self.context(fd)?;
-        context.set_initialized(long(&requested, LIBRARY) & ALLOCATES_UARS != 0);
+        context.set_initialized(requested.lib_caps & LIB_CAP_DYN_UAR != 0);
         (context.uid, context.uar) = (uid, uar);
         let answer = driver_context(context, request.room(ATTR_UHW_OUT));
         if !context.allocates_uars {
@@ -413,46 +419,34 @@ impl State {
     }
 }
 
-/// Returns the driver's answer about a context (`struct
-/// mlx5_ib_alloc_ucontext_resp`); `room` is the size of the output buffer.
-fn driver_context(context: &ContextFile, room: usize) -> [u8; 72] {
-    let mut answer = [0; 72];
-    let mut set = |at: usize, bytes: &[u8]| answer[at..at + bytes.len()].copy_from_slice(bytes);
-    let max_entries: u32 = 1 << 15;
-    // QP table size, register size in bytes, registers, cache line size.
-    set(0, &(1u32 << 17).to_ne_bytes());
-    set(4, &512u32.to_ne_bytes());
-    let registers = match context.allocates_uars {
-        true => 0,
-        false => REGISTERS,
-    };
-    set(8, &registers.to_ne_bytes());
-    set(12, &64u32.to_ne_bytes());
-    // Maximum sizes of a send and a receive WQE, maximum queue entries.
-    set(16, &1024u16.to_ne_bytes());
-    set(18, &512u16.to_ne_bytes());
-    set(20, &max_entries.to_ne_bytes());
-    set(24, &max_entries.to_ne_bytes());
-    set(28, &max_entries.to_ne_bytes());
-    // Number of ports, features, length of the answer, CQE version, UARs per page.
-    set(32, &1u16.to_ne_bytes());
-    /// `MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_SQD2RTS` and `..._MKEY_UPDATE_TAG`.
-    const FEATURES: u32 = 1 << 3 | 1 << 5;
-    set(36, &FEATURES.to_ne_bytes());
-    set(40, &(room.min(72) as u32).to_ne_bytes());
-    // Commands with driver data: the kernel reports more device attributes, and resolves the
-    // MAC address of an address handle.
-    const QUERY_DEVICE: u8 = 1 << 0;
-    const CREATE_AH: u8 = 1 << 1;
-    /// `MLX5_USER_INLINE_MODE_NONE`: packets need no headers in their WQE.
-    const INLINE_NONE: u8 = 1;
-    /// `1 << MLX5_IB_CLOCK_INFO_V1`: programs may map the clock record.
-    const CLOCK_RECORD: u8 = 1 << 0;
-    let commands = QUERY_DEVICE | CREATE_AH;
-    set(44, &[1, commands, INLINE_NONE, CLOCK_RECORD]);
-    set(56, &12u32.to_ne_bytes());
-    set(60, &ContextFile::uars_per_page().to_ne_bytes());
-    answer
+/// Returns the driver's answer about a context; `room` is the size of the output buffer.
+fn driver_context(context: &ContextFile, room: usize) -> AllocUcontextResp {
+    const MAX_ENTRIES: u32 = 1 << 15;
+    AllocUcontextResp {
+        qp_tab_size: 1 << 17,
+        bf_reg_size: 512,
+        tot_bfregs: match context.allocates_uars {
+            true => 0,
+            false => REGISTERS,
+        },
+        cache_line_size: 64,
+        max_sq_desc_sz: 1024,
+        max_rq_desc_sz: 512,
+        max_send_wqebb: MAX_ENTRIES,
+        max_recv_wr: MAX_ENTRIES,
+        max_srq_recv_wr: MAX_ENTRIES,
+        num_ports: 1,
+        comp_mask: context_flag::SQD2RTS | context_flag::MKEY_UPDATE_TAG,
+        response_length: room.min(size_of::<AllocUcontextResp>()) as u32,
+        cqe_version: 1,
+        cmds_supp_uhw: commands_with_driver_data::QUERY_DEVICE
+            | commands_with_driver_data::CREATE_AH,
+        eth_min_inline: INLINE_MODE_NONE,
+        clock_info_versions: CLOCK_INFO_V1,
+        log_uar_size: UAR.ilog2(),
+        num_uars_per_page: ContextFile::uars_per_page(),
+        ..AllocUcontextResp::default()
+    }
 }
 
 fn answer_context(request: &mut Request) {

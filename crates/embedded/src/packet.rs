@@ -4,6 +4,7 @@
 
 use std::os::fd::RawFd;
 
+use mlx5_abi::{CreateQpResp, qp_object};
 use softhca::bits::{Field, field, flag};
 use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
@@ -15,11 +16,11 @@ use crate::command::{Input, NUMBER, PAGES_AT, make, run};
 use crate::object::{MemoryRange, Object, ObjectData, Qp};
 use crate::qp::lag_port;
 use crate::queues::{
-    LOG_STRIDES, MAX_QUEUE_ENTRIES, NO_REGISTER, QpDriver, QueueAddresses, SEND_BLOCK, SIGNAL_ALL,
-    WQ_LOG_SIZE, WQ_PAGE_OFFSET, WQ_PAGE_SIZE, WQ_PD, WQ_RECORDS, WQ_STRIDE, create_flags,
-    is_queue_size, queried_cap, require,
+    LOG_STRIDES, MAX_QUEUE_ENTRIES, NO_REGISTER, QpDriver, SEND_BLOCK, SIGNAL_ALL, WQ_LOG_SIZE,
+    WQ_PAGE_OFFSET, WQ_PAGE_SIZE, WQ_PD, WQ_RECORDS, WQ_STRIDE, create_flags, is_queue_size,
+    loopback_flags, queried_cap, require,
 };
-use crate::request::{Request, word};
+use crate::request::Request;
 use crate::state::State;
 use crate::{Result, refuse};
 
@@ -185,7 +186,11 @@ impl State {
             Some(uar) => self.check_uar(fd, uar)?,
             None => self.default_uar(fd)?,
         };
-        let [blocks, receives, shift] = [16, 20, 24].map(|at| word(driver.bytes(), at));
+        let [blocks, receives, shift] = [
+            driver.sq_wqe_count,
+            driver.rq_wqe_count,
+            driver.rq_wqe_shift,
+        ];
         let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;
         require(cap.max_recv_wr <= MAX_QUEUE_ENTRIES && (blocks != 0 || cap.max_recv_wr != 0))?;
         require(blocks == 0 || is_queue_size(blocks))?;
@@ -193,9 +198,9 @@ impl State {
             0 => receives == 0 && shift == 0,
             _ => is_queue_size(receives) && LOG_STRIDES.contains(&shift),
         })?;
-        let addresses = QueueAddresses::new(driver.bytes());
+        let addresses = driver.addresses();
         let entries = [
-            (driver.send_entries(), u64::from(blocks) * SEND_BLOCK),
+            (driver.access_key, u64::from(blocks) * SEND_BLOCK),
             (addresses.entries, u64::from(receives) << shift),
         ];
         let (pd_number, uid) = (self.objects.pd(fd, pd)?, self.uid(fd));
@@ -208,7 +213,7 @@ impl State {
         let domain = self.transport_domain(fd)?;
         let queue = |cq, entries, log_size, log_stride| PacketQueueContext {
             uid,
-            user_index: driver.user_index,
+            user_index: driver.uidx,
             cq,
             pd: pd_number,
             entries,
@@ -261,7 +266,7 @@ impl State {
                 let interface = Input::new(op::CREATE_TIR, INTERFACE_LENGTH).by(uid);
                 let interface = interface
                     .set(TIR_QUEUE, rq)
-                    .set(TIR_LOOPBACK, driver.loopback_flags())
+                    .set(TIR_LOOPBACK, loopback_flags(driver.flags))
                     .set(DOMAIN, domain);
                 packet_objects.tir = Some(make(&mut state.hca, &interface)?);
             }
@@ -383,21 +388,25 @@ impl State {
     }
 }
 
-/// Returns the answer about a new queue pair (`struct mlx5_ib_create_qp_resp`), with
-/// the objects' numbers if the context may issue commands.
-pub(crate) fn answer(packet: &Packet, register: u32, uid: u32) -> [u32; 10] {
-    let mut words = [0; 10];
-    words[0] = register;
+/// Returns the answer about a new queue pair, with the objects' numbers if the context may
+/// issue commands.
+pub(crate) fn answer(packet: &Packet, register: u32, uid: u32) -> CreateQpResp {
+    let mut answer = CreateQpResp {
+        bfreg_index: register,
+        ..CreateQpResp::default()
+    };
     if uid != 0 {
-        let numbers = [packet.tir, packet.tis, packet.rq, packet.sq];
-        for (bit, number) in numbers.into_iter().enumerate() {
-            if let Some(number) = number {
-                words[2] |= 1 << bit;
-                words[3 + bit] = number;
-            }
-        }
+        let has = |number: Option<u32>, bit| if number.is_some() { bit } else { 0 };
+        answer.comp_mask = has(packet.tir, qp_object::TIRN)
+            | has(packet.tis, qp_object::TISN)
+            | has(packet.rq, qp_object::RQN)
+            | has(packet.sq, qp_object::SQN);
+        answer.tirn = packet.tir.unwrap_or_default();
+        answer.tisn = packet.tis.unwrap_or_default();
+        answer.rqn = packet.rq.unwrap_or_default();
+        answer.sqn = packet.sq.unwrap_or_default();
     }
-    words
+    answer
 }
 
 #[cfg(test)]

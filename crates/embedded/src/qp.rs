@@ -2,6 +2,7 @@
 
 use std::os::fd::RawFd;
 
+use mlx5_abi::MODIFY_QP_OUT_OF_ORDER;
 use softhca::bits::{Field, field, flag, put_bytes};
 use softhca::command::opcode as op;
 use uverbs::abi::write::{AttachMcast, ModifyQp, QpDest, QueryQp, QueryQpResp};
@@ -11,7 +12,7 @@ use crate::command::{Input, NUMBER, run};
 use crate::dynamic;
 use crate::object::Qp;
 use crate::query::{PKEYS, multicast_mac};
-use crate::request::{Request, word};
+use crate::request::Request;
 use crate::state::State;
 use crate::{Result, refuse};
 
@@ -197,15 +198,13 @@ fn ignored_attributes(kind: QpType) -> Mask {
     }
 }
 
-/// Checks the driver data of a modification (`struct mlx5_ib_modify_qp`).
+/// Checks the driver data of a modification.
 /// Returns whether its receives are to be consumed in any order.
 fn check_driver(request: &Request) -> Result<bool> {
-    /// `MLX5_IB_MODIFY_QP_OOO_DP`.
-    const OUT_OF_ORDER: u32 = 1 << 0;
-    const LENGTH: usize = 16;
-    let driver = request.driver::<LENGTH>();
-    let requested = word(&driver, 0);
-    let reserved = requested & !OUT_OF_ORDER != 0 || driver[10..12] != [0; 2];
+    const LENGTH: usize = size_of::<mlx5_abi::ModifyQp>();
+    let driver: mlx5_abi::ModifyQp = request.driver();
+    let requested = driver.comp_mask;
+    let reserved = requested & !MODIFY_QP_OUT_OF_ORDER != 0 || driver.burst_info.reserved != 0;
     match request.driver_length() {
         0 => Ok(false),
         length if length < LENGTH => refuse(libc::EINVAL),

@@ -2,6 +2,9 @@
 
 use std::net::IpAddr;
 
+use mlx5_abi::{
+    CqeCompCaps, DciStreamsCaps, HASH_TOEPLITZ, StridingRqCaps, TsoCaps, device_flag, mini_format,
+};
 use mmap_rs::MmapOptions;
 use softhca::bits::{Field, field};
 use softhca::command::opcode as op;
@@ -24,9 +27,7 @@ use crate::gids::mac_of;
 use crate::queues::{LOG_MAX_STREAMS, MAX_TAGS, require};
 use crate::request::Request;
 use crate::state::State;
-use crate::work_queue::{
-    HASH_FIELDS, HASH_TOEPLITZ, LOG_MAX_TABLE, STRIDE_BYTES, STRIDES_PER_RECEIVE,
-};
+use crate::work_queue::{HASH_FIELDS, LOG_MAX_TABLE, STRIDE_BYTES, STRIDES_PER_RECEIVE};
 use crate::writes::LONGEST_PERIOD;
 use crate::{Result, refuse};
 
@@ -342,32 +343,38 @@ impl State {
             ..ExQueryDeviceResp::default()
         };
         request.core_answer(&answer);
-        // `struct mlx5_ib_query_device_resp`, to its streams of dynamic connections.
-        /// `MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP`.
-        const OUT_OF_ORDER: u32 = 1 << 4;
-        /// `MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_COMP` and `..._PAD`.
-        const WIDE_CQES: u32 = 1 << 0 | 1 << 1;
         /// The device's `cqe_compression_max_num`.
         const COMPRESSED_CQES: u32 = 64;
-        /// `MLX5_IB_CQE_RES_FORMAT_HASH` and `..._CSUM`.
-        const MINI_CQES: u32 = 1 << 0 | 1 << 1;
-        let mut driver = [0u32; 26];
-        driver[1] = size_of_val(&driver) as u32;
-        (driver[8], driver[9]) = (COMPRESSED_CQES, MINI_CQES);
-        driver[15] = OUT_OF_ORDER | WIDE_CQES;
-        driver[25] = u32::from_ne_bytes([LOG_MAX_STREAMS, LOG_MAX_STREAMS, 0, 0]);
+        let mut driver = mlx5_abi::QueryDeviceResp {
+            response_length: size_of::<mlx5_abi::QueryDeviceResp>() as u32,
+            cqe_comp_caps: CqeCompCaps {
+                max_num: COMPRESSED_CQES,
+                supported_format: u32::from(mini_format::HASH | mini_format::CSUM),
+            },
+            flags: device_flag::OOO_DP | device_flag::CQE_128B_COMP | device_flag::CQE_128B_PAD,
+            dci_streams_caps: DciStreamsCaps {
+                max_log_num_concurent: LOG_MAX_STREAMS,
+                max_log_num_errored: LOG_MAX_STREAMS,
+            },
+            ..mlx5_abi::QueryDeviceResp::default()
+        };
         if has_packets {
-            // Segmentation of TCP packets of up to 64 KiB.
-            (driver[2], driver[3]) = (1 << 16, RAW_PACKET);
-            // Hashes: their fields, of 64 bits, and their functions.
-            driver[4] = HASH_FIELDS as u32;
-            driver[6] = u32::from_ne_bytes([HASH_TOEPLITZ, 0, 0, 0]);
-            let (bytes, strides) = (STRIDE_BYTES, STRIDES_PER_RECEIVE);
-            (driver[18], driver[19]) = bytes.into_inner();
-            (driver[20], driver[21]) = strides.into_inner();
-            driver[22] = RAW_PACKET;
+            driver.tso_caps = TsoCaps {
+                max_tso: 1 << 16,
+                supported_qpts: RAW_PACKET,
+            };
+            driver.rss_caps.rx_hash_fields_mask = HASH_FIELDS;
+            driver.rss_caps.rx_hash_function = HASH_TOEPLITZ;
+            driver.striding_rq_caps = StridingRqCaps {
+                min_single_stride_log_num_of_bytes: *STRIDE_BYTES.start(),
+                max_single_stride_log_num_of_bytes: *STRIDE_BYTES.end(),
+                min_single_wqe_log_num_of_strides: *STRIDES_PER_RECEIVE.start(),
+                max_single_wqe_log_num_of_strides: *STRIDES_PER_RECEIVE.end(),
+                supported_qpts: RAW_PACKET,
+                reserved: 0,
+            };
         }
-        request.driver_answer(driver.as_bytes());
+        request.driver_answer(&driver);
     }
 }
 

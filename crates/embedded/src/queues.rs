@@ -1,21 +1,29 @@
 //! Creation of queues (completion queues, queue pairs, shared receive queues),
 //! and destruction of objects in the device.
 
+use std::mem::offset_of;
+use std::ops::Deref;
 use std::os::fd::RawFd;
 
+use mlx5_abi::{
+    CQ_FLAG_CQE_128B_PAD, CQ_FLAG_REAL_TIME_TS, CQ_FLAG_UAR_PAGE_INDEX, CreateCq, CreateCqResp,
+    CreateQp, CreateQpResp, CreateSrq, CreateSrqResp, DciStreams, QP_FLAG_ALLOW_SCATTER_CQE,
+    QP_FLAG_DCI_STREAM, QP_FLAG_SCATTER_CQE, QP_FLAG_TIR_ALLOW_SELF_LB_MC,
+    QP_FLAG_TIR_ALLOW_SELF_LB_UC, QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
+    SRQ_FLAG_SIGNATURE, mini_format,
+};
 use softhca::bits::{Field, field, flag};
 use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
 use uverbs::abi::verbs::QpCap;
 use uverbs::abi::write::{ResizeCq, ResizeCqResp};
 use uverbs::{QpCreateFlags, QpType};
-use zerocopy::IntoBytes;
 
 use crate::command::{self, Input, NUMBER, PAGES_AT, make, run};
 use crate::dynamic::INITIATOR_SERVICE;
 use crate::event::EventCounter;
 use crate::object::{Cq, Events, MemoryRange, Object, ObjectData, Qp, Srq, SrqKind};
-use crate::request::{Request, long, word};
+use crate::request::Request;
 use crate::state::{State, VECTORS};
 use crate::user::{Access, pin};
 use crate::{Result, refuse};
@@ -70,30 +78,14 @@ const SCATTER_READ_32: u32 = 0x11;
 const SCATTER_READ_64: u32 = 0x22;
 pub(crate) const SCATTER_RECEIVED_32: u32 = 0x1;
 pub(crate) const SCATTER_RECEIVED_64: u32 = 0x2;
-/// `MLX5_QP_FLAG_SCATTER_CQE` and `MLX5_QP_FLAG_ALLOW_SCATTER_CQE` of the
-/// driver data.
-const FLAG_SCATTER: u32 = 1 << 1;
-const FLAG_ALLOW_SCATTER: u32 = 1 << 8;
-/// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: the UAR is one that the program allocated.
-const FLAG_UAR_PAGE: u32 = 1 << 10;
 /// `MLX5_IB_INVALID_BFREG`: in answers, the register is one of such a UAR.
 pub(crate) const NO_REGISTER: u32 = 1 << 31;
-/// `MLX5_QP_FLAG_TYPE_DCT` and `MLX5_QP_FLAG_TYPE_DCI`.
-const FLAG_DC_TARGET: u32 = 1 << 4;
-const FLAG_DC_INITIATOR: u32 = 1 << 5;
-const FLAGS_OF_DC: u32 = FLAG_DC_TARGET | FLAG_DC_INITIATOR;
-/// `MLX5_QP_FLAG_DCI_STREAM`: an initiator has streams. Their offset in the driver data:
-/// binary logarithms of their number, and of that of streams in error.
-const FLAG_STREAMS: u32 = 1 << 11;
-const STREAMS_AT: usize = 52;
-/// Binary logarithm of the largest of both numbers.
+const FLAGS_OF_DC: u32 = QP_FLAG_TYPE_DCT | QP_FLAG_TYPE_DCI;
+/// Binary logarithm of the largest number of streams of an initiator, and of those in error.
 pub(crate) const LOG_MAX_STREAMS: u8 = 6;
-/// `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC` and `MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC`: a raw
-/// packet queue pair receives unicast and multicast frames of its own context.
-pub(crate) const FLAGS_OF_LOOPBACK: u32 = 0b11 << LOOPBACK_AT;
-pub(crate) const LOOPBACK_AT: u32 = 6;
-/// Offset of the flags in the driver data of a queue pair.
-const FLAGS_AT: usize = 28;
+/// A raw packet queue pair receives unicast and multicast frames of its own context.
+pub(crate) const FLAGS_OF_LOOPBACK: u32 =
+    QP_FLAG_TIR_ALLOW_SELF_LB_UC | QP_FLAG_TIR_ALLOW_SELF_LB_MC;
 /// The user index that means none; valid ones are smaller.
 pub(crate) const NO_USER_INDEX: u32 = 0xff_ffff;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
@@ -141,8 +133,6 @@ pub(crate) const MAX_TAGS: u32 = 127;
 const SRQ_BASIC: u64 = 0;
 const SRQ_XRC: u64 = 1;
 const SRQ_TAGS: u64 = 2;
-/// Offset of the user index in the driver data of a shared receive queue.
-const USER_INDEX: usize = 24;
 /// Bytes of the header of an entry, and of each element of its list.
 const SEGMENT: u32 = 16;
 
@@ -185,20 +175,13 @@ pub(crate) fn require(condition: bool) -> Result<()> {
     }
 }
 
-/// Addresses of a queue, from the start of the driver data: entries, then doorbell records.
+/// Addresses of a queue.
 pub(crate) struct QueueAddresses {
     pub(crate) entries: u64,
     pub(crate) records: u64,
 }
 
 impl QueueAddresses {
-    pub(crate) fn new(driver: &[u8]) -> Self {
-        Self {
-            entries: long(driver, 0),
-            records: long(driver, 8),
-        }
-    }
-
     /// Returns the memory ranges of a queue of `bytes` bytes. The address of a queue without
     /// entries is ignored.
     ///
@@ -214,83 +197,75 @@ impl QueueAddresses {
     }
 }
 
-/// The driver data of a queue pair, validated (`struct mlx5_ib_create_qp`).
+/// Returns the loopback flags of a TIR ([`FLAGS_OF_LOOPBACK`]).
+pub(crate) fn loopback_flags(driver_flags: u32) -> u32 {
+    (driver_flags & FLAGS_OF_LOOPBACK) >> FLAGS_OF_LOOPBACK.trailing_zeros()
+}
+
+/// The driver data of a queue pair, validated.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct QpDriver {
-    bytes: [u8; 56],
-    flags: u32,
-    pub(crate) user_index: u32,
+pub(crate) struct QpDriver(CreateQp);
+
+impl Deref for QpDriver {
+    type Target = CreateQp;
+
+    fn deref(&self) -> &CreateQp {
+        &self.0
+    }
 }
 
 impl QpDriver {
     pub(crate) fn new(request: &Request) -> Result<Self> {
-        /// Up to the ECE options: the first version of the structure.
-        const MIN_LENGTH: usize = 48;
-        const RESERVED: usize = 54;
+        /// The first version of the structure.
+        const MIN_LENGTH: usize = offset_of!(CreateQp, ece_options);
+        const RESERVED: usize = offset_of!(CreateQp, reserved);
         require(request.driver_length() >= MIN_LENGTH && request.driver_is_cleared(RESERVED))?;
-        let bytes = request.driver::<56>();
-        let (flags, user_index) = (word(&bytes, FLAGS_AT), word(&bytes, 32));
+        let driver: CreateQp = request.driver();
+        let flags = driver.flags;
         let kind: u32 = request.constant(ATTR_CREATE_QP_TYPE)?;
         let allowed = match QpType(kind) {
-            QpType::DRIVER if flags & FLAG_DC_INITIATOR != 0 => FLAGS_OF_DC | FLAG_STREAMS,
+            QpType::DRIVER if flags & QP_FLAG_TYPE_DCI != 0 => FLAGS_OF_DC | QP_FLAG_DCI_STREAM,
             QpType::DRIVER => FLAGS_OF_DC,
             QpType::RAW_PACKET => FLAGS_OF_LOOPBACK,
             _ => 0,
         };
         // Signatures are not supported.
-        let known = FLAG_SCATTER | FLAG_ALLOW_SCATTER | FLAG_UAR_PAGE | allowed;
-        require(flags & !known == 0)?;
-        require(user_index < NO_USER_INDEX)?;
-        Ok(Self {
-            bytes,
-            flags,
-            user_index,
-        })
+        let known = QP_FLAG_SCATTER_CQE | QP_FLAG_ALLOW_SCATTER_CQE | QP_FLAG_UAR_PAGE_INDEX;
+        require(flags & !(known | allowed) == 0)?;
+        require(driver.uidx < NO_USER_INDEX)?;
+        Ok(Self(driver))
     }
 
     /// Returns whether short messages are to be scattered into CQEs.
     pub(crate) fn scatters(&self) -> bool {
-        self.flags & FLAG_SCATTER != 0
+        self.flags & QP_FLAG_SCATTER_CQE != 0
     }
 
-    /// Returns the binary logarithms of the numbers of an initiator's streams, and of
-    /// streams in error.
+    /// Returns an initiator's streams.
     ///
     /// # Errors
     /// EINVAL for more than the device has.
-    fn streams(&self) -> Result<Option<[u8; 2]>> {
-        if self.flags & FLAG_STREAMS == 0 {
+    fn streams(&self) -> Result<Option<DciStreams>> {
+        if self.flags & QP_FLAG_DCI_STREAM == 0 {
             return Ok(None);
         }
-        let streams = [self.bytes[STREAMS_AT], self.bytes[STREAMS_AT + 1]];
-        require(streams.iter().all(|log| *log <= LOG_MAX_STREAMS))?;
+        let streams = self.dci_streams;
+        let logs = [streams.log_num_concurent, streams.log_num_errored];
+        require(logs.iter().all(|log| *log <= LOG_MAX_STREAMS))?;
         Ok(Some(streams))
     }
 
     /// Returns the UAR that the driver data name, if any.
     pub(crate) fn uar_page(&self) -> Option<u32> {
-        (self.flags & FLAG_UAR_PAGE != 0).then(|| word(&self.bytes, 36))
+        (self.flags & QP_FLAG_UAR_PAGE_INDEX != 0).then_some(self.bfreg_index)
     }
 
-    /// Returns the driver data.
-    pub(crate) fn bytes(&self) -> &[u8; 56] {
-        &self.bytes
-    }
-
-    /// Returns the address of a raw packet queue pair's send queue.
-    pub(crate) fn send_entries(&self) -> u64 {
-        long(&self.bytes, 40)
-    }
-
-    /// Returns the loopback flags of a raw packet queue pair's TIR: unicast and multicast
-    /// frames of its own context.
-    pub(crate) fn loopback_flags(&self) -> u32 {
-        (self.flags & FLAGS_OF_LOOPBACK) >> LOOPBACK_AT
-    }
-
-    /// Returns the key that initiators need for a target of dynamic connections.
-    pub(crate) fn access_key(&self) -> u64 {
-        long(&self.bytes, 40)
+    /// Returns the addresses of the queue, of raw packets those of its receives.
+    pub(crate) fn addresses(&self) -> QueueAddresses {
+        QueueAddresses {
+            entries: self.buf_addr,
+            records: self.db_addr,
+        }
     }
 }
 
@@ -341,40 +316,33 @@ impl State {
     /// # Safety
     /// As for [`State::execute`].
     pub(crate) unsafe fn create_cq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        /// Up to the flags: the first version of the structure.
-        const MIN_LENGTH: usize = 22;
-        const ENTRY_SIZE: usize = 16;
-        const COMPRESSED: usize = 20;
-        const FORMAT: usize = 21;
-        const FLAGS: usize = 22;
-        const PADDED: u16 = 1 << 0;
-        const UAR_PAGE: u16 = 1 << 1;
-        const REAL_TIME: u16 = 1 << 2;
+        /// The first version of the structure.
+        const MIN_LENGTH: usize = offset_of!(CreateCq, flags);
+        const KNOWN: u16 = CQ_FLAG_CQE_128B_PAD | CQ_FLAG_UAR_PAGE_INDEX | CQ_FLAG_REAL_TIME_TS;
+        /// The answer ends with the number.
+        const ANSWER: usize = offset_of!(CreateCqResp, reserved);
         const TIMESTAMPS: u32 = 1 << 0;
         const IGNORE_OVERRUN: u32 = 1 << 1;
         require(request.driver_length() >= MIN_LENGTH)?;
-        request.check_driver_output(4)?;
-        let driver = request.driver::<32>();
-        let entry = word(&driver, ENTRY_SIZE);
-        let flags = u16::from_ne_bytes([driver[FLAGS], driver[FLAGS + 1]]);
-        let known = PADDED | UAR_PAGE | REAL_TIME;
-        require(flags & !known == 0 && matches!(entry, 64 | 128) && driver[26..] == [0; 6])?;
-        let uar = match flags & UAR_PAGE != 0 {
-            true => self.check_uar(fd, u16::from_ne_bytes([driver[24], driver[25]]).into())?,
+        request.check_driver_output(ANSWER)?;
+        let driver: CreateCq = request.driver();
+        let (entry, flags) = (driver.cqe_size, driver.flags);
+        let reserved = (driver.reserved0, driver.reserved1);
+        require(flags & !KNOWN == 0 && matches!(entry, 64 | 128) && reserved == (0, 0))?;
+        let uar = match flags & CQ_FLAG_UAR_PAGE_INDEX != 0 {
+            true => self.check_uar(fd, driver.uar_page_index.into())?,
             false => self.default_uar(fd)?,
         };
-        let compressed = driver[COMPRESSED] == 1;
-        // Content of mini CQEs: a hash or a checksum; stride indices are not
-        // supported.
-        let format = match driver[FORMAT] {
+        let compressed = driver.cqe_comp_en == 1;
+        let format = match driver.cqe_comp_res_format {
             _ if !compressed => 0,
-            1 => 0,
-            2 => 1,
-            4 => return refuse(libc::EOPNOTSUPP),
+            mini_format::HASH => 0,
+            mini_format::CSUM => 1,
+            mini_format::CSUM_STRIDX => return refuse(libc::EOPNOTSUPP),
             _ => return refuse(libc::EINVAL),
         };
-        let real_time = flags & REAL_TIME != 0;
-        let entry_size = match (entry, flags & PADDED != 0) {
+        let real_time = flags & CQ_FLAG_REAL_TIME_TS != 0;
+        let entry_size = match (entry, flags & CQ_FLAG_CQE_128B_PAD != 0) {
             (64, false) => 0,
             (128, false) => 1,
             (128, true) => 2,
@@ -391,7 +359,10 @@ impl State {
         let channel = self.event_file(request, ATTR_CREATE_CQ_COMP_CHANNEL);
         let user_handle = request.value(ATTR_CREATE_CQ_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_CQ_EVENT_FD);
-        let addresses = QueueAddresses::new(&driver);
+        let addresses = QueueAddresses {
+            entries: driver.buf_addr,
+            records: driver.db_addr,
+        };
         let bytes = u64::from(entry) << log_size;
         let input = Input::new(op::CREATE_CQ, PAGES_AT + 8)
             .by(self.uid(fd))
@@ -429,7 +400,11 @@ impl State {
         });
         request.set_handle(ATTR_CREATE_CQ_HANDLE, handle);
         request.answer(ATTR_CREATE_CQ_RESP_CQE, &((1u32 << log_size) - 1));
-        request.driver_answer(&number.to_ne_bytes());
+        let answer = CreateCqResp {
+            cqn: number,
+            reserved: 0,
+        };
+        request.driver_answer_until(&answer, ANSWER);
         Ok(())
     }
 
@@ -446,17 +421,16 @@ impl State {
         let log_size = (requested.cqe + 1).next_power_of_two().ilog2();
         let cqe = (1 << log_size) - 1;
         if cqe != cq.cqe {
-            let driver = request.driver::<16>();
-            let entries = long(&driver, 0);
+            let driver: mlx5_abi::ResizeCq = request.driver();
+            let entries = driver.buf_addr;
             match request.driver_length() {
                 0 => return refuse(libc::EFAULT),
-                length => require(length >= driver.len())?,
+                length => require(length >= size_of_val(&driver))?,
             }
             let (number, entry, entry_size) = (cq.number, cq.entry, cq.entry_size);
-            // The next eight bytes contain the size of an entry, which must not
-            // change, and are otherwise reserved.
-            let size = (entry as u16).to_ne_bytes();
-            require(driver[8..10] == size && driver[10..] == [0; 6])?;
+            // The size of an entry must not change.
+            let reserved = (driver.reserved0, driver.reserved1);
+            require(driver.cqe_size == entry as u16 && reserved == (0, 0))?;
             let bytes = u64::from(entry) << log_size;
             let input = Input::new(op::MODIFY_CQ, PAGES_AT + 8)
                 .set(OPERATION, RESIZE)
@@ -488,9 +462,9 @@ impl State {
             QpType::UD => 2,
             QpType::XRC_INI => XRC_SERVICE,
             QpType::XRC_TGT => return self.create_target(fd, request),
-            QpType::DRIVER => match word(&request.driver::<56>(), FLAGS_AT) & FLAGS_OF_DC {
-                FLAG_DC_TARGET => return self.create_dc_target(fd, request),
-                FLAG_DC_INITIATOR => INITIATOR_SERVICE,
+            QpType::DRIVER => match request.driver::<CreateQp>().flags & FLAGS_OF_DC {
+                QP_FLAG_TYPE_DCT => return self.create_dc_target(fd, request),
+                QP_FLAG_TYPE_DCI => INITIATOR_SERVICE,
                 _ => return refuse(libc::EOPNOTSUPP),
             },
             // SAFETY: guaranteed by the caller.
@@ -522,14 +496,13 @@ impl State {
             return refuse(libc::EOPNOTSUPP);
         }
         let streams = driver.streams()?;
-        let (flags, user_index) = (driver.flags, driver.user_index);
         let named_uar = driver.uar_page();
         let uar = match named_uar {
             Some(uar) => self.check_uar(fd, uar)?,
             None => self.default_uar(fd)?,
         };
-        let driver = driver.bytes;
-        let (blocks, receives, shift) = (word(&driver, 16), word(&driver, 20), word(&driver, 24));
+        let (blocks, receives) = (driver.sq_wqe_count, driver.rq_wqe_count);
+        let shift = driver.rq_wqe_shift;
         let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;
         require(cap.max_recv_wr <= MAX_QUEUE_ENTRIES)?;
         // Receives come from the queue pair's own queue or from an SRQ; an XRC initiator has
@@ -545,7 +518,7 @@ impl State {
                 return refuse(libc::EOPNOTSUPP);
             }
         }
-        let addresses = QueueAddresses::new(&driver);
+        let addresses = driver.addresses();
         let received = u64::from(receives) << shift;
         require(received % SEND_BLOCK == 0)?;
         let bytes = received + u64::from(blocks) * SEND_BLOCK;
@@ -555,24 +528,24 @@ impl State {
         let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
         let signal_all = create & SIGNAL_ALL != 0;
         let connected = service != 2;
-        let scatter = flags & FLAG_SCATTER != 0;
+        let scatter = driver.scatters();
         let mut input = Input::new(op::CREATE_QP, PAGES_AT + 8)
             .by(self.uid(fd))
             .set(QP_SERVICE, service)
             .set(QP_BLOCK_LOOPBACK, u32::from(block != 0))
             .set(QP_PD, self.objects.pd(fd, pd)?)
             .set(QP_UAR, uar)
-            .set(QP_USER_INDEX, user_index)
+            .set(QP_USER_INDEX, driver.uidx)
             .set(QP_SEND_CQ, self.objects.cq(fd, send_cq)?.number)
             .long(QP_RECORDS, addresses.records)
             .pages((QP_PAGE_SIZE, QP_PAGE_OFFSET), (addresses.entries, bytes))?;
         if let Some(cq) = recv_cq {
             input = input.set(QP_RECV_CQ, self.objects.cq(fd, cq)?.number);
         }
-        if let Some([streams, errored]) = streams {
+        if let Some(streams) = streams {
             input = input
-                .set(QP_LOG_STREAMS, streams.into())
-                .set(QP_LOG_ERRORED_STREAMS, errored.into());
+                .set(QP_LOG_STREAMS, streams.log_num_concurent.into())
+                .set(QP_LOG_ERRORED_STREAMS, streams.log_num_errored.into());
         }
         input = match blocks {
             0 => input.set(QP_NO_SQ, 1),
@@ -604,7 +577,7 @@ impl State {
         // Data of a read are written to its CQE only if every send is
         // signalled, or the driver allows it explicitly; libmlx5 cannot read them
         // back on XRC.
-        let allowed = signal_all || flags & FLAG_ALLOW_SCATTER != 0;
+        let allowed = signal_all || driver.flags & QP_FLAG_ALLOW_SCATTER_CQE != 0;
         if scatter && service == 0 && allowed {
             let value = by_entry(send_cq, SCATTER_READ_32, SCATTER_READ_64)?;
             input = input.set(QP_SCATTER_READ, value);
@@ -631,8 +604,10 @@ impl State {
             ranges,
             data: ObjectData::Qp(Box::new(qp)),
         };
-        let mut answer = [0; 10];
-        answer[0] = register.unwrap_or(NO_REGISTER);
+        let answer = CreateQpResp {
+            bfreg_index: register.unwrap_or(NO_REGISTER),
+            ..CreateQpResp::default()
+        };
         self.add_qp(request, object, number, zerocopy::transmute!(cap), answer);
         Ok(())
     }
@@ -646,29 +621,27 @@ impl State {
     }
 
     /// Adds a queue pair, and answers with its handle, size and number, and the driver's
-    /// words.
+    /// answer.
     pub(crate) fn add_qp(
         &mut self,
         request: &mut Request,
         object: Object,
         number: u32,
         cap: [u32; 5],
-        driver: [u32; 10],
+        driver: CreateQpResp,
     ) {
         let handle = self.objects.insert(object);
         request.set_handle(ATTR_CREATE_QP_HANDLE, handle);
         request.answer_struct(ATTR_CREATE_QP_RESP_CAP, &cap);
         request.answer(ATTR_CREATE_QP_RESP_QP_NUM, &number);
-        request.driver_answer(driver.as_bytes());
+        request.driver_answer(&driver);
     }
 
     /// # Safety
     /// As for [`State::execute`].
     pub(crate) unsafe fn create_srq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        const RESERVED: [usize; 2] = [20, 28];
-        /// `MLX5_SRQ_FLAG_SIGNATURE`: receives begin with a signature.
-        const FLAGS: usize = 16;
-        const SIGNATURE: u32 = 1 << 0;
+        /// Of the version with a user index.
+        const INDEX_LENGTH: usize = offset_of!(CreateSrq, reserved1);
         let kind = match request.constant(ATTR_CREATE_SRQ_TYPE)? {
             SRQ_BASIC => SrqKind::Basic,
             SRQ_XRC => SrqKind::Xrc,
@@ -676,12 +649,12 @@ impl State {
             _ => return refuse(libc::EINVAL),
         };
         let has_cq = kind != SrqKind::Basic;
-        let driver = request.driver::<32>();
-        let reserved = RESERVED.map(|at| word(&driver, at));
-        require(reserved == [0; 2] && request.driver_is_cleared(driver.len()))?;
-        require(word(&driver, FLAGS) & SIGNATURE == 0)?;
-        let user_index = word(&driver, USER_INDEX);
-        let has_index = request.driver_length() >= USER_INDEX + 4;
+        let driver: CreateSrq = request.driver();
+        let reserved = (driver.reserved0, driver.reserved1);
+        require(reserved == (0, 0) && request.driver_is_cleared(size_of_val(&driver)))?;
+        require(driver.flags & SRQ_FLAG_SIGNATURE == 0)?;
+        let user_index = driver.uidx;
+        let has_index = request.driver_length() >= INDEX_LENGTH;
         require(!has_cq || (has_index && user_index < NO_USER_INDEX))?;
         let max_wr: u32 = request.value(ATTR_CREATE_SRQ_MAX_WR)?;
         let max_sge: u32 = request.value(ATTR_CREATE_SRQ_MAX_SGE)?;
@@ -696,7 +669,10 @@ impl State {
         let pd = request.handle(ATTR_CREATE_SRQ_PD_HANDLE)?;
         let user_handle = request.value(ATTR_CREATE_SRQ_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_SRQ_EVENT_FD);
-        let addresses = QueueAddresses::new(&driver);
+        let addresses = QueueAddresses {
+            entries: driver.buf_addr,
+            records: driver.db_addr,
+        };
         let bytes = u64::from(entries) * u64::from(entry);
         let pd_number = self.objects.pd(fd, pd)?;
         let mut dependencies = vec![pd];
@@ -776,7 +752,10 @@ impl State {
         if kind == SrqKind::Xrc {
             request.answer(ATTR_CREATE_SRQ_RESP_SRQ_NUM, &number);
         }
-        request.driver_answer([number, 0].as_bytes());
+        request.driver_answer(&CreateSrqResp {
+            srqn: number,
+            reserved: 0,
+        });
         Ok(())
     }
 

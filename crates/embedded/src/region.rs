@@ -5,14 +5,14 @@ use std::os::fd::RawFd;
 use softhca::bits::{Field, field, flag};
 use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
-use uverbs::abi::write::{AllocMw, AllocMwResp, RegMr, RegMrResp, ReregMr, ReregMrResp};
+use uverbs::abi::write::{AllocMw, AllocMwResp, RegMr, RegMrResp, ReregMr, ReregMrResp, Sge};
 use uverbs::{AccessFlags, MwType};
-use zerocopy::IntoBytes;
+use zerocopy::FromBytes;
 
 use crate::command::{Input, NUMBER, PAGES_AT, make, run};
 use crate::object::{Mr, Object, ObjectData};
 use crate::queues::require;
-use crate::request::{Request, long, word};
+use crate::request::Request;
 use crate::state::State;
 use crate::user::{Access, copyable, pin};
 use crate::{Result, pinned, refuse};
@@ -339,8 +339,7 @@ impl State {
         const PREFETCH_NO_FAULT: u64 = 2;
         /// `IB_UVERBS_ADVISE_MR_FLAG_FLUSH`: the pages are mapped when the command ends.
         const FLUSH: u32 = 1 << 0;
-        /// `struct ib_uverbs_sge`.
-        const SEGMENT: usize = 16;
+        const SEGMENT: usize = size_of::<Sge>();
         let advice: u64 = request.constant(ATTR_ADVISE_MR_ADVICE)?;
         let flush = request.flags(ATTR_ADVISE_MR_FLAGS, FLUSH)? != 0;
         let pd = request.handle(ATTR_ADVISE_MR_PD_HANDLE)?;
@@ -354,8 +353,9 @@ impl State {
             _ => Access::Read,
         };
         for segment in list.chunks_exact(SEGMENT) {
-            let (address, length) = (long(segment, 0), u64::from(word(segment, 8)));
-            let key = word(segment, 12);
+            let segment = Sge::read_from_bytes(segment).or(refuse(libc::EINVAL))?;
+            let (address, length) = (segment.addr, u64::from(segment.length));
+            let key = segment.lkey;
             let region = self.objects.find(|data| match data {
                 ObjectData::Mr(mr) => mr.key == key && mr.is_on_demand(),
                 _ => false,
@@ -398,13 +398,14 @@ impl State {
             _ => return refuse(libc::EINVAL),
         };
         let pd = self.objects.pd(fd, requested.pd_handle)?;
-        // Byte 4 is the number of list elements; the rest is reserved.
-        let mut driver = request.driver::<8>();
-        let elements = std::mem::take(&mut driver[4]);
-        if driver != [0; 8] || !request.driver_is_cleared(driver.len()) {
+        let driver: mlx5_abi::AllocMw = request.driver();
+        let reserved = (driver.comp_mask, driver.reserved1, driver.reserved2);
+        if reserved != (0, 0, 0) || !request.driver_is_cleared(size_of_val(&driver)) {
             return refuse(libc::EOPNOTSUPP);
         }
-        let units = u32::from(elements).max(1).next_multiple_of(WINDOW_UNITS);
+        let units = u32::from(driver.num_klms)
+            .max(1)
+            .next_multiple_of(WINDOW_UNITS);
         let variant = self.next_variant();
         let input = Input::new(op::CREATE_MKEY, PAGES_AT)
             .set(FREE, 1)
@@ -430,7 +431,7 @@ impl State {
         });
         // The second word is the length of the answer.
         let length = request.room(ATTR_UHW_OUT).min(8) as u32;
-        request.driver_answer([0, length].as_bytes());
+        request.driver_answer(&[0, length]);
         Ok(())
     }
 

@@ -361,13 +361,14 @@ impl Request {
         self.answer_struct(ATTR_CORE_OUT, value);
     }
 
-    /// Returns the input driver data, zero-filled to `N` bytes.
-    pub(crate) fn driver<const N: usize>(&self) -> [u8; N] {
-        let mut out = [0; N];
+    /// Returns the structure of the input driver data, zero-filled if the input is shorter.
+    pub(crate) fn driver<T: FromBytes + IntoBytes>(&self) -> T {
+        let mut value = T::new_zeroed();
         let bytes = self.bytes(ATTR_UHW_IN).unwrap_or_default();
-        let length = bytes.len().min(N);
-        out[..length].copy_from_slice(&bytes[..length]);
-        out
+        let room = value.as_mut_bytes();
+        let length = bytes.len().min(room.len());
+        room[..length].copy_from_slice(&bytes[..length]);
+        value
     }
 
     /// Returns the length of the input driver data.
@@ -394,19 +395,23 @@ impl Request {
     }
 
     /// Writes the output driver data.
-    pub(crate) fn driver_answer(&mut self, bytes: &[u8]) {
-        self.put(ATTR_UHW_OUT, bytes);
+    pub(crate) fn driver_answer<T: IntoBytes + Immutable>(&mut self, value: &T) {
+        self.answer(ATTR_UHW_OUT, value);
+    }
+
+    /// Writes the first `length` bytes of a structure as the output driver data.
+    pub(crate) fn driver_answer_until<T: IntoBytes + Immutable>(
+        &mut self,
+        value: &T,
+        length: usize,
+    ) {
+        let bytes = value.as_bytes();
+        self.put(ATTR_UHW_OUT, bytes.get(..length).unwrap_or(bytes));
     }
 }
 
-/// Returns the native-endian 32-bit word at a byte offset of driver data.
+/// Returns the native-endian 32-bit word at a byte offset.
 pub(crate) fn word(bytes: &[u8], at: usize) -> u32 {
     let bytes = bytes.get(at..).and_then(|rest| rest.first_chunk());
     bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
-}
-
-/// Returns the native-endian 64-bit word at a byte offset of driver data.
-pub(crate) fn long(bytes: &[u8], at: usize) -> u64 {
-    let bytes = bytes.get(at..).and_then(|rest| rest.first_chunk());
-    bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
 }

@@ -2,14 +2,16 @@
 //! packets of a raw packet queue pair over several of them by a hash of their headers
 //! (`mlx5_ib_create_wq`, `create_rss_raw_qp_tir`).
 
+use std::mem::offset_of;
 use std::os::fd::RawFd;
 
+use mlx5_abi::{CREATE_WQ_STRIDES, CreateQpRss, CreateWq, CreateWqResp, HASH_TOEPLITZ, hash_field};
 use softhca::bits::{Field, field, flag, put32};
 use softhca::command::opcode as op;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::{ExCreateRwqIndTable, ExCreateRwqIndTableResp, ExModifyWq};
 use uverbs::{QpState, QpType};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
 use crate::command::{Input, NUMBER, make, run};
 use crate::object::{Events, Object, ObjectData, Qp};
@@ -17,10 +19,10 @@ use crate::packet::{
     CONTEXT, DOMAIN, INTERFACE_LENGTH, KEEP_TAGS, Packet, PacketQueueContext, STATE, TIR_LOOPBACK,
 };
 use crate::queues::{
-    FLAGS_OF_LOOPBACK, LOG_STRIDES, LOOPBACK_AT, NO_REGISTER, NO_USER_INDEX, QueueAddresses, WQ,
-    is_queue_size, require,
+    FLAGS_OF_LOOPBACK, LOG_STRIDES, NO_REGISTER, NO_USER_INDEX, QueueAddresses, WQ, is_queue_size,
+    loopback_flags, require,
 };
-use crate::request::{Request, long, word};
+use crate::request::{Request, word};
 use crate::state::State;
 use crate::{Result, refuse};
 
@@ -64,15 +66,9 @@ const TIR_IPV6: Field = flag(CONTEXT + 0x50, 31);
 const TIR_UDP: Field = flag(CONTEXT + 0x50, 30);
 const TIR_FIELDS: Field = field(CONTEXT + 0x50, 29, 0);
 
-/// `MLX5_RX_HASH_FUNC_TOEPLITZ`, the only hash function.
-pub(crate) const HASH_TOEPLITZ: u8 = 1 << 0;
-/// Fields of headers that a hash covers (`MLX5_RX_HASH_*`): source and destination of
-/// each kind.
-const HASH_IPV4: u64 = 0b11;
-const HASH_IPV6: u64 = 0b11 << 2;
-const HASH_TCP: u64 = 0b11 << 4;
-const HASH_UDP: u64 = 0b11 << 6;
-pub(crate) const HASH_FIELDS: u64 = HASH_IPV4 | HASH_IPV6 | HASH_TCP | HASH_UDP;
+/// Fields of headers that a hash can cover.
+pub(crate) const HASH_FIELDS: u64 =
+    hash_field::IPV4 | hash_field::IPV6 | hash_field::PORT_TCP | hash_field::PORT_UDP;
 
 /// A work queue.
 #[derive(Debug)]
@@ -91,8 +87,9 @@ fn hash_fields(mask: u64) -> Result<(bool, bool, u32)> {
     if mask & !HASH_FIELDS != 0 {
         return refuse(libc::EOPNOTSUPP);
     }
-    let [ipv4, ipv6, tcp, udp] = [HASH_IPV4, HASH_IPV6, HASH_TCP, HASH_UDP]
-        .map(|kind| (mask & kind) >> kind.trailing_zeros());
+    let of = |kind: u64| (mask & kind) >> kind.trailing_zeros();
+    let (ipv4, ipv6) = (of(hash_field::IPV4), of(hash_field::IPV6));
+    let (tcp, udp) = (of(hash_field::PORT_TCP), of(hash_field::PORT_UDP));
     require((ipv4 == 0 || ipv6 == 0) && (tcp == 0 || udp == 0))?;
     let fields = ipv4 | ipv6 | (tcp | udp) << 2;
     Ok((ipv6 != 0, udp != 0, fields as u32))
@@ -102,19 +99,19 @@ impl State {
     /// # Safety
     /// As for [`State::execute`].
     pub(crate) unsafe fn create_wq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        /// `struct mlx5_ib_create_wq`, up to the strides, and its flag for them.
-        const MIN_LENGTH: usize = 36;
-        const STRIDING: u32 = 1 << 0;
+        /// The version without strides.
+        const MIN_LENGTH: usize = offset_of!(CreateWq, single_stride_log_num_of_bytes);
         if !self.has_packets() {
             return refuse(libc::EOPNOTSUPP);
         }
         let kind: u32 = request.constant(ATTR_CREATE_WQ_TYPE)?;
         require(kind == 0 && request.driver_length() >= MIN_LENGTH)?;
         let flags = request.flags(ATTR_CREATE_WQ_FLAGS, WQ_FLAGS)?;
-        let driver = request.driver::<48>();
-        let [receives, shift, user_index, signature, features] =
-            [16, 20, 24, 28, 32].map(|at| word(&driver, at));
-        if flags & !STRIP_VLAN != 0 || features & !STRIDING != 0 || signature != 0 {
+        let driver: CreateWq = request.driver();
+        let (receives, shift) = (driver.rq_wqe_count, driver.rq_wqe_shift);
+        let (user_index, features) = (driver.user_index, driver.comp_mask);
+        // Signatures are not supported.
+        if flags & !STRIP_VLAN != 0 || features & !CREATE_WQ_STRIDES != 0 || driver.flags != 0 {
             return refuse(libc::EOPNOTSUPP);
         }
         require(is_queue_size(receives) && LOG_STRIDES.contains(&shift))?;
@@ -126,7 +123,10 @@ impl State {
         require(max_wr <= receives)?;
         let user_handle = request.value(ATTR_CREATE_WQ_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_WQ_EVENT_FD);
-        let addresses = QueueAddresses::new(&driver);
+        let addresses = QueueAddresses {
+            entries: driver.buf_addr,
+            records: driver.db_addr,
+        };
         let bytes = u64::from(receives) << shift;
         let context = PacketQueueContext {
             uid: self.uid(fd),
@@ -140,15 +140,16 @@ impl State {
         };
         let input = context.receive_input(flags & STRIP_VLAN != 0)?;
         let mut input = input.set(WQ_TYPE, CYCLIC);
-        if features & STRIDING != 0 {
-            let [log_bytes, log_strides, two_bytes] = [36, 40, 44].map(|at| word(&driver, at));
+        if features & CREATE_WQ_STRIDES != 0 {
+            let log_bytes = driver.single_stride_log_num_of_bytes;
+            let log_strides = driver.single_wqe_log_num_of_strides;
             require(STRIDE_BYTES.contains(&log_bytes))?;
             require(STRIDES_PER_RECEIVE.contains(&log_strides))?;
             input = input
                 .set(WQ_TYPE, CYCLIC_WITH_STRIDES)
                 .set(LOG_STRIDE_BYTES, log_bytes - STRIDE_BYTES.start())
                 .set(STRIDE_COUNT, log_strides - STRIDES_PER_RECEIVE.start())
-                .set(STRIDE_SHIFT, u32::from(two_bytes != 0));
+                .set(STRIDE_SHIFT, u32::from(driver.two_byte_shift_en != 0));
         }
         let ranges = addresses.ranges(bytes)?;
         // SAFETY: guaranteed by the caller.
@@ -168,8 +169,10 @@ impl State {
         request.answer(ATTR_CREATE_WQ_RESP_MAX_WR, &max_wr);
         request.answer(ATTR_CREATE_WQ_RESP_MAX_SGE, &max_sge);
         request.answer(ATTR_CREATE_WQ_RESP_WQ_NUM, &number);
-        // `struct mlx5_ib_create_wq_resp`: its length.
-        request.driver_answer([8u32, 0].as_bytes());
+        request.driver_answer(&CreateWqResp {
+            response_length: size_of::<CreateWqResp>() as u32,
+            reserved: 0,
+        });
         Ok(())
     }
 
@@ -263,10 +266,7 @@ impl State {
         request: &mut Request,
         table: u32,
     ) -> Result<()> {
-        /// `struct mlx5_ib_create_qp_rss`.
-        const LENGTH: usize = 152;
-        const KEY: usize = 16;
-        require(request.driver_length() >= LENGTH)?;
+        require(request.driver_length() >= size_of::<CreateQpRss>())?;
         let queues = [
             ATTR_CREATE_QP_SEND_CQ_HANDLE,
             ATTR_CREATE_QP_RECV_CQ_HANDLE,
@@ -274,14 +274,12 @@ impl State {
         ];
         require(!queues.into_iter().any(|id| request.has(id)))?;
         require(request.flags(ATTR_CREATE_QP_FLAGS, 0)? == 0)?;
-        let driver = request.driver::<LENGTH>();
-        let [features, flags] = [144, 148].map(|at| word(&driver, at));
-        let [function, key_length, reserved @ ..]: [u8; 8] =
-            driver[8..KEY].try_into().or(refuse(libc::EINVAL))?;
-        if features != 0 || flags & !FLAGS_OF_LOOPBACK != 0 || reserved != [0; 6] {
+        let driver: CreateQpRss = request.driver();
+        let has_unknown = driver.comp_mask != 0 || driver.flags & !FLAGS_OF_LOOPBACK != 0;
+        if has_unknown || driver.reserved != [0; 6] {
             return refuse(libc::EOPNOTSUPP);
         }
-        let (ipv6, udp, fields) = hash_fields(long(&driver, 0))?;
+        let (ipv6, udp, fields) = hash_fields(driver.rx_hash_fields_mask)?;
         let ObjectData::WqTable { number } = self.objects.get(fd, table)?.data else {
             return refuse(libc::EINVAL);
         };
@@ -292,17 +290,17 @@ impl State {
             .by(self.uid(fd))
             .set(TIR_CHOICE, INDIRECT)
             .set(TIR_TABLE, number)
-            .set(TIR_LOOPBACK, (flags & FLAGS_OF_LOOPBACK) >> LOOPBACK_AT)
+            .set(TIR_LOOPBACK, loopback_flags(driver.flags))
             .set(DOMAIN, self.transport_domain(fd)?);
         // Without fields all packets have the same hash.
         if fields != 0 {
-            if function != HASH_TOEPLITZ {
+            if driver.rx_hash_function != HASH_TOEPLITZ {
                 return refuse(libc::EOPNOTSUPP);
             }
-            require(usize::from(key_length) == KEY_LENGTH)?;
+            require(usize::from(driver.rx_key_len) == KEY_LENGTH)?;
             input = input
                 .set(TIR_HASH, TOEPLITZ)
-                .bytes(TIR_KEY, &driver[KEY..KEY + KEY_LENGTH])
+                .bytes(TIR_KEY, &driver.rx_hash_key[..KEY_LENGTH])
                 .set(TIR_IPV6, ipv6.into())
                 .set(TIR_UDP, udp.into())
                 .set(TIR_FIELDS, fields);

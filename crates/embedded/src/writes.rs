@@ -214,7 +214,7 @@ impl State {
 
     fn alloc_pd(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let _: AllocPd = request.core()?;
-        request.check_driver_output(4)?;
+        request.check_driver_output(size_of::<mlx5_abi::AllocPdResp>())?;
         let input = Input::new(op::ALLOC_PD, 16).by(self.uid(fd));
         let number = make(&mut self.hca, &input)?;
         let pd_handle = self.objects.insert(Object {
@@ -225,7 +225,7 @@ impl State {
             data: ObjectData::Pd { number },
         });
         request.core_answer(&AllocPdResp { pd_handle });
-        request.driver_answer(&number.to_ne_bytes());
+        request.driver_answer(&mlx5_abi::AllocPdResp { pdn: number });
         Ok(())
     }
 
@@ -272,6 +272,8 @@ impl State {
     }
 
     fn create_ah(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
+        /// The answer ends with the destination's MAC address.
+        const ANSWER: usize = offset_of!(mlx5_abi::CreateAhResp, reserved);
         let requested: CreateAh = request.core()?;
         self.objects.pd(fd, requested.pd_handle)?;
         let attr = &requested.attr;
@@ -280,14 +282,16 @@ impl State {
         if attr.port_num != 1 || (global && !known) {
             return refuse(libc::EINVAL);
         }
-        // Length of the answer, and the destination MAC address.
         let mut answer = None;
         if self.is_ethernet() {
-            if !global || request.room(ATTR_UHW_OUT) < 10 {
+            if !global || request.room(ATTR_UHW_OUT) < ANSWER {
                 return refuse(libc::EINVAL);
             }
-            let mac = self.resolve(&attr.grh.dgid)?;
-            answer = Some([&10u32.to_ne_bytes()[..], &mac].concat());
+            answer = Some(mlx5_abi::CreateAhResp {
+                response_length: ANSWER as u32,
+                dmac: self.resolve(&attr.grh.dgid)?,
+                ..mlx5_abi::CreateAhResp::default()
+            });
         }
         let ah_handle = self.objects.insert(Object {
             file: fd,
@@ -298,7 +302,7 @@ impl State {
         });
         request.core_answer(&CreateAhResp { ah_handle });
         if let Some(answer) = answer {
-            request.driver_answer(&answer);
+            request.driver_answer_until(&answer, ANSWER);
         }
         Ok(())
     }

@@ -141,7 +141,13 @@ impl State {
             .set(QP_RQ_TYPE, RQ_SHARED);
         let number = make(&mut self.hca, &input)?;
         let qp = target(number, domain, ModifyQp::default(), events);
-        self.add_qp(request, object(fd, xrcd, qp), number, [0; 5], [0; 10]);
+        self.add_qp(
+            request,
+            object(fd, xrcd, qp),
+            number,
+            [0; 5],
+            mlx5_abi::CreateQpResp::default(),
+        );
         Ok(())
     }
 

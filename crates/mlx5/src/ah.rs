@@ -2,10 +2,12 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use mlx5_abi::CreateAhResp;
 use uverbs::{Ah, AhAttr, ContextRef, PdHandle, Udata};
+use zerocopy::IntoBytes;
 
 use crate::CreateError;
-use crate::abi::{AddressVector, CreateAhResp, Pod};
+use crate::abi::AddressVector;
 
 /// Link of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +54,7 @@ impl<C: ContextRef> AddressHandle<C> {
             });
         }
         let mut answer = CreateAhResp::default();
-        let udata = Udata::output(answer.bytes_mut());
+        let udata = Udata::output(answer.as_mut_bytes());
         let object = Ah::create(context, pd, attr, user_handle, udata)?;
         address.rmac = answer.dmac;
         Ok(Self {

@@ -4,16 +4,11 @@ use std::cell::Cell;
 use std::mem::offset_of;
 use std::ptr::NonNull;
 
+use mlx5_abi::{AllocUcontextResp, CLOCK_INFO_V1, ClockInfo, context_flag, mmap};
 use ring::{Mapping, ReadOnlyMapping};
 use uverbs::Context;
 
-use crate::abi::{AllocUcontextResp, CLOCK_INFO_V1, ClockInfo, HAS_CORE_CLOCK};
 use crate::context::watch_command;
-
-/// `MLX5_IB_MMAP_CORE_CLOCK`.
-pub(crate) const MMAP_CORE_CLOCK: u8 = 5;
-/// `MLX5_IB_MMAP_CLOCK_INFO`; its index is the version's number, which is 0.
-pub(crate) const MMAP_CLOCK_INFO: u8 = 7;
 
 /// Words of [`ClockInfo`] after its sequence word.
 const WORDS: usize = size_of::<ClockInfo>() / 8 - 1;
@@ -38,13 +33,14 @@ impl Clock {
                 None
             }
         };
-        let counter = watch(answer.comp_mask & HAS_CORE_CLOCK != 0, MMAP_CORE_CLOCK);
+        let has_counter = answer.comp_mask & context_flag::CORE_CLOCK_OFFSET != 0;
+        let counter = watch(has_counter, mmap::CORE_CLOCK);
         let at = answer.hca_core_clock_offset % Mapping::page_size() as u64;
         Self {
             counter: counter.map(|page| (page, at as usize)),
             info: watch(
                 answer.clock_info_versions & CLOCK_INFO_V1 != 0,
-                MMAP_CLOCK_INFO,
+                mmap::CLOCK_INFO,
             ),
         }
     }

@@ -5,17 +5,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use mlx5_abi::{
+    ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, INLINE_MODE_NONE, LIB_CAP_4K_UAR,
+    LIB_CAP_DYN_UAR, QueryDeviceResp, context_flag, device_flag, multi_packet,
+};
 use ring::{BlueFlame, Mapping, ReadOnlyMapping};
 use uverbs::{Context, ContextInfo, Udata};
+use zerocopy::{IntoBytes, transmute};
 
 use crate::Clock;
 use crate::CreateError;
 use crate::ProtectedKeys;
-use crate::abi::{
-    ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, HAS_ECE, HAS_MKEY_UPDATE_TAG,
-    HAS_NULL_KEY, HAS_SQD2RTS, INLINE_MODE_NONE, LIB_CAP_4K_UAR, LIB_CAP_DYN_UAR, Pod,
-    QueryDeviceResp, device_flag, multi_packet,
-};
 use crate::allocated_uars::{AllocatedUars, QpUar};
 use crate::ioctl;
 use crate::send::packets;
@@ -246,7 +246,7 @@ fn get_context(
     };
     let mut answer = AllocUcontextResp::default();
     // SAFETY: the request names no address.
-    let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
+    let udata = unsafe { Udata::new(request.as_bytes(), answer.as_mut_bytes()) };
     Ok((context.get_context(udata)?, answer))
 }
 
@@ -293,7 +293,7 @@ impl DeviceContext {
     /// of UAR_OBJ_ALLOC, and of [`DeviceContext::open`]. Nothing is left behind.
     pub fn import(context: &Context) -> Result<(ContextInfo, Self), CreateError> {
         let mut answer = AllocUcontextResp::default();
-        let info = ioctl::query_context(context, answer.bytes_mut())?;
+        let info = ioctl::query_context(context, answer.as_mut_bytes())?;
         Ok((
             info,
             Self::from_answer(context, &answer, Self::allocated_uars)?,
@@ -383,10 +383,11 @@ impl DeviceContext {
             indices: Arc::default(),
             arm,
             clock: Clock::of(context, answer),
-            ece: answer.comp_mask & HAS_ECE != 0,
-            null_key: (answer.comp_mask & HAS_NULL_KEY != 0).then_some(answer.dump_fill_mkey),
-            resumes: answer.comp_mask & HAS_SQD2RTS != 0,
-            key_tags: answer.comp_mask & HAS_MKEY_UPDATE_TAG != 0,
+            ece: answer.comp_mask & context_flag::ECE != 0,
+            null_key: (answer.comp_mask & context_flag::DUMP_FILL_MKEY != 0)
+                .then_some(answer.dump_fill_mkey),
+            resumes: answer.comp_mask & context_flag::SQD2RTS != 0,
+            key_tags: answer.comp_mask & context_flag::MKEY_UPDATE_TAG != 0,
             protected_keys: Arc::default(),
         })
     }
@@ -430,13 +431,12 @@ impl DeviceContext {
     /// Those of QUERY_DEVICE_EX.
     pub fn features(&self, context: &Context) -> Result<Features, CreateError> {
         let mut answer = QueryDeviceResp::default();
-        context.query_device_ex(Udata::output(answer.bytes_mut()))?;
-        let [compressed_entries, compressed_formats] = answer.cqe_comp_caps;
+        context.query_device_ex(Udata::output(answer.as_mut_bytes()))?;
         let multi = answer.mlx5_ib_support_multi_pkt_send_wqes;
         let has = |flag| answer.flags & flag != 0;
         Ok(Features {
-            compressed_entries,
-            compressed_formats,
+            compressed_entries: answer.cqe_comp_caps.max_num,
+            compressed_formats: answer.cqe_comp_caps.supported_format,
             multi_packet: multi & multi_packet::ALLOWED != 0,
             enhanced_multi_packet: multi & multi_packet::ENHANCED != 0,
             wide_compression: has(device_flag::CQE_128B_COMP),
@@ -446,25 +446,21 @@ impl DeviceContext {
             dct_scatter_to_cqe: has(device_flag::SCAT2CQE_DCT),
             out_of_order: has(device_flag::OOO_DP),
             streams: crate::DciStreams {
-                log_concurrent: answer.dci_streams_caps[0],
-                log_errored: answer.dci_streams_caps[1],
+                log_concurrent: answer.dci_streams_caps.max_log_num_concurent,
+                log_errored: answer.dci_streams_caps.max_log_num_errored,
             },
-            // The function is a byte before seven of padding.
-            packet_hash: {
-                let [fields, function] = answer.rss_caps;
-                (fields, function.to_ne_bytes()[0])
-            },
+            packet_hash: (
+                answer.rss_caps.rx_hash_fields_mask,
+                answer.rss_caps.rx_hash_function,
+            ),
             strides: {
-                let [all @ .., _] = answer.striding_rq_caps;
+                let [all @ .., _]: [u32; 6] = transmute!(answer.striding_rq_caps);
                 all
             },
             tunnels: answer.tunnel_offloads_caps,
-            software_parsing: answer.sw_parsing_caps,
-            pacing: answer.packet_pacing_caps,
-            segmentation: {
-                let [longest, types] = answer.tso_caps;
-                (longest, types)
-            },
+            software_parsing: transmute!(answer.sw_parsing_caps),
+            pacing: transmute!(answer.packet_pacing_caps),
+            segmentation: (answer.tso_caps.max_tso, answer.tso_caps.supported_qpts),
         })
     }
 

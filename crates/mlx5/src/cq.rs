@@ -2,14 +2,14 @@
 
 use std::mem::ManuallyDrop;
 
+use mlx5_abi::{
+    CQ_FLAG_CQE_128B_PAD, CQ_FLAG_UAR_PAGE_INDEX, CreateCq, CreateCqResp, ResizeCq, mini_format,
+};
 use uverbs::driver::DriverInput;
 use uverbs::{ContextRef, Cq, CqInit, Udata};
+use zerocopy::IntoBytes;
 
 use crate::QueueAllocator;
-use crate::abi::{
-    CQ_FLAG_CQE_128B_PAD, CQ_FLAG_UAR_PAGE_INDEX, CreateCq, CreateCqResp, Pod, ResizeCq,
-    mini_format,
-};
 use crate::cq_ring::CqeFormat;
 use crate::ioctl::ids::ATTR_CREATE_CQ_UAR_INDEX;
 use crate::qp::flag;
@@ -92,7 +92,7 @@ impl<C: ContextRef> CompletionQueue<C> {
             cqe_comp_res_format: match options.compression {
                 None => 0,
                 Some(MiniFormat::Hash) => mini_format::HASH,
-                Some(MiniFormat::Checksum) => mini_format::CHECKSUM,
+                Some(MiniFormat::Checksum) => mini_format::CSUM,
             },
             flags: (flag(options.padded, CQ_FLAG_CQE_128B_PAD.into())
                 | flag(short_page.is_some(), CQ_FLAG_UAR_PAGE_INDEX.into()))
@@ -113,7 +113,7 @@ impl<C: ContextRef> CompletionQueue<C> {
         };
         // SAFETY: the addresses are those of the ring's `entries` entries and of its two
         // doorbell records. Both are held for the object.
-        let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
+        let udata = unsafe { Udata::new(request.as_bytes(), answer.as_mut_bytes()) };
         let object = Cq::create(context, &init, udata)?;
         ring.hold_for(&object.existence());
         if object.cqe() != entries - 1 {
@@ -177,7 +177,7 @@ impl<C: ContextRef> CompletionQueue<C> {
         };
         // SAFETY: the address is that of `entries` entries, which are held for the object if
         // the driver accepts them.
-        let udata = unsafe { Udata::new(request.bytes(), &mut []) };
+        let udata = unsafe { Udata::new(request.as_bytes(), &mut []) };
         let resized = (ring.suspend())
             .and_then(|()| Ok(object.resize(entries - 1, udata)?))
             .inspect_err(|_| ring.publish());

@@ -1,14 +1,12 @@
 //! Device memory: allocation, mapping, copies.
 
+use mlx5_abi::mmap;
 use ring::{DeviceWords, Mapping};
 use uverbs::{Context, ContextRef, Dm, DmHandle, Dmabuf};
 
 use crate::CreateError;
 use crate::context::{file_offset, map_command};
 use crate::ioctl::{self, DmLocation};
-
-/// `MLX5_IB_MMAP_DEVICE_MEM`.
-pub(crate) const MMAP_DEVICE_MEMORY: u8 = 8;
 
 /// The mapped bytes of device memory, without the kernel object's handle.
 ///
@@ -51,7 +49,7 @@ impl DeviceBytes {
         // The driver reports a device address, of which only the offset in the
         // page matters.
         let start = (location.start_offset % page as u64) as usize;
-        let mapping = map_command(context, MMAP_DEVICE_MEMORY, location.page_index, whole)?;
+        let mapping = map_command(context, mmap::DEVICE_MEM, location.page_index, whole)?;
         let words = DeviceWords::new(mapping, start, length)
             .map_err(|_| bad("where device memory begins"))?;
         Ok(Self {
@@ -90,7 +88,7 @@ impl DeviceBytes {
     /// # Errors
     /// Those of [`Dmabuf::export`].
     pub fn export<C: ContextRef>(&self, context: &C) -> Result<Dmabuf<C>, uverbs::Error> {
-        let offset = file_offset(MMAP_DEVICE_MEMORY, self.page_index);
+        let offset = file_offset(mmap::DEVICE_MEM, self.page_index);
         // SAFETY: this command only maps device memory, whose contents are untrusted.
         unsafe { Dmabuf::export(context, offset) }
     }

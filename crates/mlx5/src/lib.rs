@@ -7,7 +7,7 @@
 //!   [`AddressHandle`]: the kernel objects with their queues;
 //! - [`Clock`], [`WallClock`]: the device's clock, and its wall clock time;
 //! - [`DeviceMemory`]: memory on the device;
-//! - `abi`: the layout of entries and of driver data.
+//! - `abi`: the layout of entries; that of driver data is the crate `mlx5_abi`.
 //!
 //! The queues are the process's own memory. An RDMA write: [`SendQueue::push`]
 //! encodes a [`SendWr`] in place, [`SendQueue::publish`] writes the doorbell
@@ -56,7 +56,6 @@ mod uar;
 mod wc;
 mod wq;
 
-pub use abi::{ClockInfo, CounterPoint};
 pub use ah::{Address, AddressHandle, Link};
 pub use allocated_uars::{DirectUar, ThreadUar};
 pub use arming::Arming;
@@ -71,6 +70,7 @@ pub use dm::{CopyError, DeviceBytes, DeviceMemory};
 pub use error::{CompletionError, CreateError};
 pub use flow::create_flow;
 pub use memory::{CustomMemory, CustomRecordPages, Purpose, QueueAllocator};
+pub use mlx5_abi::{ClockInfo, FlowCountersDesc as CounterPoint};
 pub use operation::Service;
 pub use plan::KeyChanges;
 pub use protection::{

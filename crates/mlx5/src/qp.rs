@@ -2,17 +2,18 @@
 
 use std::sync::Arc;
 
-use uverbs::{
-    Context, ContextRef, PdHandle, Qp, QpAttr, QpAttrMask, QpCap, QpInit, QpOpen, QpState, QpType,
-    Udata,
-};
-
-use crate::abi::{
-    AllocPdResp, CreateQp, CreateQpResp, MODIFY_QP_OUT_OF_ORDER, ModifyQp, ModifyQpResp, Pod,
+use mlx5_abi::{
+    AllocPdResp, BurstInfo, CreateQp, CreateQpResp, MODIFY_QP_OUT_OF_ORDER, ModifyQp, ModifyQpResp,
     QP_FLAG_ALLOW_SCATTER_CQE, QP_FLAG_DCI_STREAM, QP_FLAG_PACKET_BASED_CREDIT_MODE,
     QP_FLAG_SCATTER_CQE, QP_FLAG_TIR_ALLOW_SELF_LB_MC, QP_FLAG_TIR_ALLOW_SELF_LB_UC,
     QP_FLAG_TUNNEL_OFFLOADS, QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
 };
+use uverbs::{
+    Context, ContextRef, PdHandle, Qp, QpAttr, QpAttrMask, QpCap, QpInit, QpOpen, QpState, QpType,
+    Udata,
+};
+use zerocopy::IntoBytes;
+
 use crate::ioctl;
 use crate::memory::{Purpose, QueueAllocator};
 use crate::plan::{KeyChanges, RecvPlan, SendPlan};
@@ -27,7 +28,7 @@ use crate::{CreateError, DeviceContext, QpQueues, RecvQueue, SendQueue, Service,
 pub fn alloc_pd(context: &Context) -> Result<(PdHandle, u32), CreateError> {
     // The driver fails without room for its answer.
     let mut answer = AllocPdResp::default();
-    let handle = uverbs::pd::alloc(context, Udata::output(answer.bytes_mut()))?;
+    let handle = uverbs::pd::alloc(context, Udata::output(answer.as_mut_bytes()))?;
     Ok((handle, answer.pdn))
 }
 
@@ -112,14 +113,16 @@ fn modify_with<C: ContextRef>(
     let (max_burst_sz, typical_pkt_sz) = changes.burst.unwrap_or_default();
     let request = ModifyQp {
         comp_mask: flag(changes.out_of_order, MODIFY_QP_OUT_OF_ORDER),
-        max_burst_sz,
-        typical_pkt_sz,
+        burst_info: BurstInfo {
+            max_burst_sz,
+            typical_pkt_sz,
+            reserved: 0,
+        },
         ece_options: changes.ece,
-        ..ModifyQp::default()
     };
     let mut answer = ModifyQpResp::default();
     // SAFETY: the request names no address.
-    let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
+    let udata = unsafe { Udata::new(request.as_bytes(), answer.as_mut_bytes()) };
     qp.modify(attr, mask, udata)?;
     Ok(answer)
 }
@@ -408,14 +411,16 @@ impl<C: ContextRef> QueuePair<C> {
                 true => ECE_VERSION,
                 false => 0,
             },
-            concurrent_streams: log_concurrent,
-            errored_streams: log_errored,
+            dci_streams: mlx5_abi::DciStreams {
+                log_num_concurent: log_concurrent,
+                log_num_errored: log_errored,
+            },
             ..CreateQp::default()
         };
         let mut answer = CreateQpResp::default();
         // SAFETY: the addresses are those of the queues' memory, which has that
         // many entries and two doorbell records, and is held for the object.
-        let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
+        let udata = unsafe { Udata::new(request.as_bytes(), answer.as_mut_bytes()) };
         let object = Qp::create(context, &init, udata)?;
         queues.memory.hold_for(&object.existence());
         let register = match uar {

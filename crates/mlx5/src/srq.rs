@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use mlx5_abi::{CreateSrq, CreateSrqResp};
 use uverbs::{ContextRef, Srq, SrqInit, SrqKind, Udata};
+use zerocopy::IntoBytes;
 
-use crate::abi::{CreateSrq, CreateSrqResp, Pod};
 use crate::memory::QueueAllocator;
 use crate::plan::{RecvPlan, SendPlan};
 use crate::shared::{SharedQueue, SrqEntries};
@@ -83,7 +84,7 @@ impl<C: ContextRef> SharedReceiveQueue<C> {
         };
         // SAFETY: the addresses are those of the queue's memory, which has that
         // many entries and two doorbell records, and is held for the object.
-        let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
+        let udata = unsafe { Udata::new(request.as_bytes(), answer.as_mut_bytes()) };
         let object = Srq::create(context, &init, udata)?;
         entries.memory().hold_for(&object.existence());
         Ok(Self {

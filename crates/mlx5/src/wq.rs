@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
+use mlx5_abi::{CREATE_WQ_STRIDES, CreateQpResp, CreateQpRss, CreateWq, ModifyWq};
 use uverbs::{ContextRef, Qp, QpCap, QpInit, Udata, Wq, WqChange, WqInit};
+use zerocopy::IntoBytes;
 
-use crate::abi::{CREATE_WQ_STRIDES, CreateQpResp, CreateQpRss, CreateWq, ModifyWq, Pod};
 use crate::memory::{Purpose, QueueAllocator};
 use crate::plan::{RecvPlan, SendPlan};
 use crate::qp::{PacketObjects, PacketOptions};
@@ -113,7 +114,7 @@ impl<C: ContextRef> WorkQueue<C> {
         };
         // SAFETY: the addresses are those of the queue's memory, which has that many
         // entries and two doorbell records, and is held for the object.
-        let udata = unsafe { Udata::new(request.bytes(), &mut []) };
+        let udata = unsafe { Udata::new(request.as_bytes(), &mut []) };
         let object = Wq::create(context, init, udata)?;
         queues.memory.hold_for(&object.existence());
         Ok(Self {
@@ -132,7 +133,7 @@ impl<C: ContextRef> WorkQueue<C> {
 pub fn modify_wq<C: ContextRef>(wq: &Wq<C>, change: &WqChange) -> Result<(), CreateError> {
     let request = ModifyWq::default();
     // SAFETY: it has no addresses.
-    let udata = unsafe { Udata::new(request.bytes(), &mut []) };
+    let udata = unsafe { Udata::new(request.as_bytes(), &mut []) };
     Ok(wq.modify(change, udata)?)
 }
 
@@ -165,7 +166,7 @@ impl<C: ContextRef> QueuePair<C> {
         let mut answer = CreateQpResp::default();
         let mut made = Self::without_queues(context, device, || {
             // SAFETY: it has no addresses.
-            let udata = unsafe { Udata::new(request.bytes(), answer.bytes_mut()) };
+            let udata = unsafe { Udata::new(request.as_bytes(), answer.as_mut_bytes()) };
             Qp::create(context, init, udata)
         })?;
         made.packets = PacketObjects::from(&answer);

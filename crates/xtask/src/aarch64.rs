@@ -38,6 +38,8 @@ const DATA_PATH: &[&str] = &[
     "-p",
     "ringverbs-mlx5",
     "-p",
+    "ringverbs-mlx5-abi",
+    "-p",
     "ringverbs-uverbs",
 ];
 

@@ -11,7 +11,6 @@ use crate::ioctl::ids as uar;
 use crate::wc::syndrome;
 
 const INCLUDES: &str = "#include <stddef.h>\n\
-    #include <rdma/mlx5-abi.h>\n\
     #include <rdma/mlx5_user_ioctl_cmds.h>\n\
     #include <infiniband/mlx5dv.h>\n";
 
@@ -45,117 +44,6 @@ fn assert(to: &mut String, what: String) {
 
 fn assertions() -> String {
     let mut c = INCLUDES.to_owned();
-    fields!(c, "mlx5_ib_alloc_ucontext_req_v2", size AllocUcontextReq {
-        total_num_bfregs, num_low_latency_bfregs, flags, comp_mask,
-        max_cqe_version, reserved0, reserved1, reserved2, lib_caps,
-    });
-    fields!(c, "mlx5_ib_alloc_ucontext_resp", size AllocUcontextResp {
-        qp_tab_size, bf_reg_size, tot_bfregs, cache_line_size, max_sq_desc_sz,
-        max_rq_desc_sz, max_send_wqebb, max_recv_wr, max_srq_recv_wr,
-        num_ports, flow_action_flags, comp_mask, response_length, cqe_version,
-        cmds_supp_uhw, eth_min_inline, clock_info_versions,
-        hca_core_clock_offset, log_uar_size, num_uars_per_page,
-        num_dyn_bfregs, dump_fill_mkey,
-    });
-    fields!(
-        c,
-        "mlx5_ib_query_device_resp",
-        QueryDeviceResp {
-            comp_mask,
-            response_length,
-            tso_caps,
-            rss_caps,
-            cqe_comp_caps,
-            packet_pacing_caps,
-            mlx5_ib_support_multi_pkt_send_wqes,
-            flags,
-            sw_parsing_caps,
-            striding_rq_caps,
-            tunnel_offloads_caps,
-            dci_streams_caps,
-        }
-    );
-    fields!(c, "mlx5_ib_modify_qp_resp", size ModifyQpResp {
-        response_length, dctn, ece_options, reserved,
-    });
-    fields!(c, "mlx5_ib_clock_info", size ClockInfo {
-        sign, resv, nsec, cycles, frac, mult, shift, mask, overflow_period,
-    });
-    fields!(c, "mlx5_ib_alloc_pd_resp", size AllocPdResp { pdn });
-    fields!(c, "mlx5_ib_create_cq", size CreateCq {
-        buf_addr, db_addr, cqe_size, cqe_comp_en, cqe_comp_res_format, flags,
-        uar_page_index, reserved0, reserved1,
-    });
-    fields!(c, "mlx5_ib_create_cq_resp", size CreateCqResp { cqn, reserved });
-    fields!(c, "mlx5_ib_resize_cq", size ResizeCq {
-        buf_addr, cqe_size, reserved0, reserved1,
-    });
-    // The data has no size in C.
-    assert(
-        &mut c,
-        format!(
-            "offsetof(struct mlx5_ib_create_flow, data) == {}",
-            offset_of!(CreateFlow, data)
-        ),
-    );
-    fields!(c, "mlx5_ib_flow_counters_data", size CountersData {
-        counters_data, ncounters, reserved,
-    });
-    fields!(c, "mlx5_ib_flow_counters_desc", size CounterPoint { description, index });
-    fields!(c, "mlx5_ib_create_srq", size CreateSrq {
-        buf_addr, db_addr, flags, reserved0, uidx, reserved1,
-    });
-    fields!(c, "mlx5_ib_create_qp_rss", size CreateQpRss {
-        rx_hash_fields_mask, rx_hash_function, rx_key_len, rx_hash_key, comp_mask, flags
-    });
-    fields!(c, "mlx5_ib_create_wq", size CreateWq {
-        buf_addr, db_addr, rq_wqe_count, rq_wqe_shift, user_index, flags, comp_mask,
-        single_stride_log_num_of_bytes, single_wqe_log_num_of_strides, two_byte_shift_en
-    });
-    fields!(c, "mlx5_ib_modify_qp", size ModifyQp {
-        comp_mask, max_burst_sz: "burst_info.max_burst_sz",
-        typical_pkt_sz: "burst_info.typical_pkt_sz", reserved: "burst_info.reserved",
-        ece_options,
-    });
-    fields!(c, "mlx5_ib_modify_wq", size ModifyWq { comp_mask, reserved });
-    fields!(c, "mlx5_ib_create_srq_resp", size CreateSrqResp { srqn, reserved });
-    fields!(
-        c,
-        "mlx5_ib_create_qp",
-        CreateQp {
-            buf_addr,
-            db_addr,
-            sq_wqe_count,
-            rq_wqe_count,
-            rq_wqe_shift,
-            flags,
-            uidx,
-            bfreg_index,
-            access_key,
-            ece_options,
-            concurrent_streams: "dci_streams.log_num_concurent",
-            errored_streams: "dci_streams.log_num_errored",
-            reserved,
-        }
-    );
-    fields!(
-        c,
-        "mlx5_ib_create_qp_resp",
-        CreateQpResp {
-            bfreg_index,
-            ece_options,
-            comp_mask,
-            tirn,
-            tisn,
-            rqn,
-            sqn,
-            reserved1,
-            tir_icm_addr,
-        }
-    );
-    fields!(c, "mlx5_ib_create_ah_resp", size CreateAhResp {
-        response_length, dmac, reserved,
-    });
     fields!(c, "mlx5_wqe_ctrl_seg", size ControlSegment {
         opmod_idx_opcode, qpn_ds, signature, dci_stream_channel_id, fm_ce_se, imm,
     });
@@ -212,15 +100,6 @@ fn assertions() -> String {
 
 fn constants() -> Vec<(&'static str, u32)> {
     let mut all: Vec<(&str, u32)> = vec![
-        ("MLX5_LIB_CAP_4K_UAR", LIB_CAP_4K_UAR as u32),
-        ("MLX5_LIB_CAP_DYN_UAR", LIB_CAP_DYN_UAR as u32),
-        ("MLX5_QP_FLAG_SCATTER_CQE", QP_FLAG_SCATTER_CQE),
-        ("MLX5_QP_FLAG_ALLOW_SCATTER_CQE", QP_FLAG_ALLOW_SCATTER_CQE),
-        (
-            "MLX5_QP_FLAG_PACKET_BASED_CREDIT_MODE",
-            QP_FLAG_PACKET_BASED_CREDIT_MODE,
-        ),
-        ("MLX5_QP_FLAG_UAR_PAGE_INDEX", QP_FLAG_UAR_PAGE_INDEX),
         ("MLX5_IB_OBJECT_UAR", uar::OBJECT_UAR.into()),
         ("MLX5_IB_OBJECT_DEVX", uar::OBJECT_DEVX.into()),
         ("MLX5_IB_OBJECT_DEVX_OBJ", uar::OBJECT_DEVX_OBJ.into()),
@@ -530,23 +409,6 @@ fn constants() -> Vec<(&'static str, u32)> {
             "MLX5_IB_ATTR_DM_MAP_OP_ADDR_RESP_PAGE_INDEX",
             uar::ATTR_MAP_OP_PAGE_INDEX.into(),
         ),
-        ("MLX5_QP_FLAG_TUNNEL_OFFLOADS", QP_FLAG_TUNNEL_OFFLOADS),
-        (
-            "MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC",
-            QP_FLAG_TIR_ALLOW_SELF_LB_UC,
-        ),
-        (
-            "MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC",
-            QP_FLAG_TIR_ALLOW_SELF_LB_MC,
-        ),
-        ("MLX5_QP_FLAG_TYPE_DCT", QP_FLAG_TYPE_DCT),
-        ("MLX5_QP_FLAG_TYPE_DCI", QP_FLAG_TYPE_DCI),
-        ("MLX5_QP_FLAG_DCI_STREAM", QP_FLAG_DCI_STREAM),
-        ("MLX5_IB_ALLOC_UCTX_DEVX", ALLOC_UCTX_DEVX),
-        (
-            "MLX5_IB_QUERY_DEV_RESP_FLAGS_SCAT2CQE_DCT",
-            device_flag::SCAT2CQE_DCT,
-        ),
         (
             "MLX5_IB_ATTR_DEVX_OBJ_DESTROY_HANDLE",
             uar::NAMESPACE.into(),
@@ -672,29 +534,6 @@ fn constants() -> Vec<(&'static str, u32)> {
             "MLX5_IB_ATTR_QUERY_DM_RESP_LENGTH",
             uar::ATTR_QUERY_DM_LENGTH.into(),
         ),
-        (
-            "MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET",
-            HAS_CORE_CLOCK,
-        ),
-        (
-            "MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY",
-            HAS_NULL_KEY,
-        ),
-        ("MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE", HAS_ECE),
-        ("MLX5_IB_CREATE_WQ_STRIDING_RQ", CREATE_WQ_STRIDES),
-        ("1 << MLX5_IB_CLOCK_INFO_V1", CLOCK_INFO_V1.into()),
-        (
-            "MLX5_IB_MMAP_CORE_CLOCK",
-            crate::clock::MMAP_CORE_CLOCK.into(),
-        ),
-        (
-            "MLX5_IB_MMAP_CLOCK_INFO",
-            crate::clock::MMAP_CLOCK_INFO.into(),
-        ),
-        (
-            "MLX5_IB_MMAP_DEVICE_MEM",
-            crate::dm::MMAP_DEVICE_MEMORY.into(),
-        ),
         ("MLX5_INLINE_SEG", INLINE_SEGMENT),
         ("MLX5_INVALID_LKEY", INVALID_LKEY),
         ("MLX5_EXTENDED_UD_AV", EXTENDED_AV),
@@ -775,8 +614,6 @@ fn constants() -> Vec<(&'static str, u32)> {
         ("MLX5_CQE_RESP_ERR", cqe_opcode::RESP_ERR),
         ("MLX5_CQE_INVALID", cqe_opcode::INVALID),
         ("MLX5_CQE_OWNER_MASK", CQE_OWNER),
-        ("MLX5_IB_CQE_RES_FORMAT_HASH", mini_format::HASH),
-        ("MLX5_IB_CQE_RES_FORMAT_CSUM", mini_format::CHECKSUM),
         ("MLX5_INLINE_SCATTER_32", CQE_SCATTER_32),
         ("MLX5_INLINE_SCATTER_64", CQE_SCATTER_64),
         ("MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR", syndrome::LOCAL_LENGTH),

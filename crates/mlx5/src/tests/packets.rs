@@ -364,10 +364,7 @@ fn create_rss_passes_the_packet_hash() {
     assert_eq!(told[8..16], [1, 40, 0, 0, 0, 0, 0, 0]);
     assert_eq!(told[16..56], [7; 40]);
     assert!(told[56..148].iter().all(|byte| *byte == 0));
-    assert_eq!(
-        told[148..],
-        crate::abi::QP_FLAG_TUNNEL_OFFLOADS.to_ne_bytes()
-    );
+    assert_eq!(told[148..], mlx5_abi::QP_FLAG_TUNNEL_OFFLOADS.to_ne_bytes());
     let packets = qp.packets;
     let numbers = [packets.tir, packets.tis, packets.rq, packets.sq];
     assert_eq!((numbers, packets.tir_address), ([11, 12, 13, 14], 15));
