@@ -21,6 +21,8 @@ use crate::packet::{
 /// Number of queued replies at which duplicates no longer get one, and slack beyond
 /// what the peer's limit of reads and atomics permits.
 const MAX_REPLIES: usize = 64;
+/// The syndrome of a positive response: credits are not limited.
+const ACK: Syndrome = Syndrome::Ack(CREDITS_UNLIMITED);
 
 impl<L> Qp<L> {
     /// Processes a request packet of a connected service.
@@ -589,107 +591,21 @@ impl<L> Qp<L> {
 
     /// Sends one response of the responder in `self.resp`; see [`Qp::reply_step`].
     pub fn reply<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
-        let unlimited = Syndrome::Ack(CREDITS_UNLIMITED);
-        let Some(front) = self.resp.replies.front_mut() else {
+        let Some(front) = self.resp.replies.front() else {
             return false;
         };
-        let Some(template) = &self.template else {
+        if self.template.is_none() {
             self.resp.replies.clear();
             return false;
-        };
+        }
         match *front {
-            Reply::Read(_) if self.resp.held => return false,
-            Reply::Read(ref mut read) => {
-                let mtu = self.config.mtu.bytes();
-                let payload = read.rest.min(mtu);
-                let last = read.rest <= mtu;
-                let operation = match (!read.begun, last) {
-                    (true, true) => op::READ_RESPONSE_ONLY,
-                    (true, false) => op::READ_RESPONSE_FIRST,
-                    (false, false) => op::READ_RESPONSE_MIDDLE,
-                    (false, true) => op::READ_RESPONSE_LAST,
-                };
-                let (psn, msn, va, rkey) = (read.psn, read.msn, read.va, read.rkey);
-                let target = read.target;
-                let duplicate = read.duplicate;
-                let begins = !read.begun;
-                read.begun = true;
-                read.psn = psn.plus(1);
-                read.va = va.wrapping_add(u64::from(payload));
-                read.rest -= payload;
-                let bth = self.bth(operation, psn);
-                let mut builder = PacketBuilder::new(&io.pool, template, bth, payload as usize);
-                if begins || last {
-                    builder.put(
-                        &Aeth {
-                            syndrome: unlimited,
-                            msn,
-                        }
-                        .bytes(),
-                    );
-                }
-                let result = match payload {
-                    0 => Ok(()),
-                    _ => host.remote_read(target, rkey, va, builder.space(payload as usize)),
-                };
-                if result == Err(Fault::Absent) {
-                    drop(builder);
-                    // The peer requests this response and all later ones again.
-                    self.resp.replies.clear();
-                    self.resp.reads = 0;
-                    self.send_rnr_nak(psn);
-                    return true;
-                }
-                if let Err(fault) = result {
-                    drop(builder);
-                    // The memory became invalid after the check.
-                    self.resp.replies.clear();
-                    self.resp.closing = true;
-                    let at = (rkey, va, payload);
-                    let refusal = refuse_access(Access::Read, at, false)(fault);
-                    host.report(Some(self.number), refusal.into());
-                    let fatal = Reply::Fatal { psn, msn, refusal };
-                    self.resp.replies.push_back(fatal);
-                    return true;
-                }
-                io.send(builder.finish());
-                if last {
-                    self.resp.replies.pop_front();
-                    self.resp.reads -= u32::from(!duplicate).min(self.resp.reads);
-                }
-                if self.paces {
-                    self.pace(io);
-                }
-            }
-            Reply::Atomic { psn, msn, value } => {
-                let bth = self.bth(op::ATOMIC_ACKNOWLEDGE, psn);
-                let mut builder = PacketBuilder::new(&io.pool, template, bth, 0);
-                builder.put(
-                    &Aeth {
-                        syndrome: unlimited,
-                        msn,
-                    }
-                    .bytes(),
-                );
-                builder.put(&value.to_be_bytes());
-                io.send(builder.finish());
-                self.resp.replies.pop_front();
-            }
+            Reply::Read(_) => return !self.resp.held && self.reply_read(host, io),
+            Reply::Atomic { psn, msn, value } => self.reply_atomic(io, psn, msn, value),
             Reply::Ack { psn, msn } => {
-                self.send_aeth(
-                    io,
-                    psn,
-                    Aeth {
-                        syndrome: unlimited,
-                        msn,
-                    },
-                );
-                self.resp.replies.pop_front();
-            }
-            Reply::Nak { psn, msn, syndrome } => {
+                let syndrome = ACK;
                 self.send_aeth(io, psn, Aeth { syndrome, msn });
-                self.resp.replies.pop_front();
             }
+            Reply::Nak { psn, msn, syndrome } => self.send_aeth(io, psn, Aeth { syndrome, msn }),
             Reply::Fatal { psn, msn, refusal } => {
                 if let Response::Nak(code, _) = refusal.response() {
                     let syndrome = Syndrome::Nak(code);
@@ -701,9 +617,89 @@ impl<L> Qp<L> {
                     Service::DcTarget => self.fail(host, QpState::Error),
                     _ => self.end_refusal(host, io, refusal),
                 }
+                return true;
             }
         }
+        self.resp.replies.pop_front();
         true
+    }
+
+    /// Sends one packet of the read response at the front. Returns whether there was one.
+    fn reply_read<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, io: &mut Io) -> bool {
+        let (Some(Reply::Read(read)), Some(template)) =
+            (self.resp.replies.front_mut(), &self.template)
+        else {
+            return false;
+        };
+        let mtu = self.config.mtu.bytes();
+        let payload = read.rest.min(mtu);
+        let (begins, last) = (!read.begun, read.rest <= mtu);
+        let operation = match (begins, last) {
+            (true, true) => op::READ_RESPONSE_ONLY,
+            (true, false) => op::READ_RESPONSE_FIRST,
+            (false, false) => op::READ_RESPONSE_MIDDLE,
+            (false, true) => op::READ_RESPONSE_LAST,
+        };
+        let (psn, msn, va, rkey) = (read.psn, read.msn, read.va, read.rkey);
+        let (target, duplicate) = (read.target, read.duplicate);
+        read.begun = true;
+        read.psn = psn.plus(1);
+        read.va = va.wrapping_add(u64::from(payload));
+        read.rest -= payload;
+        let bth = self.bth(operation, psn);
+        let mut builder = PacketBuilder::new(&io.pool, template, bth, payload as usize);
+        if begins || last {
+            let syndrome = ACK;
+            builder.put(&Aeth { syndrome, msn }.bytes());
+        }
+        let result = match payload {
+            0 => Ok(()),
+            _ => host.remote_read(target, rkey, va, builder.space(payload as usize)),
+        };
+        match result {
+            Ok(()) => {}
+            Err(Fault::Absent) => {
+                drop(builder);
+                // The peer requests this response and all later ones again.
+                self.resp.replies.clear();
+                self.resp.reads = 0;
+                self.send_rnr_nak(psn);
+                return true;
+            }
+            Err(fault) => {
+                drop(builder);
+                // The memory became invalid after the check.
+                self.resp.replies.clear();
+                self.resp.closing = true;
+                let at = (rkey, va, payload);
+                let refusal = refuse_access(Access::Read, at, false)(fault);
+                host.report(Some(self.number), refusal.into());
+                let fatal = Reply::Fatal { psn, msn, refusal };
+                self.resp.replies.push_back(fatal);
+                return true;
+            }
+        }
+        io.send(builder.finish());
+        if last {
+            self.resp.replies.pop_front();
+            self.resp.reads -= u32::from(!duplicate).min(self.resp.reads);
+        }
+        if self.paces {
+            self.pace(io);
+        }
+        true
+    }
+
+    fn reply_atomic(&self, io: &mut Io, psn: Psn, msn: u32, value: u64) {
+        let Some(template) = &self.template else {
+            return;
+        };
+        let bth = self.bth(op::ATOMIC_ACKNOWLEDGE, psn);
+        let mut builder = PacketBuilder::new(&io.pool, template, bth, 0);
+        let syndrome = ACK;
+        builder.put(&Aeth { syndrome, msn }.bytes());
+        builder.put(&value.to_be_bytes());
+        io.send(builder.finish());
     }
 
     /// Ends the processing of a refused request, once its NAK was sent.
