@@ -10,6 +10,7 @@
 mod common;
 
 use std::fs;
+use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
@@ -143,9 +144,32 @@ fn readiness(provider: Provider) {
     let Some(program) = compiled("cc", "readiness.c", &libraries, &world.directory) else {
         return;
     };
-    let line = format!("{} 127.0.0.1", program.display());
+    let line = format!("env RXE_ADDR=127.0.0.1 {}", program.display());
     world.start(&line, "readiness.txt").good();
     world.finish();
+}
+
+/// Rules for binding ids; the same program runs on devices of the kernel.
+fn ports(provider: Provider) {
+    let _turn = turn();
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let host: &str = String::leak(format!("127.198.{high}.{low}"));
+    let device = String::leak(format!("roce:{host}"));
+    // The source address of packets to others, if there is one.
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let routed = socket.connect("192.0.2.1:9").and(socket.local_addr());
+    let routed = routed.map(|it| it.ip().to_string());
+    let own = routed.iter().map(|it| ("roce", it.as_str()));
+    for (devices, address) in own.chain([("roce", "127.0.0.1"), (device, host)]) {
+        let world = World::new(provider, devices);
+        let source = "../../../../rxe-tests/programs/ports.c";
+        let libraries = ["-lrdmacm", "-libverbs"];
+        let Some(program) = compiled("cc", source, &libraries, &world.directory) else {
+            return;
+        };
+        let line = format!("env RXE_ADDR={address} {}", program.display());
+        assert_eq!(world.start(&line, "ports.txt").good().trim(), "well");
+    }
 }
 
 /// Killing a peer breaks its connections, and has no other effect.
@@ -257,6 +281,7 @@ with_each_provider! {
     connects_by_address: connections;
     waits_for_channels: channels;
     reports_readiness: readiness;
+    binds_ports: ports;
     survives_a_killed_peer: killed;
     runs_libfabric_and_ucx: frameworks;
     runs_open_mpi: collectives;

@@ -1044,7 +1044,7 @@ pub(crate) fn hostile_messages(
     }
     let ports = Arc::clone(&gateway.ports);
     let listening = [0x106, 0x111].map(|space| {
-        let port = ports.reserve(space, 7471, Binding::to_all()).ok()?;
+        let port = ports.reserve(space, 7471, Binding::to_all(), false).ok()?;
         Some((port.listen(4).ok()?, port))
     });
     gateway.receive(peer, own, &bytes);
@@ -1107,7 +1107,7 @@ mod tests {
         fn new() -> Self {
             let list = Arc::new(AddressList::new([OWN]));
             let (manager, gateway) = Manager::of_hosts(Drive::Caller, list, 1, None).unwrap();
-            let port = gateway.ports.reserve(0x106, 7471, Binding::to_all());
+            let port = gateway.ports.reserve(0x106, 7471, Binding::to_all(), false);
             let port = port.unwrap();
             let listener = port.listen(1024).unwrap();
             Self {

@@ -151,6 +151,8 @@ pub(super) struct Id {
     pub(super) reported: u32,
     /// AFONLY, once it is set or the id is bound.
     pub(super) family_only: Option<bool>,
+    /// REUSEADDR.
+    pub(super) reuses: bool,
     pub(super) ack_timeout: u8,
     pub(super) tos: u8,
     /// Number of the program's queue pair, from a request or reply.
@@ -182,6 +184,7 @@ impl Id {
             deadline: None,
             reported: 0,
             family_only: None,
+            reuses: false,
             ack_timeout: ACK_TIMEOUT,
             tos: 0,
             queue_pair: 0,

@@ -34,7 +34,7 @@ pub(super) enum Ports {
     /// Ports of this process alone.
     Process(Mutex<PortTable>),
     /// Ports shared by the processes of a directory.
-    Directory(Arc<Directory>),
+    Directory(Arc<Directory>, Mutex<PortTable>),
     /// Ports that other hosts reach.
     Hosts(HostPorts),
 }
@@ -127,9 +127,28 @@ pub(super) type PortTable = HashMap<PortKey, PortEntry>;
 /// A port of this process.
 #[derive(Debug, Default)]
 pub(super) struct PortEntry {
-    owners: Vec<(Binding, Arc<Queue>)>,
+    owners: Vec<Owner>,
     /// Locks on the port of each address, if other processes share the addresses.
     locks: Vec<(IpAddr, Flock<File>)>,
+    /// Locks on the port's files in a directory.
+    files: Vec<LockedFile>,
+}
+
+/// One that has a port.
+#[derive(Debug)]
+struct Owner {
+    binding: Binding,
+    /// Shares the port with others that do, until one listens.
+    reuses: bool,
+    queue: Arc<Queue>,
+}
+
+/// A locked file in a directory.
+#[derive(Debug)]
+struct LockedFile {
+    name: String,
+    exclusive: bool,
+    lock: Flock<File>,
 }
 
 /// Connections to a listener of the same process, which it has not accepted.
@@ -197,10 +216,8 @@ impl Queue {
 pub(super) struct BoundPort {
     ports: Arc<Ports>,
     key: PortKey,
-    binding: Binding,
+    ip: IpAddr,
     queue: Arc<Queue>,
-    /// The locks on its files in a directory, with their names.
-    locks: Vec<(String, Flock<File>)>,
 }
 
 fn to_errno(errno: nix::Error) -> Errno {
@@ -230,12 +247,9 @@ fn socket_name((space, port): PortKey, address: IpAddr) -> String {
     format!("cm-{space:x}-{port}-{bits:032x}.socket")
 }
 
-/// Locks the files of a port in a directory.
-fn lock_in(
-    directory: &Directory,
-    key: PortKey,
-    binding: Binding,
-) -> Result<Vec<(String, Flock<File>)>> {
+/// Returns the names of the files in a directory that a binding locks, whether exclusively,
+/// and the error if another process has the lock.
+fn files_of(key: PortKey, binding: Binding) -> Vec<(String, bool, i32)> {
     let all = binding.is_any();
     let families = [true, false].into_iter();
     let families = families.filter(|it| binding.has_family(*it));
@@ -245,29 +259,48 @@ fn lock_in(
     if !all {
         names.push((lock_name_of(key, binding.ip), true, libc::EADDRINUSE));
     }
-    let mut locks = Vec::new();
-    for (name, exclusive, errno) in names {
-        let locked = match exclusive {
-            true => directory.lock(&name),
-            false => directory.lock_shared(&name),
+    names
+}
+
+/// Locks the files of a port in a directory, but those that are locked for another owner of
+/// this process.
+fn lock_in(
+    directory: &Directory,
+    key: PortKey,
+    binding: Binding,
+    files: &mut Vec<LockedFile>,
+) -> Result<()> {
+    let known = files.len();
+    for (name, exclusive, errno) in files_of(key, binding) {
+        let held = files.iter().find(|it| it.name == name);
+        let locked = match held {
+            Some(held) if held.exclusive || !exclusive => continue,
+            // A shared lock cannot be converted without losing it.
+            Some(_) => Ok(None),
+            None if exclusive => directory.lock(&name),
+            None => directory.lock_shared(&name),
         };
         match locked {
-            Ok(Some(lock)) => locks.push((name, lock)),
+            Ok(Some(lock)) => files.push(LockedFile {
+                name,
+                exclusive,
+                lock,
+            }),
             other => {
-                unlock_in(directory, locks);
+                unlock_in(directory, files.split_off(known));
                 return other.and(refuse(errno));
             }
         }
     }
-    Ok(locks)
+    Ok(())
 }
 
 /// Releases locks, and removes the files of those that no other process shares.
-fn unlock_in(directory: &Directory, locks: Vec<(String, Flock<File>)>) {
-    for (name, lock) in locks {
+fn unlock_in(directory: &Directory, files: Vec<LockedFile>) {
+    for file in files {
         // A process that has just opened the file detects that it was removed.
-        if lock.relock(FlockArg::LockExclusiveNonblock).is_ok() {
-            directory.remove_lock(&name);
+        if file.lock.relock(FlockArg::LockExclusiveNonblock).is_ok() {
+            directory.remove_lock(&file.name);
         }
     }
 }
@@ -344,11 +377,19 @@ impl Ports {
     pub(super) fn new(directory: Option<Arc<Directory>>) -> Self {
         match directory {
             None => Self::Process(Mutex::default()),
-            Some(directory) => Self::Directory(directory),
+            Some(directory) => Self::Directory(directory, Mutex::default()),
         }
     }
 
-    /// Reserves a port; 0 selects any free one.
+    fn table(&self) -> &Mutex<PortTable> {
+        match self {
+            Self::Process(table) | Self::Directory(_, table) => table,
+            Self::Hosts(hosts) => &hosts.table,
+        }
+    }
+
+    /// Reserves a port; 0 selects any free one. One that `reuses` it shares it with others of
+    /// this process that do.
     ///
     /// # Errors
     /// EADDRNOTAVAIL, EADDRINUSE, as in rdma_cm; errors of the directory.
@@ -357,15 +398,16 @@ impl Ports {
         space: u16,
         port: u16,
         binding: Binding,
+        reuses: bool,
     ) -> Result<BoundPort> {
         if port != 0 {
-            return self.reserve_exactly((space, port), binding);
+            return self.reserve_exactly((space, port), binding, reuses);
         }
         let count = u16::MAX - FIRST_EPHEMERAL;
         let first = (random() % u64::from(count)) as u16;
         for step in 0..count {
             let port = FIRST_EPHEMERAL + (first + step) % count;
-            match self.reserve_exactly((space, port), binding) {
+            match self.reserve_exactly((space, port), binding, reuses) {
                 Err(errno) if [libc::EADDRINUSE, libc::EADDRNOTAVAIL].contains(&errno.raw()) => {}
                 other => return other,
             }
@@ -373,32 +415,41 @@ impl Ports {
         refuse(libc::EADDRNOTAVAIL)
     }
 
-    fn reserve_exactly(self: &Arc<Self>, key: PortKey, binding: Binding) -> Result<BoundPort> {
-        let (queue, mut locks) = (Arc::<Queue>::default(), Vec::new());
-        match &**self {
-            Self::Process(table) | Self::Hosts(HostPorts { table, .. }) => {
-                let mut table = lock(table);
-                let mut new = PortEntry::default();
-                let entry = table.get_mut(&key).unwrap_or(&mut new);
-                for (owner, _) in &entry.owners {
-                    binding.check(*owner)?;
-                }
-                if let Some(shared) = self.shared() {
-                    shared.reserve(key, binding, entry)?;
-                }
-                entry.owners.push((binding, Arc::clone(&queue)));
-                if !new.owners.is_empty() {
-                    table.insert(key, new);
-                }
+    fn reserve_exactly(
+        self: &Arc<Self>,
+        key: PortKey,
+        binding: Binding,
+        reuses: bool,
+    ) -> Result<BoundPort> {
+        let queue = Arc::<Queue>::default();
+        let mut table = lock(self.table());
+        let mut new = PortEntry::default();
+        let entry = table.get_mut(&key).unwrap_or(&mut new);
+        for owner in &entry.owners {
+            if !(reuses && owner.reuses) {
+                binding.check(owner.binding)?;
             }
-            Self::Directory(directory) => locks = lock_in(directory, key, binding)?,
         }
+        if let Some(shared) = self.shared() {
+            shared.reserve(key, binding, entry)?;
+        }
+        if let Self::Directory(directory, _) = &**self {
+            lock_in(directory, key, binding, &mut entry.files)?;
+        }
+        entry.owners.push(Owner {
+            binding,
+            reuses,
+            queue: Arc::clone(&queue),
+        });
+        if !new.owners.is_empty() {
+            table.insert(key, new);
+        }
+        drop(table);
         Ok(BoundPort {
             ports: Arc::clone(self),
             key,
-            binding,
+            ip: binding.ip,
             queue,
-            locks,
         })
     }
 
@@ -414,7 +465,7 @@ impl Ports {
             return;
         };
         for (key, entry) in &mut *lock(table) {
-            let mut owners = entry.owners.iter().map(|(binding, _)| *binding);
+            let mut owners = entry.owners.iter().map(|owner| owner.binding);
             let Some(binding) = owners.find(|it| it.covers(address)) else {
                 continue;
             };
@@ -453,7 +504,7 @@ impl Ports {
         match self {
             Self::Hosts(hosts) => Ok(Some(Link::Memory(hosts.dialer.dial()))),
             Self::Process(_) => Ok(self.connect_within(key, to)?.map(Link::Memory)),
-            Self::Directory(directory) => {
+            Self::Directory(directory, _) => {
                 for address in listening_addresses(to) {
                     let socket = directory.connect(&socket_name(key, address))?;
                     if socket.is_some() {
@@ -481,9 +532,9 @@ impl Ports {
             let at = addresses.iter().position(|it| *it == binding.ip);
             at.unwrap_or(addresses.len())
         };
-        let listening = entry.owners.iter().filter(|it| it.1.is_listening());
-        let best = listening.min_by_key(|(binding, _)| rank(binding));
-        best.map_or(Ok(None), |(_, queue)| queue.connect())
+        let listening = entry.owners.iter().filter(|it| it.queue.is_listening());
+        let best = listening.min_by_key(|it| rank(&it.binding));
+        best.map_or(Ok(None), |it| it.queue.connect())
     }
 }
 
@@ -492,12 +543,57 @@ impl BoundPort {
         self.key.1
     }
 
+    /// Changes this owner of the port.
+    fn change(&self, change: impl FnOnce(&mut Owner)) {
+        let mut table = lock(self.ports.table());
+        let entry = table.get_mut(&self.key);
+        let mut owners = entry.into_iter().flat_map(|it| &mut it.owners);
+        if let Some(owner) = owners.find(|it| Arc::ptr_eq(&it.queue, &self.queue)) {
+            change(owner);
+        }
+    }
+
+    /// Shares the port from now on.
+    pub(super) fn reuse(&self) {
+        self.change(|owner| owner.reuses = true);
+    }
+
+    /// Sets whether the other address family is affected, for later owners of the port.
+    pub(super) fn set_family_only(&self, family_only: bool) {
+        self.change(|owner| owner.binding.family_only = family_only);
+    }
+
+    /// Ends the sharing of the port by this owner.
+    ///
+    /// # Errors
+    /// EADDRNOTAVAIL, EADDRINUSE: another owner shares it.
+    fn own(&self) -> Result<()> {
+        let mut table = lock(self.ports.table());
+        let Some(entry) = table.get_mut(&self.key) else {
+            return Ok(());
+        };
+        let is_own = |it: &Owner| Arc::ptr_eq(&it.queue, &self.queue);
+        let Some(index) = entry.owners.iter().position(is_own) else {
+            return Ok(());
+        };
+        let binding = entry.owners[index].binding;
+        for other in entry.owners.iter().filter(|it| !is_own(it)) {
+            binding.check(other.binding)?;
+        }
+        entry.owners[index].reuses = false;
+        Ok(())
+    }
+
     /// Listens; at most `backlog` connections are queued.
+    ///
+    /// # Errors
+    /// EADDRNOTAVAIL, EADDRINUSE: another owner shares the port; EMFILE, ENFILE, ENOMEM.
     pub(super) fn listen(&self, backlog: u32) -> Result<OwnedFd> {
-        let Ports::Directory(directory) = &*self.ports else {
+        self.own()?;
+        let Ports::Directory(directory, _) = &*self.ports else {
             return self.queue.listen(backlog);
         };
-        let name = socket_name(self.key, self.binding.ip);
+        let name = socket_name(self.key, self.ip);
         let Some(listener) = directory.bind(&name)? else {
             return refuse(libc::EADDRINUSE);
         };
@@ -513,7 +609,7 @@ impl BoundPort {
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM: the connection stays queued.
     pub(super) fn accept(&self, listener: &OwnedFd) -> Result<Option<Link>> {
-        let Ports::Directory(_) = &*self.ports else {
+        let Ports::Directory(..) = &*self.ports else {
             return Ok(self.queue.accept().map(Link::Memory));
         };
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
@@ -528,31 +624,36 @@ impl BoundPort {
 
 impl Drop for BoundPort {
     fn drop(&mut self) {
-        match &*self.ports {
-            Ports::Process(table) | Ports::Hosts(HostPorts { table, .. }) => {
-                let mut table = lock(table);
-                let Some(entry) = table.get_mut(&self.key) else {
-                    return;
-                };
-                entry
-                    .owners
-                    .retain(|(_, queue)| !Arc::ptr_eq(queue, &self.queue));
-                let (kept, free) = std::mem::take(&mut entry.locks)
-                    .into_iter()
-                    .partition(|(ip, _)| entry.owners.iter().any(|it| it.0.covers(*ip)));
-                entry.locks = kept;
-                if let Some(shared) = self.ports.shared() {
-                    shared.release(self.key, free);
-                }
-                if entry.owners.is_empty() {
-                    table.remove(&self.key);
-                }
-            }
-            Ports::Directory(directory) => {
-                // The socket exists only if the port was listening.
-                directory.remove_socket(&socket_name(self.key, self.binding.ip));
-                unlock_in(directory, std::mem::take(&mut self.locks));
-            }
+        let mut table = lock(self.ports.table());
+        let Some(entry) = table.get_mut(&self.key) else {
+            return;
+        };
+        entry
+            .owners
+            .retain(|owner| !Arc::ptr_eq(&owner.queue, &self.queue));
+        let bindings: Vec<Binding> = entry.owners.iter().map(|owner| owner.binding).collect();
+        if let Some(shared) = self.ports.shared() {
+            let (kept, free) = std::mem::take(&mut entry.locks)
+                .into_iter()
+                .partition(|(ip, _)| bindings.iter().any(|it| it.covers(*ip)));
+            entry.locks = kept;
+            shared.release(self.key, free);
+        }
+        if let Ports::Directory(directory, _) = &*self.ports {
+            // The socket exists only if the port was listening.
+            directory.remove_socket(&socket_name(self.key, self.ip));
+            let needed = |file: &LockedFile| {
+                let mut names = bindings.iter().flat_map(|it| files_of(self.key, *it));
+                names.any(|(name, ..)| name == file.name)
+            };
+            let (kept, free) = std::mem::take(&mut entry.files)
+                .into_iter()
+                .partition(needed);
+            entry.files = kept;
+            unlock_in(directory, free);
+        }
+        if entry.owners.is_empty() {
+            table.remove(&self.key);
         }
     }
 }
@@ -593,14 +694,14 @@ mod tests {
     #[test]
     fn a_port_is_exclusive_until_released() {
         with_both_kinds("taken", |ports| {
-            let entry = ports().reserve(SPACE, 7471, AT).unwrap();
-            let again = ports().reserve(SPACE, 7471, AT).unwrap_err();
+            let entry = ports().reserve(SPACE, 7471, AT, false).unwrap();
+            let again = ports().reserve(SPACE, 7471, AT, false).unwrap_err();
             assert_eq!(again.raw(), libc::EADDRNOTAVAIL);
-            ports().reserve(SPACE + 1, 7471, AT).unwrap();
+            ports().reserve(SPACE + 1, 7471, AT, false).unwrap();
             drop(entry);
-            let entry = ports().reserve(SPACE, 7471, AT).unwrap();
+            let entry = ports().reserve(SPACE, 7471, AT, false).unwrap();
             let chosen: Vec<_> = (0..20)
-                .map(|_| ports().reserve(SPACE, 0, AT).unwrap())
+                .map(|_| ports().reserve(SPACE, 0, AT, false).unwrap())
                 .collect();
             let mut numbers: Vec<u16> = chosen.iter().map(BoundPort::port).collect();
             numbers.sort_unstable();
@@ -613,7 +714,7 @@ mod tests {
     #[test]
     fn the_backlog_is_limited() {
         with_both_kinds("backlog", |ports| {
-            let entry = ports().reserve(SPACE, 7471, AT).unwrap();
+            let entry = ports().reserve(SPACE, 7471, AT, false).unwrap();
             let connect = || ports().connect((SPACE, 7471), LOCAL);
             assert!(connect().unwrap().is_none(), "bound but not listening");
             let listener = entry.listen(3).unwrap();
@@ -640,7 +741,7 @@ mod tests {
         bind(left.as_raw_fd(), &at).unwrap();
         drop(left);
         assert!(ports.connect(key, LOCAL).unwrap().is_none());
-        let entry = ports.reserve(SPACE, 7471, AT).unwrap();
+        let entry = ports.reserve(SPACE, 7471, AT, false).unwrap();
         let listener = entry.listen(0).unwrap();
         let reached = ports.connect(key, LOCAL).unwrap();
         assert!(reached.is_some() && entry.accept(&listener).unwrap().is_some());
@@ -661,11 +762,11 @@ mod tests {
         .unwrap();
         std::fs::create_dir(directory.join(family_lock_name((SPACE, 2), true))).unwrap();
         for port in [1, 2] {
-            let error = ports.reserve(SPACE, port, AT).unwrap_err();
+            let error = ports.reserve(SPACE, port, AT, false).unwrap_err();
             assert_eq!(error.raw(), libc::EADDRNOTAVAIL);
         }
         File::create(directory.join(socket_name((SPACE, 3), LOCAL))).unwrap();
-        let entry = ports.reserve(SPACE, 3, AT).unwrap();
+        let entry = ports.reserve(SPACE, 3, AT, false).unwrap();
         assert_eq!(entry.listen(1).unwrap_err().raw(), libc::EADDRINUSE);
         assert!(ports.connect((SPACE, 3), LOCAL).unwrap().is_none());
         std::fs::remove_dir_all(&directory).unwrap();
@@ -708,8 +809,8 @@ mod tests {
                     if swapped {
                         std::mem::swap(&mut one, &mut two);
                     }
-                    let first = ports().reserve(SPACE, 7471, one).unwrap();
-                    let second = ports().reserve(SPACE, 7471, two);
+                    let first = ports().reserve(SPACE, 7471, one, false).unwrap();
+                    let second = ports().reserve(SPACE, 7471, two, false);
                     let errno = second.as_ref().map_or_else(|errno| errno.raw(), |_| NONE);
                     assert_eq!(errno, expected, "{a} {a_only}, {b} {b_only}, {swapped}");
                     if let Ok(second) = second {
@@ -723,13 +824,50 @@ mod tests {
                         assert!(first.accept(&here).unwrap().is_some());
                         drop(second);
                         // The other one keeps the port.
-                        assert!(ports().reserve(SPACE, 7471, one).is_err());
+                        assert!(ports().reserve(SPACE, 7471, one, false).is_err());
                     }
                     drop(first);
-                    ports().reserve(SPACE, 7471, two).unwrap();
+                    ports().reserve(SPACE, 7471, two, false).unwrap();
                 }
             }
         });
+    }
+
+    /// Ids of a process share a port until one listens, as in rdma_cm.
+    #[test]
+    fn a_reused_port_has_one_listener() {
+        let mixed = [
+            AT,
+            Binding {
+                ip: Ipv4Addr::new(192, 0, 2, 1).into(),
+                ..AT
+            },
+        ];
+        for other in mixed {
+            with_both_kinds("reused", |ports| {
+                let process = ports();
+                let reserve = |binding, reuses| process.reserve(SPACE, 7471, binding, reuses);
+                let refused = |result: Result<BoundPort>| result.map(drop).unwrap_err().raw();
+                let (first, second) = (reserve(AT, true).unwrap(), reserve(other, true).unwrap());
+                assert_eq!(refused(reserve(AT, false)), libc::EADDRNOTAVAIL);
+                assert_eq!(
+                    first.listen(1).map(drop).unwrap_err().raw(),
+                    libc::EADDRNOTAVAIL
+                );
+                drop(second);
+                let _listener = first.listen(1).unwrap();
+                assert_eq!(refused(reserve(other, true)), libc::EADDRNOTAVAIL);
+                drop(first);
+                let first = reserve(AT, false).unwrap();
+                assert_eq!(refused(reserve(other, true)), libc::EADDRNOTAVAIL);
+                first.reuse();
+                let second = reserve(other, true).unwrap();
+                drop(first);
+                assert!(ports().reserve(SPACE, 7471, other, false).is_err());
+                drop(second);
+                ports().reserve(SPACE, 7471, AT, false).unwrap();
+            });
+        }
     }
 
     /// Other processes have nothing to connect to: a listener in a network of one process is
@@ -737,7 +875,7 @@ mod tests {
     #[test]
     fn a_network_of_one_process_has_no_listening_socket() {
         let ports = Arc::new(Ports::new(None));
-        let entry = ports.reserve(SPACE, 1, AT).unwrap();
+        let entry = ports.reserve(SPACE, 1, AT, false).unwrap();
         let listener = entry.listen(2).unwrap();
         let own = std::fs::metadata(format!("/proc/self/fd/{}", listener.as_raw_fd()));
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();

@@ -63,6 +63,18 @@ fn source_for(to: SocketAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
+/// The first port that any program may bind; ip_unprivileged_port_start does not count.
+const FIRST_UNPRIVILEGED: u16 = 1024;
+
+/// Returns whether this thread has CAP_NET_BIND_SERVICE.
+fn may_bind_services() -> bool {
+    const CAP_NET_BIND_SERVICE: u32 = 10;
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let set = status.lines().find_map(|it| it.strip_prefix("CapEff:"));
+    let set = set.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
+    set.is_none_or(|set| set >> CAP_NET_BIND_SERVICE & 1 != 0)
+}
+
 /// Returns the default of AFONLY, as in rdma_cm.
 fn is_family_only(ip: IpAddr) -> bool {
     let setting = || fs::read("/proc/sys/net/ipv6/bindv6only");
@@ -262,7 +274,11 @@ impl State {
             ip: address.ip(),
             family_only,
         };
-        let bound_port = ports.reserve(id.space, address.port(), binding)?;
+        let port = address.port();
+        if port != 0 && port < FIRST_UNPRIVILEGED && !may_bind_services() {
+            return refuse(libc::EACCES);
+        }
+        let bound_port = ports.reserve(id.space, port, binding, id.reuses)?;
         id.family_only = Some(family_only);
         id.port = id.port.at(address.ip(), hosts.as_deref());
         id.local = Some((address.ip(), bound_port.port()).into());
@@ -326,7 +342,8 @@ impl State {
         if id.bound_port.is_none() {
             let ip = IpAddr::from([0, 0, 0, 0]);
             let family_only = id.family_only.unwrap_or(true);
-            let bound_port = ports.reserve(id.space, 0, Binding { ip, family_only })?;
+            let binding = Binding { ip, family_only };
+            let bound_port = ports.reserve(id.space, 0, binding, id.reuses)?;
             id.local = Some((ip, bound_port.port()).into());
             id.bound_port = Some(bound_port);
             id.phase = Phase::Bound;
@@ -564,17 +581,25 @@ impl State {
                 id.ack_timeout = byte().map_err(wrong)? & 31;
             }
             (option::OPTION_ID, option::OPTION_ID_ACK_TIMEOUT) => return refuse(libc::EINVAL),
-            (
-                option::OPTION_ID,
-                name @ (option::OPTION_ID_REUSEADDR | option::OPTION_ID_AFONLY),
-            ) => {
+            (option::OPTION_ID, option::OPTION_ID_REUSEADDR) => {
                 let flag = flag().map_err(wrong)?;
-                if id.phase != Phase::Idle {
+                // As in rdma_cm, it is not cleared once the id is bound.
+                if id.phase != Phase::Idle && (!flag || id.phase == Phase::Listening) {
                     return refuse(libc::EINVAL);
                 }
-                // A port is free as soon as it is released, so REUSEADDR has no effect.
-                if name == option::OPTION_ID_AFONLY {
-                    id.family_only = Some(flag);
+                id.reuses = flag;
+                if let Some(bound_port) = &id.bound_port {
+                    bound_port.reuse();
+                }
+            }
+            (option::OPTION_ID, option::OPTION_ID_AFONLY) => {
+                let flag = flag().map_err(wrong)?;
+                if ![Phase::Idle, Phase::Bound].contains(&id.phase) {
+                    return refuse(libc::EINVAL);
+                }
+                id.family_only = Some(flag);
+                if let Some(bound_port) = &id.bound_port {
+                    bound_port.set_family_only(flag);
                 }
             }
             _ => return refuse(libc::ENOSYS),

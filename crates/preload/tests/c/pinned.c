@@ -1,6 +1,7 @@
 /*
  * Registered memory is pinned: whatever the program unmaps, maps, moves, protects or discards,
- * the device accesses the pages that were registered. Prints "well".
+ * the device accesses the pages that were registered. Prints "well". The same program runs in
+ * guests, on devices of the kernel.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>

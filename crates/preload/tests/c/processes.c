@@ -46,6 +46,7 @@ static void use(struct ibv_context *context)
 			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct ibv_mr *mr;
 	struct ibv_qp *qp;
+	struct ibv_port_attr port;
 	union ibv_gid gid;
 	int index = 1;
 	struct ibv_qp_init_attr init = {
@@ -63,6 +64,7 @@ static void use(struct ibv_context *context)
 	qp = ibv_create_qp(pd, &init);
 	/* A device of an address may have a single GID. */
 	CHECK(mr && qp && !ibv_query_gid(context, 1, index, &gid));
+	CHECK(!ibv_query_port(context, 1, &port));
 	if (!memcmp(&gid, &(union ibv_gid){ 0 }, sizeof gid))
 		CHECK(!ibv_query_gid(context, 1, --index, &gid));
 	CHECK(!ibv_modify_qp(qp, &at, IBV_QP_STATE | IBV_QP_PKEY_INDEX |
@@ -70,7 +72,7 @@ static void use(struct ibv_context *context)
 	at = (struct ibv_qp_attr){
 		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
 		.dest_qp_num = qp->qp_num, .max_dest_rd_atomic = 1, .min_rnr_timer = 12,
-		.ah_attr = { .is_global = 1, .port_num = 1,
+		.ah_attr = { .is_global = 1, .port_num = 1, .dlid = port.lid,
 			     .grh = { .dgid = gid, .sgid_index = index, .hop_limit = 1 } },
 	};
 	CHECK(!ibv_modify_qp(qp, &at, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |

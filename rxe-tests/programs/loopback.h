@@ -1,0 +1,1 @@
+../../crates/preload/tests/c/loopback.h
