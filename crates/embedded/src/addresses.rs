@@ -2,11 +2,12 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use softhca::packet::{Gid, Mac};
 
 use crate::Result;
+use crate::directory::Directory;
 
 /// MAC addresses in frames between a device and the UDP wire: of the device, and of all other
 /// hosts.
@@ -39,6 +40,15 @@ pub(crate) type IndexedGid = ([u8; 16], u8);
 pub(crate) struct OwnGids {
     pub(crate) link_local: IndexedGid,
     pub(crate) ipv4: IndexedGid,
+}
+
+/// The directory in which processes with the same addresses reserve ports.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedPorts {
+    pub(crate) directory: Arc<Directory>,
+    /// The member number of this process.
+    pub(crate) member: u8,
+    pub(crate) addresses: Arc<AddressList>,
 }
 
 /// Maximum number of addresses of a device.

@@ -9,14 +9,14 @@ use std::fs::{File, Permissions};
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, open, openat};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat, fstatat};
 use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, geteuid, mkdir, unlinkat};
-use uverbs::{Command, Errno, Error};
+use uverbs::{Command, Errno, Error, environment};
 
 use crate::Result;
 
@@ -84,6 +84,14 @@ pub(crate) fn new_socket() -> Result<OwnedFd> {
 }
 
 impl Directory {
+    /// Returns the path of the directory that is used if none is named.
+    pub(crate) fn default_path() -> PathBuf {
+        match environment::variable("XDG_RUNTIME_DIR") {
+            Some(parent) if !parent.is_empty() => Path::new(&parent).join("ringverbs"),
+            _ => format!("/tmp/ringverbs-{}", geteuid()).into(),
+        }
+    }
+
     /// Opens the directory. If it does not exist, creates it for this user
     /// only.
     pub(crate) fn open(path: &Path, sharing: Sharing) -> std::result::Result<Self, Error> {

@@ -9,7 +9,7 @@ use std::sync::{Mutex, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use std::{mem, process, thread};
 
-use crate::runner::in_scope;
+use crate::scope::in_scope;
 
 /// A network that may have frames to send.
 pub(crate) trait Flush: Send + Sync {

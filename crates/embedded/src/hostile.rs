@@ -7,7 +7,7 @@ use softhca::packet::{LinkKind, Mac, Pool, RecvMeta, Transmit, View};
 
 use crate::addresses::AddressList;
 use crate::cm::{Manager, hostile_messages};
-use crate::device::Drive;
+use crate::drive::Drive;
 
 const MACS: [Mac; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
 

@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll, ppoll};
+use nix::poll::{PollFd, PollFlags, PollTimeout, ppoll};
 use nix::sys::time::TimeSpec;
 use uverbs::abi::ids::{ATTR_DESTROY_QP_HANDLE, METHOD_QP_DESTROY, OBJECT_QP};
 use uverbs::abi::ioctl::RDMA_VERBS_IOCTL;
@@ -18,6 +18,7 @@ use crate::driver_ids::{METHOD_OBJ_DESTROY, OBJECT_DEVX_OBJ};
 use crate::embedded::Embedded;
 use crate::event::EventFile;
 use crate::files::File;
+use crate::poll::wait;
 use crate::request::Request;
 use crate::time::{self, Limit, Progress};
 use crate::{Result, refuse};
@@ -84,14 +85,6 @@ impl Embedded {
         let kernel = EmbeddedKernel::new(self.clone(), None);
         // SAFETY: the descriptor is new, and only this kernel closes it.
         Ok(unsafe { Context::from_owned_fd(Box::new(kernel), fd, DriverId::MLX5) })
-    }
-}
-
-/// Waits until a descriptor is readable.
-pub(crate) fn wait(fd: BorrowedFd<'_>, timeout: PollTimeout) -> Result<bool> {
-    match poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], timeout) {
-        Ok(ready) => Ok(ready > 0),
-        Err(errno) => refuse(errno as i32),
     }
 }
 

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use nix::unistd::geteuid;
 use softhca::Settings;
 use softhca::fabric::Fabric;
 use softhca::packet::Pool;
 use softhca::profile::{PortKind, Profile};
 use softhca::profiles::PROFILES;
-use uverbs::{Command, Errno, Error, environment};
+use uverbs::{Command, Errno, Error};
 
 use crate::addresses::PortAddresses;
-use crate::device::{Device, Drive};
+use crate::device::Device;
 use crate::directory::{Directory, Sharing};
+use crate::drive::Drive;
 use crate::embedded::Embedded;
 use crate::gids::GidTable;
 use crate::memory::Process;
@@ -134,10 +134,7 @@ impl Network {
     /// Returns the directory that commands use if none is named: `ringverbs` in
     /// `$XDG_RUNTIME_DIR`, or a folder in `/tmp` with the user's number in its name.
     pub fn default_directory() -> PathBuf {
-        match environment::variable("XDG_RUNTIME_DIR") {
-            Some(parent) if !parent.is_empty() => Path::new(&parent).join("ringverbs"),
-            _ => format!("/tmp/ringverbs-{}", geteuid()).into(),
-        }
+        Directory::default_path()
     }
 
     /// Creates the directory of a network, if it does not exist, and checks it as

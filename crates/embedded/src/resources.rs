@@ -1,11 +1,11 @@
 //! The objects of a device, as the kernel describes them to administrators (restrack).
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 
 use uverbs::QpType;
 use uverbs::abi::ids;
 
+use crate::cm::ConnectionId;
 use crate::embedded::Embedded;
 use crate::files::File;
 use crate::object::{ObjectData, SrqKind};
@@ -74,25 +74,6 @@ pub struct QueuePairResource {
     pub send_psn: u32,
     /// Path migration state.
     pub path_mig_state: u8,
-}
-
-/// An id of the connection manager that has a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConnectionId {
-    /// Number.
-    pub id: u32,
-    /// Number of its queue pair; 0 if none is known.
-    pub queue_pair: u32,
-    /// Type of the queue pair.
-    pub kind: QpType,
-    /// Port space (`RDMA_PS_TCP`).
-    pub space: u32,
-    /// `enum rdma_cm_state`.
-    pub state: u8,
-    /// Its own address.
-    pub local: Option<SocketAddr>,
-    /// The peer's address.
-    pub peer: Option<SocketAddr>,
 }
 
 impl Embedded {

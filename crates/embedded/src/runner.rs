@@ -18,13 +18,15 @@ use uverbs::{Errno, threads};
 
 use crate::cleanup::with_cleanup;
 use crate::cm::Manager;
-use crate::device::{Device, Drive};
+use crate::device::Device;
 use crate::directory::Directory;
+use crate::drive::Drive;
 use crate::exit_flush::{Flush, flush_at_exit};
+use crate::scope::{init_thread, request_short_slice};
 use crate::segment::{MAX_DEVICES, Segment};
 use crate::time::SimulatedTime;
 use crate::udp::{HostAddresses, UdpPorts, UdpWire};
-use crate::wait::{Backoff, WaitCondition, Waiters, request_short_slice};
+use crate::wait::{Backoff, WaitCondition, Waiters};
 use crate::wire::{Link, MAX_FRAME_WAIT, Wire, sleep_until_readable};
 use crate::{Result, refuse, usage};
 
@@ -297,8 +299,9 @@ impl Runner {
                 let (manager, gateway) =
                     Manager::of_hosts(drive, Arc::clone(&own.list), own.guid(), ports.shared())?;
                 addresses = Some(own);
-                let make =
-                    |epoll: &Epoll| UdpWire::new(ports, gateway, &fabric, pool.clone(), epoll);
+                let make = |epoll: &Epoll| {
+                    UdpWire::new(ports, Box::new(gateway), &fabric, pool.clone(), epoll)
+                };
                 (
                     manager,
                     Some(Link::new(|epoll| {
@@ -637,27 +640,6 @@ pub(crate) fn cap_sleep(sleep: Duration, due: Option<Duration>) -> Duration {
     due.map_or(sleep, |due| sleep.min(due))
 }
 
-/// The functions set by [`set_scope_hooks`].
-static SCOPE_HOOKS: OnceLock<[fn(); 2]> = OnceLock::new();
-
-/// Sets functions that a thread calls where code of the devices begins and ends, if nobody
-/// calls that code: the threads of every network when they start, and the flush at exit. Only
-/// the first call has an effect.
-pub fn set_scope_hooks(enter: fn(), leave: fn()) {
-    let _ = SCOPE_HOOKS.set([enter, leave]);
-}
-
-/// Runs code of the devices that nobody calls.
-pub(crate) fn in_scope<T>(run: impl FnOnce() -> T) -> T {
-    let Some([enter, leave]) = SCOPE_HOOKS.get() else {
-        return run();
-    };
-    enter();
-    let result = run();
-    leave();
-    result
-}
-
 /// Pages of doorbell registers of a driver that does not call
 /// [`Embedded::notify_doorbell`](crate::Embedded::notify_doorbell).
 pub trait DoorbellGuard: Sync {
@@ -679,14 +661,6 @@ fn is_guarded() -> bool {
 /// the first call has an effect.
 pub fn guard_doorbells(guard: &'static dyn DoorbellGuard) {
     let _ = DOORBELL_GUARD.set(guard);
-}
-
-/// Initializes a new thread of a network.
-pub(crate) fn init_thread() {
-    if let Some([enter, _]) = SCOPE_HOOKS.get() {
-        enter();
-    }
-    request_short_slice();
 }
 
 /// The thread's main loop.

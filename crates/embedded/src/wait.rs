@@ -1,7 +1,6 @@
 //! Waiting for an embedded device: a thread spins, then sleeps.
 
 use std::cell::Cell;
-use std::mem::size_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,6 +14,7 @@ use nix::unistd::{pipe2, read, write};
 
 use crate::cleanup::with_cleanup;
 use crate::runner::{Runner, cap_sleep};
+use crate::scope::request_short_slice;
 
 /// How long the network's thread spins after the last activity before it sleeps. It does not
 /// yield: on a busy host a thread that yields runs after all others, whereas a thread that
@@ -504,44 +504,5 @@ impl Waiters {
 
     fn lock(&self) -> MutexGuard<'_, WaiterList> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// `struct sched_attr` of `linux/sched/types.h`, first version.
-#[repr(C)]
-#[derive(Default)]
-struct SchedAttr {
-    size: u32,
-    policy: u32,
-    flags: u64,
-    nice: i32,
-    priority: u32,
-    runtime: u64,
-    deadline: u64,
-    period: u64,
-}
-
-const _: () = assert!(size_of::<SchedAttr>() == 48);
-
-/// Asks the kernel to schedule this thread soon after it wakes: a timer slack of
-/// 1 µs and, under SCHED_OTHER on Linux 6.12 and later, a time slice of 0.1 ms, with
-/// which it preempts threads that have longer slices. Its share of the processor does not
-/// change. Both settings are permanent.
-pub(crate) fn request_short_slice() {
-    const SLICE: u64 = 100_000;
-    let mut attr = SchedAttr::default();
-    let size = size_of::<SchedAttr>() as u32;
-    // SAFETY: PR_SET_TIMERSLACK takes nanoseconds; sched_getattr writes at most
-    // `size` bytes, and sched_setattr reads them.
-    unsafe {
-        libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64);
-        if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) != 0 {
-            return;
-        }
-        // An older kernel reports a slice of 0.
-        if attr.policy == libc::SCHED_OTHER as u32 && attr.runtime > SLICE {
-            attr.runtime = SLICE;
-            libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0);
-        }
     }
 }

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,11 +30,11 @@ use super::id::ACK_TIMEOUT;
 use super::link::{End, ReadyList, ReceiveResult};
 use super::mad::{Attribute, Mad, MadHeader, Subject};
 #[cfg(any(test, feature = "test-utils"))]
-use super::ports::Binding;
-use super::ports::{Ports, random};
+use super::ports::{Binding, Ports};
 use super::wire::{Message, MessageKind};
 use crate::Result;
-use crate::udp::ID_BITS;
+use crate::random::random;
+use crate::udp::{ID_BITS, ManagementAgent, Outgoing};
 
 /// Maximum number of communications and of queued datagrams. The oldest one that has ended
 /// makes room; without one, requests are dropped.
@@ -154,13 +154,6 @@ fn monotonic_time() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
-/// A management datagram to send, from and to these addresses.
-pub(crate) struct Outgoing {
-    pub(crate) from: IpAddr,
-    pub(crate) to: IpAddr,
-    pub(crate) bytes: [u8; super::mad::SIZE],
-}
-
 /// All communications of a device with other hosts.
 pub(crate) struct Gateway {
     ports: Arc<Ports>,
@@ -191,6 +184,115 @@ enum Action {
     Request(MessageKind, Box<Message>, Phase),
     /// Sends a message that has no answer; retransmitted only if the peer retransmits.
     Respond(Mad, Phase),
+}
+
+impl ManagementAgent for Gateway {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.0.as_fd()
+    }
+
+    fn watch_errors(&self, socket: BorrowedFd<'_>, number: usize) -> Result<()> {
+        // Errors are reported whether or not they are asked for.
+        let event = EpollEvent::new(EpollFlags::empty(), number as u64);
+        self.epoll.add(socket, event).map_err(to_errno)
+    }
+
+    fn pop_failed(&mut self) -> Option<usize> {
+        self.failed.pop()
+    }
+
+    fn add_address(&self, address: IpAddr) {
+        self.ports.add_address(address);
+    }
+
+    fn pop(&mut self) -> Option<Outgoing> {
+        self.outgoing.pop_front()
+    }
+
+    fn turn(&mut self) -> bool {
+        let mut events = [EpollEvent::empty(); MAX_EVENTS];
+        let count = self
+            .epoll
+            .wait(&mut events, EpollTimeout::ZERO)
+            .unwrap_or(0);
+        for event in &events[..count.min(MAX_EVENTS)] {
+            match event.data() {
+                TIMER => self.expire(),
+                DIALER => self.accept_dialed(),
+                number if number < LINKS => self.failed.push(number as usize),
+                _ => (self.links.take().into_iter())
+                    .for_each(|number| self.receive_local(number as u32)),
+            }
+        }
+        if count != 0 {
+            self.set_timer();
+        }
+        count != 0
+    }
+
+    fn close(&mut self) {
+        // Ids may have sent messages, and requests to other hosts, just before.
+        let _ = (0..MAX_CLOSING_TURNS).any(|_| !self.turn());
+        self.is_closed = true;
+        let numbers: Vec<u32> = self.communications.keys().copied().collect();
+        for number in numbers {
+            self.handle_close(number);
+        }
+    }
+
+    fn other_member(&self, destination: IpAddr, bytes: &[u8]) -> Option<u8> {
+        let mad = Mad::parse(bytes)?;
+        if let Attribute::Request | Attribute::ServiceRequest = mad.attribute {
+            return self.ports.other_member(mad.service()?, destination);
+        }
+        let number = mad.receiver_id();
+        let member = (number >> ID_BITS) as u8;
+        (number != 0 && member != self.ports.member()).then_some(member)
+    }
+
+    fn receive(&mut self, source: IpAddr, destination: IpAddr, bytes: &[u8]) {
+        let Some(mad) = Mad::parse(bytes) else {
+            return;
+        };
+        match mad.attribute {
+            Attribute::Request | Attribute::ServiceRequest => {
+                self.handle_request((source, destination), &mad);
+            }
+            _ => self.handle_response((source, destination), &mad),
+        }
+        self.set_timer();
+    }
+
+    fn handle_refusal(&mut self, both: (IpAddr, IpAddr), bytes: &[u8]) -> Option<Duration> {
+        let mad = Mad::parse(bytes)?;
+        let number = mad.sender_id();
+        let communication = self.communications.get_mut(&number)?;
+        // Reports may be forged, but not by who does not know the message.
+        let is_about = (communication.local, communication.remote) == both
+            && communication.last.as_ref() == Some(&mad);
+        if !is_about {
+            return None;
+        }
+        let sent = communication.sent;
+        let header = communication.header(number, self.guid);
+        communication.handle_refusal(&header);
+        self.index(number);
+        self.end_peers(both, sent);
+        Some(sent)
+    }
+
+    fn end_peers(&mut self, both: (IpAddr, IpAddr), time: Duration) {
+        let has_ended = |it: &Communication| (it.local, it.remote) == both && it.heard < time;
+        let all = self.communications.iter_mut();
+        let ended = all.filter(|(_, it)| has_ended(it)).map(|(number, it)| {
+            it.handle_peer_end();
+            *number
+        });
+        for number in ended.collect::<Vec<u32>>() {
+            self.index(number);
+        }
+        self.set_timer();
+    }
 }
 
 impl Gateway {
@@ -224,67 +326,6 @@ impl Gateway {
             due: None,
             is_closed: false,
         })
-    }
-
-    /// Returns the descriptor that is readable when [`turn`](Self::turn) has something
-    /// to do.
-    pub(crate) fn descriptor(&self) -> &Epoll {
-        &self.epoll
-    }
-
-    /// Watches a socket for errors, under the number of its address.
-    pub(crate) fn watch_errors(&self, socket: impl AsFd, number: usize) -> Result<()> {
-        // Errors are reported whether or not they are asked for.
-        let event = EpollEvent::new(EpollFlags::empty(), number as u64);
-        self.epoll.add(socket, event).map_err(to_errno)
-    }
-
-    /// Returns the number of a watched socket that reports errors.
-    pub(crate) fn pop_failed(&mut self) -> Option<usize> {
-        self.failed.pop()
-    }
-
-    /// Reserves the bound ports also at a new address of the device.
-    pub(crate) fn add_address(&self, address: IpAddr) {
-        self.ports.add_address(address);
-    }
-
-    /// Returns the next datagram to send.
-    pub(crate) fn pop(&mut self) -> Option<Outgoing> {
-        self.outgoing.pop_front()
-    }
-
-    /// Handles messages of ids, and timeouts. Returns whether there were any.
-    pub(crate) fn turn(&mut self) -> bool {
-        let mut events = [EpollEvent::empty(); MAX_EVENTS];
-        let count = self
-            .epoll
-            .wait(&mut events, EpollTimeout::ZERO)
-            .unwrap_or(0);
-        for event in &events[..count.min(MAX_EVENTS)] {
-            match event.data() {
-                TIMER => self.expire(),
-                DIALER => self.accept_dialed(),
-                number if number < LINKS => self.failed.push(number as usize),
-                _ => (self.links.take().into_iter())
-                    .for_each(|number| self.receive_local(number as u32)),
-            }
-        }
-        if count != 0 {
-            self.set_timer();
-        }
-        count != 0
-    }
-
-    /// Ends all communications, since the process ends.
-    pub(crate) fn close(&mut self) {
-        // Ids may have sent messages, and requests to other hosts, just before.
-        let _ = (0..MAX_CLOSING_TURNS).any(|_| !self.turn());
-        self.is_closed = true;
-        let numbers: Vec<u32> = self.communications.keys().copied().collect();
-        for number in numbers {
-            self.handle_close(number);
-        }
     }
 
     fn number(&self) -> u32 {
@@ -548,32 +589,6 @@ impl Gateway {
         let _ = (self.timer).set(Expiration::OneShot(left), TimerSetTimeFlags::empty());
     }
 
-    /// Returns the number of the other process that a management datagram is for; `None` if
-    /// it is for this process, or for none that shares the address.
-    pub(crate) fn other_member(&self, destination: IpAddr, bytes: &[u8]) -> Option<u8> {
-        let mad = Mad::parse(bytes)?;
-        if let Attribute::Request | Attribute::ServiceRequest = mad.attribute {
-            return self.ports.other_member(mad.service()?, destination);
-        }
-        let number = mad.receiver_id();
-        let member = (number >> ID_BITS) as u8;
-        (number != 0 && member != self.ports.member()).then_some(member)
-    }
-
-    /// Handles a management datagram of another host.
-    pub(crate) fn receive(&mut self, source: IpAddr, destination: IpAddr, bytes: &[u8]) {
-        let Some(mad) = Mad::parse(bytes) else {
-            return;
-        };
-        match mad.attribute {
-            Attribute::Request | Attribute::ServiceRequest => {
-                self.handle_request((source, destination), &mad);
-            }
-            _ => self.handle_response((source, destination), &mad),
-        }
-        self.set_timer();
-    }
-
     /// Handles a request.
     fn handle_request(&mut self, (source, destination): (IpAddr, IpAddr), mad: &Mad) {
         let sender = mad.sender_id();
@@ -646,46 +661,6 @@ impl Gateway {
             Mad::encode(MessageKind::ServiceReply, &reply, &header)
         };
         self.queue(both, mad);
-    }
-
-    /// Handles the report that nobody had the port of another host to which the datagram with
-    /// this MAD was sent. Returns when it was sent, for [`end_peers`](Self::end_peers) of other
-    /// processes; `None` if the report is not about a message that waits for an answer.
-    pub(crate) fn handle_refusal(
-        &mut self,
-        both: (IpAddr, IpAddr),
-        bytes: &[u8],
-    ) -> Option<Duration> {
-        let mad = Mad::parse(bytes)?;
-        let number = mad.sender_id();
-        let communication = self.communications.get_mut(&number)?;
-        // Reports may be forged, but not by who does not know the message.
-        let is_about = (communication.local, communication.remote) == both
-            && communication.last.as_ref() == Some(&mad);
-        if !is_about {
-            return None;
-        }
-        let sent = communication.sent;
-        let header = communication.header(number, self.guid);
-        communication.handle_refusal(&header);
-        self.index(number);
-        self.end_peers(both, sent);
-        Some(sent)
-    }
-
-    /// Ends the communications with a host that were last heard before `time`, after which
-    /// nobody had its port: the peers' processes have ended.
-    pub(crate) fn end_peers(&mut self, both: (IpAddr, IpAddr), time: Duration) {
-        let has_ended = |it: &Communication| (it.local, it.remote) == both && it.heard < time;
-        let all = self.communications.iter_mut();
-        let ended = all.filter(|(_, it)| has_ended(it)).map(|(number, it)| {
-            it.handle_peer_end();
-            *number
-        });
-        for number in ended.collect::<Vec<u32>>() {
-            self.index(number);
-        }
-        self.set_timer();
     }
 
     /// Returns the communication that a peer has started with this communication id.
@@ -1091,7 +1066,7 @@ mod tests {
     use super::super::ports::BoundPort;
     use super::*;
     use crate::addresses::AddressList;
-    use crate::device::Drive;
+    use crate::drive::Drive;
 
     const OWN: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
     const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));

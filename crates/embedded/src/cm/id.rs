@@ -11,10 +11,10 @@ use uverbs::abi::write::{AhAttr, GlobalRoute};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
 use super::monitor::{MonitoredLink, MonitoredListener};
-use super::ports::{BoundPort, random};
+use super::ports::BoundPort;
 use super::wire::Message;
 use crate::addresses::{AddressList, OwnGids};
-use crate::resources::ConnectionId;
+use crate::random::random;
 use crate::{Result, refuse};
 
 /// Queue key of datagram services (`RDMA_UDP_QKEY`).
@@ -27,19 +27,38 @@ const HOP_LIMIT: u8 = 64;
 /// Maximum number of accepted connections without a request; peers send it immediately.
 pub(super) const MAX_PENDING: usize = 64;
 
+/// An id of the connection manager that has a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionId {
+    /// Number.
+    pub id: u32,
+    /// Number of its queue pair; 0 if none is known.
+    pub queue_pair: u32,
+    /// Type of the queue pair.
+    pub kind: QpType,
+    /// Port space (`RDMA_PS_TCP`).
+    pub space: u32,
+    /// `enum rdma_cm_state`.
+    pub state: u8,
+    /// Its own address.
+    pub local: Option<SocketAddr>,
+    /// The peer's address.
+    pub peer: Option<SocketAddr>,
+}
+
 /// A port of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Port {
-    pub(super) ethernet: bool,
-    pub(super) gid: [u8; 16],
-    pub(super) lid: u16,
-    pub(super) node_guid: u64,
+pub(crate) struct Port {
+    pub(crate) ethernet: bool,
+    pub(crate) gid: [u8; 16],
+    pub(crate) lid: u16,
+    pub(crate) node_guid: u64,
     /// Index of the GID.
-    pub(super) gid_index: u8,
+    pub(crate) gid_index: u8,
     /// GIDs of RoCE v2 of a device that reaches no other hosts, with their indices.
-    pub(super) own: Option<OwnGids>,
+    pub(crate) own: Option<OwnGids>,
     /// Path MTU, in MTU encoding.
-    pub(super) mtu: u8,
+    pub(crate) mtu: u8,
 }
 
 impl Port {

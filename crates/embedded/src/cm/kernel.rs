@@ -2,6 +2,7 @@
 //! address for the answer.
 
 use std::ffi::{CStr, c_int, c_void};
+use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, RawFd};
 
 use nix::poll::PollTimeout;
@@ -13,7 +14,6 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::Manager;
 use super::id::Port;
 use super::state::State;
-use crate::embedded::Embedded;
 use crate::user::{Access, copy_in, copyable};
 use crate::{Result, refuse};
 
@@ -24,8 +24,9 @@ const MAX_OPTION_LENGTH: usize = 64;
 
 /// A network's connection manager as the kernel of a channel.
 #[derive(Debug)]
-pub(super) struct ManagerKernel {
-    embedded: Embedded,
+pub(crate) struct ManagerKernel<O> {
+    /// Keeps the manager.
+    owner: O,
     port: Port,
 }
 
@@ -56,13 +57,14 @@ fn prefix(address: &[u8], size: u16) -> Result<&[u8]> {
         .map_or_else(|| refuse(libc::EINVAL), Ok)
 }
 
-impl ManagerKernel {
-    pub(super) fn new(embedded: Embedded, port: Port) -> Self {
-        Self { embedded, port }
+impl<O: AsRef<Manager>> ManagerKernel<O> {
+    /// Creates the kernel of channels whose ids have a port.
+    pub(crate) fn new(owner: O, port: Port) -> Self {
+        Self { owner, port }
     }
 
     fn manager(&self) -> &Manager {
-        self.embedded.runner.manager()
+        self.owner.as_ref()
     }
 
     /// Runs a command. Without a thread, messages are handled before (from peers) and after
@@ -72,41 +74,6 @@ impl ManagerKernel {
         let result = command(&mut self.manager().lock());
         self.manager().drive();
         result
-    }
-}
-
-impl Embedded {
-    /// Returns the connection manager of its network, for
-    /// `rdmacm::EventChannel::open_on`: the ids of that channel belong to this
-    /// device. Addresses are those of the host's interfaces; on a network that reaches other
-    /// hosts the device's own, and loopback addresses for itself. Port spaces belong to the
-    /// network, which is that of a process or of all processes of a directory.
-    ///
-    /// A channel is readable if and only if it has an event. Messages become events
-    /// on a thread of the network; with [`Drive::Caller`](crate::Drive::Caller), in
-    /// [`drive`](Self::drive), commands, and waits for events.
-    ///
-    /// It behaves as rdma_cm does for the same commands, except that it does
-    /// not support `AF_IB` addresses and `RDMA_OPTION_IB_PATH`, and does not
-    /// report ADDR_CHANGE, DEVICE_REMOVAL and TIMEWAIT_EXIT. If the peer's
-    /// process ends, the event is DISCONNECTED, or REJECTED before the peer has
-    /// accepted.
-    pub fn connection_manager(&self) -> Box<dyn Kernel> {
-        let state = self.device.lock();
-        let settings = state.hca.settings();
-        let own = state.own_gids();
-        let port = Port {
-            ethernet: state.is_ethernet(),
-            gid: state.gid(),
-            lid: settings.lid,
-            node_guid: state.node_guid,
-            // After the GID of RoCE v1, if there is one.
-            gid_index: own.map_or(0, |own| own.link_local.1),
-            own,
-            mtu: state.mtu(),
-        };
-        drop(state);
-        Box::new(ManagerKernel::new(self.clone(), port))
     }
 }
 
@@ -231,7 +198,7 @@ fn execute(
 // SAFETY: descriptors are files that the manager created and keeps until they
 // are closed here; each is looked up by its number. Nothing is mapped through
 // them.
-unsafe impl Kernel for ManagerKernel {
+unsafe impl<O: AsRef<Manager> + Debug + Send + Sync> Kernel for ManagerKernel<O> {
     fn open(&self, path: &CStr, _: c_int) -> Result<RawFd> {
         if path != PATH {
             return refuse(libc::ENOENT);

@@ -9,12 +9,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use softhca::packet::gid_of_ip;
 
 use super::wire::{Message, MessageKind};
+use crate::udp::MAD_SIZE;
 
 /// Size of a management datagram.
-pub(crate) const SIZE: usize = 256;
-/// Queue key and number of the general services queue pair (GSI).
-pub(crate) const QKEY: u32 = 0x8001_0000;
-pub(crate) const QPN: u32 = 1;
+pub(crate) const SIZE: usize = MAD_SIZE;
 
 /// Base version, class, class version and method (Send).
 const HEADER: [u8; 4] = [1, 0x07, 2, 0x03];

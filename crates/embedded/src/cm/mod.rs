@@ -43,20 +43,20 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::EpollTimeout;
 use uverbs::threads;
 
-use crate::addresses::AddressList;
-use crate::device::Drive;
+use crate::addresses::{AddressList, SharedPorts};
 use crate::directory::Directory;
-use crate::kernel::wait;
-use crate::resources::ConnectionId;
-use crate::{Result, refuse, runner};
+use crate::drive::Drive;
+use crate::poll::wait;
+use crate::{Result, refuse, scope};
 use gateway::Dialer;
+pub(crate) use gateway::Gateway;
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) use gateway::hostile_messages;
-pub(crate) use gateway::{Gateway, Outgoing};
-pub(crate) use mad::{QKEY, QPN, SIZE as MAD_SIZE};
+pub use id::ConnectionId;
+pub(crate) use id::Port;
+pub(crate) use kernel::ManagerKernel;
 use monitor::Monitor;
 use ports::{HostPorts, Ports};
-pub(crate) use ports::{SharedPorts, random};
 use state::State;
 
 /// Maximum number of rounds over the ready sockets in a caller's turn.
@@ -202,7 +202,7 @@ impl Drop for Manager {
 impl Shared {
     /// The thread's main loop.
     fn run(&self) {
-        runner::init_thread();
+        scope::init_thread();
         while !self.stop.load(Ordering::SeqCst) {
             self.handle(EpollTimeout::NONE);
         }

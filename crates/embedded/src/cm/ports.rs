@@ -8,7 +8,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,8 +20,9 @@ use uverbs::Errno;
 
 use super::gateway::Dialer;
 use super::link::{End, Link};
-use crate::addresses::AddressList;
+use crate::addresses::SharedPorts;
 use crate::directory::Directory;
+use crate::random::random;
 use crate::{Result, refuse};
 
 /// First ephemeral port; the last is 65534.
@@ -45,15 +45,6 @@ pub(super) struct HostPorts {
     pub(super) table: Mutex<PortTable>,
     pub(super) dialer: Arc<Dialer>,
     pub(super) shared: Option<SharedPorts>,
-}
-
-/// The directory in which processes with the same addresses reserve ports.
-#[derive(Clone, Debug)]
-pub(crate) struct SharedPorts {
-    pub(crate) directory: Arc<Directory>,
-    /// The member number of this process.
-    pub(crate) member: u8,
-    pub(crate) addresses: Arc<AddressList>,
 }
 
 /// A port space, and a port of it.
@@ -222,11 +213,6 @@ pub(super) struct BoundPort {
 
 fn to_errno(errno: nix::Error) -> Errno {
     Errno::new(errno as i32)
-}
-
-/// Returns a number that cannot be guessed.
-pub(crate) fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
 }
 
 /// Name of the lock on a port of an address.

@@ -22,7 +22,7 @@ use zerocopy::IntoBytes;
 
 use super::link::{Link, ReceiveResult};
 use super::wire::{Message, MessageKind, SIZE};
-use crate::kernel::wait;
+use crate::poll::wait;
 use crate::{Drive, Embedded, Network};
 
 const TIMEOUT: Duration = Duration::from_secs(30);

@@ -27,7 +27,6 @@ use softhca::packet::{Gid, gid_of_ip, ip_of_gid};
 use uverbs::Errno;
 
 use crate::directory::{Directory, Sharing};
-use crate::network::Network;
 use crate::wire::MAX_FRAME_WAIT;
 use crate::{Result, refuse};
 
@@ -137,7 +136,7 @@ impl Member {
     /// EUSERS if all numbers are taken; errors of the directory.
     pub(crate) fn join(addresses: &[Gid]) -> Result<Self> {
         let unusable = |_| Errno::new(libc::EACCES);
-        let parent = Network::default_directory();
+        let parent = Directory::default_path();
         Directory::open(&parent, Sharing::Own).map_err(unusable)?;
         // Addresses belong to a network namespace.
         let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();

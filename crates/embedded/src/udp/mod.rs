@@ -15,6 +15,7 @@
 //! any network. The port's queue and the socket's buffer bound the unprocessed datagrams.
 
 mod address_monitor;
+mod agent;
 mod group;
 mod multicast;
 mod ports;
@@ -40,9 +41,12 @@ use uverbs::Errno;
 
 use crate::Result;
 use crate::addresses::{AddressList, DEVICE_MAC, MAX_ADDRESSES, OTHERS_MAC};
-use crate::cm::{Gateway, Outgoing, QKEY, QPN, random};
+use crate::random::random;
 use crate::wire::MAX_FRAME_WAIT;
 use address_monitor::AddressMonitor;
+use agent::QKEY;
+use agent::QPN;
+pub(crate) use agent::{MAD_SIZE, ManagementAgent, Outgoing};
 pub(crate) use group::ID_BITS;
 use group::{Forwarded, Group, MessageKind, QPN_BITS};
 use multicast::MulticastGroups;
@@ -72,7 +76,7 @@ const STEERING_INTERVAL: Duration = Duration::from_secs(1);
 const UD_SEND: u8 = 0x64;
 /// The management datagram in the payload of a UDP datagram, without its ICRC: after BTH and
 /// DETH.
-const MAD: std::ops::Range<usize> = 20..20 + crate::cm::MAD_SIZE;
+const MAD: std::ops::Range<usize> = 20..20 + MAD_SIZE;
 /// Bits of the transport's source port that select the socket's.
 const SOURCE_PORT_MASK: u16 = 0x3fff;
 
@@ -103,7 +107,7 @@ pub(crate) struct UdpWire {
     /// Since when the first frame to send waits for room in its socket.
     blocked_since: Option<Instant>,
     /// The connection manager's communication with other hosts.
-    gateway: Gateway,
+    gateway: Box<dyn ManagementAgent>,
     /// When the gateway last had a turn.
     gateway_run: Option<Instant>,
     /// Sequence number of the next management datagram.
@@ -116,16 +120,16 @@ pub(crate) struct UdpWire {
 impl UdpWire {
     pub(crate) fn new(
         ports: UdpPorts,
-        gateway: Gateway,
+        gateway: Box<dyn ManagementAgent>,
         fabric: &Fabric,
         pool: Pool,
         epoll: &Epoll,
     ) -> Result<Self> {
         for (index, endpoint) in ports.endpoints.iter().enumerate() {
             watch(epoll, &endpoint.receiver, index as u64)?;
-            gateway.watch_errors(endpoint.management_sender(), index)?;
+            gateway.watch_errors(endpoint.management_sender().as_fd(), index)?;
         }
-        watch(epoll, &gateway.descriptor().0, GATEWAY)?;
+        watch(epoll, gateway.descriptor(), GATEWAY)?;
         let group = ports.member.map(Group::new).transpose()?;
         if let Some(group) = &group {
             watch(epoll, &group.descriptor().0, GROUP)?;
@@ -233,7 +237,7 @@ impl UdpWire {
         let management = endpoint.management_sender();
         let gateway = &self.gateway;
         gateway
-            .watch_errors(management, known.len())
+            .watch_errors(management.as_fd(), known.len())
             .map_err(failed)?;
         self.endpoints.push(endpoint);
         self.list.add(local.address);
@@ -346,7 +350,7 @@ impl UdpWire {
     /// Handles a management datagram for an address of the device, or forwards it to the
     /// process that it is for.
     fn receive_management(
-        gateway: &mut Gateway,
+        gateway: &mut dyn ManagementAgent,
         group: Option<&mut Group>,
         (source, destination): (IpAddr, IpAddr),
         bytes: &[u8],
@@ -417,7 +421,7 @@ impl UdpWire {
             if has_address(&self.endpoints, to) {
                 // To the device itself.
                 let group = self.group.as_mut();
-                Self::receive_management(&mut self.gateway, group, (from, to), &bytes);
+                Self::receive_management(&mut *self.gateway, group, (from, to), &bytes);
                 continue;
             }
             let (sgid, dgid) = (gid_of_ip(from), gid_of_ip(to));
@@ -614,7 +618,7 @@ impl UdpWire {
                     has_management = true;
                     if let Some(message) = management(&packet) {
                         let both = (meta.source, meta.destination);
-                        Self::receive_management(gateway, group.as_mut(), both, message);
+                        Self::receive_management(&mut **gateway, group.as_mut(), both, message);
                     }
                     continue;
                 }

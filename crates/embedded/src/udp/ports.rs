@@ -19,8 +19,8 @@ use super::group::{Member, QPN_BITS, count_sockets};
 use super::multicast::MulticastGroups;
 use super::socket::{self, ScopedAddress};
 use super::steering;
-use crate::addresses::{AddressList, DEVICE_MAC, MAX_ADDRESSES, PortAddresses};
-use crate::cm::{SharedPorts, random};
+use crate::addresses::{AddressList, DEVICE_MAC, MAX_ADDRESSES, PortAddresses, SharedPorts};
+use crate::random::random;
 
 /// Number of source ports of queue pairs: switches select paths by the source port (ECMP).
 const SOURCE_PORTS: usize = 8;
