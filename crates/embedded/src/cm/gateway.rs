@@ -30,7 +30,8 @@ use super::id::ACK_TIMEOUT;
 use super::link::{End, ReadyList, ReceiveResult};
 use super::mad::{Attribute, Mad, MadHeader, Subject};
 #[cfg(any(test, feature = "test-utils"))]
-use super::ports::{Binding, Ports};
+use super::ports::Binding;
+use super::ports::Ports;
 use super::wire::{Message, MessageKind};
 use crate::Result;
 use crate::random::random;
