@@ -35,7 +35,7 @@ use super::ports::Ports;
 use super::wire::{Message, MessageKind};
 use crate::Result;
 use crate::random::random;
-use crate::udp::{ID_BITS, ManagementAgent, Outgoing};
+use crate::wires::udp::{ID_BITS, ManagementAgent, Outgoing};
 
 /// Maximum number of communications and of queued datagrams. The oldest one that has ended
 /// makes room; without one, requests are dropped.

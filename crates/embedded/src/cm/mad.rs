@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use softhca::packet::gid_of_ip;
 
 use super::wire::{Message, MessageKind};
-use crate::udp::MAD_SIZE;
+use crate::wires::udp::MAD_SIZE;
 
 /// Size of a management datagram.
 pub(crate) const SIZE: usize = MAD_SIZE;

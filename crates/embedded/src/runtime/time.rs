@@ -7,7 +7,7 @@ use std::task::Waker;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use crate::runner::Runner;
+use crate::runtime::runner::Runner;
 
 /// Real time without activity after which the clock may move, if several threads use
 /// the network: another one may be about to post.

@@ -15,8 +15,8 @@ use uverbs::Errno;
 
 use crate::Result;
 use crate::cleanup::with_cleanup;
-use crate::segment::{PumpResult, Segment};
-use crate::udp::UdpWire;
+use crate::wires::segment::{PumpResult, Segment};
+use crate::wires::udp::UdpWire;
 
 /// How long a frame waits for a receiver or a socket without room. All later frames wait
 /// behind it.

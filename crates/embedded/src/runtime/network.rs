@@ -14,16 +14,16 @@ use softhca::profiles::PROFILES;
 use uverbs::{Command, Errno, Error};
 
 use crate::addresses::PortAddresses;
-use crate::device::Device;
 use crate::directory::{Directory, Sharing};
 use crate::drive::Drive;
-use crate::embedded::Embedded;
 use crate::gids::GidTable;
 use crate::memory::Process;
-use crate::runner::{Runner, WireConfig};
+use crate::runtime::device::Device;
+use crate::runtime::embedded::Embedded;
+use crate::runtime::runner::{Runner, WireConfig};
+use crate::runtime::time::{self, Progress, SimulatedTime};
 use crate::state::State;
-use crate::time::{self, Progress, SimulatedTime};
-use crate::udp::{self, UdpPorts};
+use crate::wires::udp::{self, UdpPorts};
 use crate::{Result, refuse};
 
 /// A set of devices that can reach each other.

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::embedded::Embedded;
 use crate::pinned::{Locked, Loss};
+use crate::runtime::embedded::Embedded;
 
 /// Longest time that a change waits for a device. A thread of the device may itself wait for
 /// the allocator in whose call the change is made.

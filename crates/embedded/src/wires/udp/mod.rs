@@ -42,7 +42,7 @@ use uverbs::Errno;
 use crate::Result;
 use crate::addresses::{AddressList, DEVICE_MAC, MAX_ADDRESSES, OTHERS_MAC};
 use crate::random::random;
-use crate::wire::MAX_FRAME_WAIT;
+use crate::wires::wire::MAX_FRAME_WAIT;
 use address_monitor::AddressMonitor;
 use agent::QKEY;
 use agent::QPN;

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use softhca::transport::Counters;
 
-use crate::device::Device;
 use crate::gids;
 use crate::object::ObjectData;
 use crate::query;
-use crate::runner::Runner;
+use crate::runtime::device::Device;
+use crate::runtime::runner::Runner;
+use crate::runtime::time::{self, Limit};
+use crate::runtime::wait;
 use crate::state::State;
-use crate::time::{self, Limit};
-use crate::wait;
 
 /// A software HCA in this process.
 ///

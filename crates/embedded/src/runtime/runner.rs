@@ -18,17 +18,18 @@ use uverbs::{Errno, threads};
 
 use crate::cleanup::with_cleanup;
 use crate::cm::Manager;
-use crate::device::Device;
 use crate::directory::Directory;
 use crate::drive::Drive;
-use crate::exit_flush::{Flush, flush_at_exit};
+use crate::runtime::device::Device;
+use crate::runtime::exit_flush::{Flush, flush_at_exit};
+use crate::runtime::time::SimulatedTime;
+use crate::runtime::usage;
+use crate::runtime::wait::{Backoff, WaitCondition, Waiters};
 use crate::scope::{init_thread, request_short_slice};
-use crate::segment::{MAX_DEVICES, Segment};
-use crate::time::SimulatedTime;
-use crate::udp::{HostAddresses, UdpPorts, UdpWire};
-use crate::wait::{Backoff, WaitCondition, Waiters};
-use crate::wire::{Link, MAX_FRAME_WAIT, Wire, sleep_until_readable};
-use crate::{Result, refuse, usage};
+use crate::wires::segment::{MAX_DEVICES, Segment};
+use crate::wires::udp::{HostAddresses, UdpPorts, UdpWire};
+use crate::wires::wire::{Link, MAX_FRAME_WAIT, Wire, sleep_until_readable};
+use crate::{Result, refuse};
 
 /// Drives the devices of a network. Dropping it ends the thread.
 pub(crate) struct Runner {

@@ -27,7 +27,7 @@ use softhca::packet::{Gid, gid_of_ip, ip_of_gid};
 use uverbs::Errno;
 
 use crate::directory::{Directory, Sharing};
-use crate::wire::MAX_FRAME_WAIT;
+use crate::wires::wire::MAX_FRAME_WAIT;
 use crate::{Result, refuse};
 
 /// Maximum number of members.

@@ -6,9 +6,9 @@ use uverbs::QpType;
 use uverbs::abi::ids;
 
 use crate::cm::ConnectionId;
-use crate::embedded::Embedded;
 use crate::files::File;
 use crate::object::{ObjectData, SrqKind};
+use crate::runtime::embedded::Embedded;
 
 /// An object of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 //! the destination of a frame determines the socket. A process holds its number by a file
 //! lock, which the system releases when the process ends. A sender connects to the
 //! receiver's socket and passes the shared memory of a ring, which then carries its frames
-//! ([`crate::frames`]). No central process is needed.
+//! ([`crate::wires::frames`]). No central process is needed.
 //!
 //! Frames are untrusted, as those of any network: the transport checks them. The resources
 //! that other processes can use here are bounded: connections and their rings, frames per
@@ -26,8 +26,8 @@ use uverbs::Errno;
 
 use crate::Result;
 use crate::directory::Directory;
-use crate::frames::{Incoming, Outgoing};
-use crate::wire::MAX_FRAME_WAIT;
+use crate::wires::frames::{Incoming, Outgoing};
+use crate::wires::wire::MAX_FRAME_WAIT;
 
 /// Maximum number of processes of a network.
 const MAX_MEMBERS: u16 = 32;
@@ -398,7 +398,7 @@ mod tests {
 
     use super::*;
     use crate::directory::Sharing;
-    use crate::wire::epoll;
+    use crate::wires::wire::epoll;
 
     #[test]
     fn a_frame_goes_to_the_member_with_its_destination() {

@@ -15,12 +15,12 @@ use uverbs::{Command, Context, Error};
 
 use crate::descriptors::Descriptors;
 use crate::driver_ids::{METHOD_OBJ_DESTROY, OBJECT_DEVX_OBJ};
-use crate::embedded::Embedded;
 use crate::event::EventFile;
 use crate::files::File;
 use crate::poll::wait;
 use crate::request::Request;
-use crate::time::{self, Limit, Progress};
+use crate::runtime::embedded::Embedded;
+use crate::runtime::time::{self, Limit, Progress};
 use crate::{Result, refuse};
 
 /// A device as the kernel of a context.

@@ -9,9 +9,9 @@ use uverbs::kernel::Kernel;
 
 use crate::Result;
 use crate::descriptors::Descriptors;
-use crate::embedded::Embedded;
 use crate::files::{ContextFile, File, UarCounts};
-use crate::kernel::EmbeddedKernel;
+use crate::runtime::embedded::Embedded;
+use crate::runtime::kernel::EmbeddedKernel;
 
 impl Embedded {
     /// Opens the device for a program that uses it through system calls, and returns its

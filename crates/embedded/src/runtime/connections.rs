@@ -3,7 +3,7 @@
 use uverbs::kernel::Kernel;
 
 use crate::cm::{Manager, ManagerKernel, Port};
-use crate::embedded::Embedded;
+use crate::runtime::embedded::Embedded;
 
 impl AsRef<Manager> for Embedded {
     fn as_ref(&self) -> &Manager {

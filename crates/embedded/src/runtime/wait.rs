@@ -13,7 +13,7 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{pipe2, read, write};
 
 use crate::cleanup::with_cleanup;
-use crate::runner::{Runner, cap_sleep};
+use crate::runtime::runner::{Runner, cap_sleep};
 use crate::scope::request_short_slice;
 
 /// How long the network's thread spins after the last activity before it sleeps. It does not

@@ -1,0 +1,16 @@
+//! The process around the devices: networks and their threads, waiting and turns, descriptors
+//! of events, and the public face [`Embedded`](embedded::Embedded).
+
+pub(crate) mod connections;
+pub(crate) mod device;
+pub(crate) mod embedded;
+pub(crate) mod exit_flush;
+pub(crate) mod kernel;
+pub(crate) mod network;
+pub(crate) mod pinning;
+pub(crate) mod programs;
+pub(crate) mod resources;
+pub(crate) mod runner;
+pub(crate) mod time;
+pub mod usage;
+pub(crate) mod wait;
