@@ -1,22 +1,16 @@
 //! Commands to the device: building them, and converting their status.
 //!
-//! The fields are defined after Linux's `mlx5_ifc.h`, independently of this
-//! project's drivers.
+//! Their fields are those of [`softhca::layout`].
 
 use softhca::Hca;
-use softhca::bits::{Field, field, put64};
+use softhca::bits::{Field, put64};
 use softhca::command::opcode as op;
+use softhca::layout::PAGE_LIST;
+pub(crate) use softhca::layout::header::NUMBER;
+use softhca::layout::header::{OPCODE, STATUS};
 
 use crate::memory::Process;
 use crate::{Result, refuse};
-
-const OPCODE: Field = field(0, 31, 16);
-const STATUS: Field = field(0, 31, 24);
-/// The object number in most commands, and the new object's number in most
-/// answers.
-pub(crate) const NUMBER: Field = field(8, 23, 0);
-/// Offset of the page list in commands that have one.
-pub(crate) const PAGES_AT: usize = 0x110;
 
 /// Input of a command.
 #[derive(Clone, Debug)]
@@ -46,6 +40,14 @@ impl Input {
         self
     }
 
+    /// Sets fields of a context that begins at byte `at`.
+    pub(crate) fn fields<const N: usize>(mut self, at: usize, fields: [(Field, u32); N]) -> Self {
+        for (field, value) in fields {
+            field.at(at).put(&mut self.0, value);
+        }
+        self
+    }
+
     /// Sets a 64-bit field.
     pub(crate) fn long(mut self, at: usize, value: u64) -> Self {
         put64(&mut self.0, at, value);
@@ -60,7 +62,7 @@ impl Input {
     /// # Errors
     /// EINVAL for an address that the fields cannot express.
     pub(crate) fn pages(self, fields: (Field, Field), place: (u64, u64)) -> Result<Self> {
-        self.pages_at(PAGES_AT, fields, place)
+        self.pages_at(PAGE_LIST, fields, place)
     }
 
     /// As [`Input::pages`], for a command whose list begins at byte `at`.
@@ -158,7 +160,7 @@ pub(crate) fn is_page(address: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use softhca::bits::get64;
+    use softhca::bits::{field, get64};
 
     use super::*;
 
@@ -167,9 +169,9 @@ mod tests {
     const SHORT: Field = field(0x14, 20, 16);
 
     fn listed(offset: Field, queue: (u64, u64)) -> Option<(u32, u32, Vec<u64>)> {
-        let input = Input::new(op::CREATE_CQ, PAGES_AT + 8);
+        let input = Input::new(op::CREATE_CQ, PAGE_LIST + 8);
         let input = input.pages((SIZE, offset), queue).ok()?;
-        let pages = (PAGES_AT..input.0.len()).step_by(8);
+        let pages = (PAGE_LIST..input.0.len()).step_by(8);
         let pages = pages.map(|at| get64(&input.0, at)).collect();
         Some((SIZE.get(&input.0), offset.get(&input.0), pages))
     }

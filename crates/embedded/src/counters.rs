@@ -8,11 +8,11 @@ use std::os::fd::RawFd;
 use mlx5_abi::{CreateFlow, FlowCountersData, FlowCountersDesc};
 use softhca::bits::get64;
 use softhca::command::opcode as op;
+use softhca::layout::flow;
 use uverbs::abi::ids::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::command::{Input, make, run};
-use crate::devx::FLOW_COUNTER;
 use crate::object::{Object, ObjectData};
 use crate::queues::require;
 use crate::request::Request;
@@ -24,9 +24,8 @@ use crate::{Result, refuse};
 const PREFER_CACHED: u32 = 1 << 0;
 /// Packets and bytes (`enum ib_counters_description`).
 const DESCRIPTIONS: u32 = 2;
-/// Offset of their counts in the device's answer, and the length of the answer.
-const COUNTS: usize = 0x10;
-const ANSWER: usize = COUNTS + 8 * DESCRIPTIONS as usize;
+/// Length of the device's answer with both counts.
+const ANSWER: usize = flow::FLOW_STATISTICS + 8 * DESCRIPTIONS as usize;
 /// Bytes of the assignment of packets or bytes to a value, and the maximum number of them.
 const POINT: usize = size_of::<FlowCountersDesc>();
 const MAX_POINTS: u32 = u16::MAX as u32 / POINT as u32;
@@ -119,13 +118,16 @@ impl State {
         request.flags(ATTR_READ_COUNTERS_FLAGS, PREFER_CACHED)?;
         let Counters { number, points } = self.objects.counters(fd, handle)?;
         let mut values = vec![0u64; request.room(ATTR_READ_COUNTERS_BUFF) / 8];
-        let query = Input::new(op::QUERY_FLOW_COUNTER, 0x20).set(FLOW_COUNTER, *number);
+        let query = Input::new(op::QUERY_FLOW_COUNTER, 0x20).set(flow::FLOW_COUNTER_ID, *number);
         let counts = run(&mut self.hca, &query, ANSWER)?;
         for point in points {
             let Some(value) = values.get_mut(point.index as usize) else {
                 return refuse(libc::EINVAL);
             };
-            let count = get64(&counts, COUNTS + 8 * point.description as usize);
+            let count = get64(
+                &counts,
+                flow::FLOW_STATISTICS + 8 * point.description as usize,
+            );
             *value = value.wrapping_add(count);
         }
         request.put(ATTR_READ_COUNTERS_BUFF, values.as_bytes());

@@ -6,34 +6,26 @@
 
 use std::os::fd::RawFd;
 
-use softhca::bits::{Field, field, flag, get_array};
+use softhca::bits::{Field, get_array};
 use softhca::command::opcode as op;
+use softhca::layout::header::{OBJ_ID, OBJ_TYPE, SHORT_NUMBER};
+pub(crate) use softhca::layout::header::{OPCODE, UID};
+use softhca::layout::mkc::access_mode;
+use softhca::layout::{
+    PAGE_LIST, cqc, flow, header, mkc, psv, q_counter, qpc, rqc, sqc, umem, wq, xrc_srqc, xrqc,
+};
 use uverbs::AccessFlags;
 
-use crate::command::{self, Input, NUMBER, PAGES_AT, make};
+use crate::command::{self, Input, NUMBER, make};
 use crate::driver_ids::*;
 use crate::object::{Object, ObjectData};
-use crate::packet::{self, Packet};
-use crate::queues::require;
+use crate::packet::Packet;
+use crate::queues::{WQ, require};
 use crate::request::Request;
 use crate::state::{State, VECTORS};
 use crate::user::{Access, pin};
 use crate::{Result, refuse};
 
-/// The header of all commands.
-pub(crate) const OPCODE: Field = field(0, 31, 16);
-pub(crate) const UID: Field = field(0, 15, 0);
-const TUNNEL: Field = field(4, 31, 16);
-const STATUS: Field = field(0, 31, 24);
-const LONG_NUMBER: Field = field(8, 31, 0);
-const SHORT_NUMBER: Field = field(8, 7, 0);
-const GENERAL_TYPE: Field = field(4, 15, 0);
-/// The number of a new PSV.
-const FIRST_PSV: Field = field(0x10, 23, 0);
-const PSV_ANSWER: usize = 0x20;
-const COUNTER_SET: Field = field(0x1c, 7, 0);
-/// Of QUERY_FLOW_COUNTER.
-pub(crate) const FLOW_COUNTER: Field = field(0x1c, 31, 0);
 /// The group of an ATTACH_TO_MCG.
 const GROUP: usize = 0x10;
 
@@ -99,9 +91,9 @@ fn is_general(opcode: u16) -> bool {
 /// the device has none for programs.
 fn creates(opcode: u16) -> Option<(Field, u16)> {
     Some(match opcode {
-        op::CREATE_GENERAL_OBJECT => (LONG_NUMBER, op::DESTROY_GENERAL_OBJECT),
+        op::CREATE_GENERAL_OBJECT => (OBJ_ID, op::DESTROY_GENERAL_OBJECT),
         op::CREATE_MKEY => (NUMBER, op::DESTROY_MKEY),
-        op::CREATE_PSV => (FIRST_PSV, op::DESTROY_PSV),
+        op::CREATE_PSV => (psv::PSV0_INDEX, op::DESTROY_PSV),
         op::CREATE_CQ => (NUMBER, op::DESTROY_CQ),
         op::ALLOC_PD => (NUMBER, op::DEALLOC_PD),
         op::ALLOC_TRANSPORT_DOMAIN => (NUMBER, op::DEALLOC_TRANSPORT_DOMAIN),
@@ -112,7 +104,7 @@ fn creates(opcode: u16) -> Option<(Field, u16)> {
         op::CREATE_TIR => (NUMBER, op::DESTROY_TIR),
         op::CREATE_TIS => (NUMBER, op::DESTROY_TIS),
         op::ALLOC_Q_COUNTER => (SHORT_NUMBER, op::DEALLOC_Q_COUNTER),
-        op::ALLOC_FLOW_COUNTER => (LONG_NUMBER, op::DEALLOC_FLOW_COUNTER),
+        op::ALLOC_FLOW_COUNTER => (OBJ_ID, op::DEALLOC_FLOW_COUNTER),
         op::CREATE_QP => (NUMBER, op::DESTROY_QP),
         op::CREATE_XRC_SRQ => (NUMBER, op::DESTROY_XRC_SRQ),
         op::CREATE_XRQ => (NUMBER, op::DESTROY_XRQ),
@@ -127,7 +119,7 @@ fn creates(opcode: u16) -> Option<(Field, u16)> {
 /// of the object.
 fn queried(input: &[u8]) -> Option<(u16, u32)> {
     let (creator, number) = match OPCODE.get(input) as u16 {
-        op::QUERY_GENERAL_OBJECT => (op::CREATE_GENERAL_OBJECT, LONG_NUMBER),
+        op::QUERY_GENERAL_OBJECT => (op::CREATE_GENERAL_OBJECT, OBJ_ID),
         op::QUERY_MKEY => (op::CREATE_MKEY, NUMBER),
         op::QUERY_CQ => (op::CREATE_CQ, NUMBER),
         op::QUERY_RMP => (op::CREATE_RMP, NUMBER),
@@ -136,8 +128,8 @@ fn queried(input: &[u8]) -> Option<(u16, u32)> {
         op::QUERY_RQT => (op::CREATE_RQT, NUMBER),
         op::QUERY_TIR => (op::CREATE_TIR, NUMBER),
         op::QUERY_TIS => (op::CREATE_TIS, NUMBER),
-        op::QUERY_Q_COUNTER => (op::ALLOC_Q_COUNTER, COUNTER_SET),
-        op::QUERY_FLOW_COUNTER => (op::ALLOC_FLOW_COUNTER, FLOW_COUNTER),
+        op::QUERY_Q_COUNTER => (op::ALLOC_Q_COUNTER, q_counter::COUNTER_SET_ID),
+        op::QUERY_FLOW_COUNTER => (op::ALLOC_FLOW_COUNTER, flow::FLOW_COUNTER_ID),
         op::QUERY_QP => (op::CREATE_QP, NUMBER),
         op::QUERY_XRC_SRQ => (op::CREATE_XRC_SRQ, NUMBER),
         op::QUERY_XRQ => (op::CREATE_XRQ, NUMBER),
@@ -150,7 +142,7 @@ fn queried(input: &[u8]) -> Option<(u16, u32)> {
 /// As [`queried`], for a command that modifies.
 fn modified(input: &[u8]) -> Option<(u16, u32)> {
     let (creator, number) = match OPCODE.get(input) as u16 {
-        op::MODIFY_GENERAL_OBJECT => (op::CREATE_GENERAL_OBJECT, LONG_NUMBER),
+        op::MODIFY_GENERAL_OBJECT => (op::CREATE_GENERAL_OBJECT, OBJ_ID),
         op::MODIFY_CQ => (op::CREATE_CQ, NUMBER),
         op::MODIFY_RMP => (op::CREATE_RMP, NUMBER),
         op::MODIFY_SQ => (op::CREATE_SQ, NUMBER),
@@ -177,29 +169,24 @@ fn modified(input: &[u8]) -> Option<(u16, u32)> {
 /// Sets the flags that a queue's memory is registered memory (umem), so that the device
 /// ignores other descriptions of it in the command.
 fn require_umem(input: &mut Vec<u8>) {
-    const CQ_ENTRIES: Field = flag(0x5c, 31);
-    const CQ_RECORDS: Field = flag(0x10, 25);
-    const QP_ENTRIES: Field = flag(0x10c, 31);
-    const QP_RECORDS: Field = flag(0xe8, 28);
-    /// In the work queue of a receive queue, a send queue or a pool of receives.
-    const WQ_RECORDS: Field = flag(0x74, 31);
-    const WQ_ENTRIES: Field = flag(0x74, 30);
-    const XRC_ENTRIES: Field = flag(0x5c, 31);
-    const XRC_RECORDS: Field = flag(0x18, 24);
-    const XRQ_RECORDS: Field = flag(0xb4, 31);
-    const XRQ_ENTRIES: Field = flag(0xb4, 30);
+    const XRQ_WQ: usize = xrqc::AT + xrqc::WQ;
     let fields: &[Field] = match OPCODE.get(input) as u16 {
-        op::CREATE_CQ => &[CQ_ENTRIES, CQ_RECORDS],
-        op::MODIFY_CQ => &[CQ_ENTRIES],
-        op::CREATE_QP => &[QP_ENTRIES, QP_RECORDS],
-        op::CREATE_RQ | op::CREATE_SQ | op::CREATE_RMP => &[WQ_ENTRIES, WQ_RECORDS],
-        op::CREATE_XRC_SRQ => &[XRC_ENTRIES, XRC_RECORDS],
-        op::CREATE_XRQ => &[XRQ_ENTRIES, XRQ_RECORDS],
+        op::CREATE_CQ => &[cqc::CQ_UMEM_VALID, cqc::DBR_UMEM_VALID.at(cqc::AT)],
+        op::MODIFY_CQ => &[cqc::CQ_UMEM_VALID],
+        op::CREATE_QP => &[qpc::WQ_UMEM_VALID, qpc::DBR_UMEM_VALID.at(qpc::AT)],
+        op::CREATE_RQ | op::CREATE_SQ | op::CREATE_RMP => {
+            &[wq::WQ_UMEM_VALID.at(WQ), wq::DBR_UMEM_VALID.at(WQ)]
+        }
+        op::CREATE_XRC_SRQ => &[
+            xrc_srqc::XRC_SRQ_UMEM_VALID,
+            xrc_srqc::DBR_UMEM_VALID.at(xrc_srqc::AT),
+        ],
+        op::CREATE_XRQ => &[wq::WQ_UMEM_VALID.at(XRQ_WQ), wq::DBR_UMEM_VALID.at(XRQ_WQ)],
         _ => &[],
     };
     // Fields beyond the end would not be written.
-    if !fields.is_empty() && input.len() < PAGES_AT {
-        input.resize(PAGES_AT, 0);
+    if !fields.is_empty() && input.len() < PAGE_LIST {
+        input.resize(PAGE_LIST, 0);
     }
     for field in fields {
         field.put(input, 1);
@@ -209,18 +196,14 @@ fn require_umem(input: &mut Vec<u8>) {
 /// Sets the flag that a memory key refers to registered memory (umem), unless it consists of
 /// other keys.
 fn require_umem_of_key(input: &mut [u8]) -> Result<()> {
-    const CONTEXT: usize = 0x10;
-    const END: usize = CONTEXT + 0x40;
-    const MODE_HIGH: Field = field(CONTEXT, 28, 26);
-    const MODE_LOW: Field = field(CONTEXT, 9, 8);
-    const IN_UMEM: Field = flag(0xc, 30);
-    const OF_KEYS: [u32; 2] = [2, 3];
-    if input.len() < END {
+    const OF_KEYS: [u32; 2] = [access_mode::KLMS, access_mode::KSM];
+    if input.len() < mkc::AT + mkc::SIZE {
         return refuse(libc::EINVAL);
     }
-    let mode = MODE_HIGH.get(input) << 2 | MODE_LOW.get(input);
+    let mode = mkc::ACCESS_MODE_4_2.at(mkc::AT).get(input) << 2
+        | mkc::ACCESS_MODE_1_0.at(mkc::AT).get(input);
     if !OF_KEYS.contains(&mode) {
-        IN_UMEM.put(input, 1);
+        mkc::MKEY_UMEM_VALID.put(input, 1);
     }
     Ok(())
 }
@@ -264,7 +247,7 @@ impl State {
     ) -> Result<Vec<u8>> {
         let output = self.hca.execute(input, request.room(out));
         request.put(out, &output);
-        match STATUS.get(&output) {
+        match header::STATUS.get(&output) {
             0 => Ok(output),
             _ => refuse(libc::EREMOTEIO),
         }
@@ -295,7 +278,7 @@ impl State {
     pub(crate) unsafe fn devx_create(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let mut input = self.tagged(fd, request, ATTR_OBJ_IN)?;
         let opcode = OPCODE.get(&input) as u16;
-        if TUNNEL.is_set(&input) {
+        if header::TUNNELED.is_set(&input) {
             return refuse(libc::EINVAL);
         }
         let Some((field, destroy)) = creates(opcode) else {
@@ -303,7 +286,7 @@ impl State {
         };
         match opcode {
             // The number is beyond the minimum length of answers.
-            op::CREATE_PSV if request.room(ATTR_OBJ_OUT) < PSV_ANSWER => {
+            op::CREATE_PSV if request.room(ATTR_OBJ_OUT) < psv::SIZE => {
                 return refuse(libc::EINVAL);
             }
             op::CREATE_MKEY => require_umem_of_key(&mut input)?,
@@ -315,7 +298,7 @@ impl State {
             _ => field.get(&output),
         };
         let general = match opcode {
-            op::CREATE_GENERAL_OBJECT => GENERAL_TYPE.get(&input),
+            op::CREATE_GENERAL_OBJECT => OBJ_TYPE.get(&input),
             _ => 0,
         };
         let named = match opcode {
@@ -326,7 +309,7 @@ impl State {
             .set(named, number)
             .set(UID, self.uid(fd));
         let destroy = match opcode {
-            op::CREATE_GENERAL_OBJECT => destroy.set(GENERAL_TYPE, general),
+            op::CREATE_GENERAL_OBJECT => destroy.set(OBJ_TYPE, general),
             op::ATTACH_TO_MCG => destroy.bytes(GROUP, &get_array::<16>(&input, GROUP)),
             _ => destroy,
         };
@@ -426,7 +409,7 @@ impl State {
         require_umem(&mut input);
         self.execute_command(request, &input, ATTR_OBJ_OUT)?;
         let resets = match OPCODE.get(&input) as u16 {
-            op::MODIFY_SQ => packet::STATE.get(&input) == packet::RESET,
+            op::MODIFY_SQ => sqc::STATE.at(sqc::AT).get(&input) == rqc::state::RST,
             opcode => opcode == op::TO_RST_QP,
         };
         if resets {
@@ -447,11 +430,11 @@ impl State {
         let Some((creator, number)) = subject else {
             return refuse(libc::EINVAL);
         };
-        if TUNNEL.is_set(input) {
+        if header::TUNNELED.is_set(input) {
             return refuse(libc::EINVAL);
         }
         let general = match creator {
-            op::CREATE_GENERAL_OBJECT => GENERAL_TYPE.get(input),
+            op::CREATE_GENERAL_OBJECT => OBJ_TYPE.get(input),
             _ => 0,
         };
         let is = |of: u16, has: u32| (of, has) == (creator, number);
@@ -577,10 +560,6 @@ impl State {
 fn pages(address: u64, length: u64, writable: bool) -> Result<Input> {
     const SHIFTS: std::ops::RangeInclusive<u32> = 12..=30;
     const MAX_PAGES: u64 = 1 << 22;
-    const LOG_PAGE_SIZE: Field = field(0x20, 4, 0);
-    const OFFSET: Field = field(0x24, 31, 0);
-    const COUNT: usize = 0x28;
-    const LIST: usize = 0x30;
     const READABLE: u64 = 1 << 0;
     const WRITABLE: u64 = 1 << 1;
     let aligned = (address | length).trailing_zeros();
@@ -596,13 +575,13 @@ fn pages(address: u64, length: u64, writable: bool) -> Result<Input> {
     } else {
         READABLE
     };
-    let mut input = Input::new(op::CREATE_UMEM, LIST + 8 * count as usize)
-        .set(LOG_PAGE_SIZE, shift - SHIFTS.start())
-        .set(OFFSET, within as u32)
-        .long(COUNT, count);
+    let mut input = Input::new(op::CREATE_UMEM, umem::MTT + 8 * count as usize)
+        .set(umem::LOG_PAGE_SIZE, shift - SHIFTS.start())
+        .set(umem::PAGE_OFFSET, within as u32)
+        .long(umem::NUM_OF_MTT, count);
     for n in 0..count {
         let at = address - within + (n << shift);
-        input = input.long(LIST + 8 * n as usize, at | bits);
+        input = input.long(umem::MTT + 8 * n as usize, at | bits);
     }
     Ok(input)
 }

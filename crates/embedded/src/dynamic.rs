@@ -6,8 +6,9 @@ use std::mem::offset_of;
 use std::os::fd::RawFd;
 
 use mlx5_abi::{CreateQpResp, ModifyQpResp};
-use softhca::bits::{Field, field, flag};
 use softhca::command::opcode as op;
+use softhca::layout::dctc;
+use softhca::layout::qpc::scatter;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::ModifyQp;
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
@@ -15,36 +16,10 @@ use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 use crate::command::{Input, make, run};
 use crate::object::{Object, ObjectData, Qp};
 use crate::qp::Transition;
-use crate::queues::{QpDriver, SCATTER_RECEIVED_32, SCATTER_RECEIVED_64, create_flags};
+use crate::queues::{QpDriver, create_flags};
 use crate::request::Request;
 use crate::state::State;
 use crate::{Result, refuse};
-
-/// Service type of initiators.
-pub(crate) const INITIATOR_SERVICE: u32 = 5;
-
-const CONTEXT: usize = 0x10;
-const LENGTH: usize = CONTEXT + 64;
-const USER_INDEX: Field = field(CONTEXT + 0x4, 23, 0);
-const CQ: Field = field(CONTEXT + 0x8, 23, 0);
-const REMOTE_READ: Field = flag(CONTEXT + 0xc, 19);
-const REMOTE_WRITE: Field = flag(CONTEXT + 0xc, 18);
-const REMOTE_ATOMIC: Field = flag(CONTEXT + 0xc, 17);
-/// `dp_ordering_force`, `dp_ordering_1`.
-const FORCE_ORDER: Field = flag(CONTEXT + 0x4, 24);
-const RELAXED_ORDER: Field = flag(CONTEXT + 0xc, 11);
-const SCATTER: Field = field(CONTEXT + 0x10, 23, 16);
-const RNR_TIMER: Field = field(CONTEXT + 0x10, 12, 8);
-const SRQ: Field = field(CONTEXT + 0x14, 23, 0);
-const PD: Field = field(CONTEXT + 0x18, 23, 0);
-const TRAFFIC_CLASS: Field = field(CONTEXT + 0x1c, 31, 24);
-const FLOW_LABEL: Field = field(CONTEXT + 0x1c, 19, 0);
-const ACCESS_KEY: usize = CONTEXT + 0x20;
-const MTU: Field = field(CONTEXT + 0x28, 26, 24);
-const PORT: Field = field(CONTEXT + 0x28, 23, 16);
-const PKEY_INDEX: Field = field(CONTEXT + 0x28, 15, 0);
-const SOURCE_INDEX: Field = field(CONTEXT + 0x2c, 23, 16);
-const HOP_LIMIT: Field = field(CONTEXT + 0x2c, 7, 0);
 
 /// Attributes of a target, which are passed to the device when it becomes ready to receive.
 #[derive(Clone, Copy, Debug)]
@@ -95,8 +70,8 @@ impl State {
         let driver = QpDriver::new(request)?;
         let scatter = match (driver.scatters(), self.objects.cq(fd, cq)?.entry) {
             (false, _) => 0,
-            (true, 128) => SCATTER_RECEIVED_64,
-            (true, _) => SCATTER_RECEIVED_32,
+            (true, 128) => scatter::RES_64,
+            (true, _) => scatter::RES_32,
         };
         let target = Target {
             state: QpState::RESET,
@@ -148,8 +123,13 @@ impl State {
         if to == QpState::RTR {
             request.check_driver_output(ANSWER)?;
             let input = create_command(&target, attributes)
-                .set(FORCE_ORDER, out_of_order.into())
-                .set(RELAXED_ORDER, out_of_order.into())
+                .fields(
+                    dctc::AT,
+                    [
+                        (dctc::DP_ORDERING_FORCE, out_of_order.into()),
+                        (dctc::DP_ORDERING_1, out_of_order.into()),
+                    ],
+                )
                 .by(self.uid(fd));
             number = make(&mut self.hca, &input)?;
             let answer = ModifyQpResp {
@@ -183,22 +163,32 @@ impl State {
 fn create_command(target: &Target, it: &ModifyQp) -> Input {
     let access = AccessFlags::from_bits_retain(it.qp_access_flags);
     let right = |flag| u32::from(access.contains(flag));
-    Input::new(op::CREATE_DCT, LENGTH)
-        .set(USER_INDEX, target.user_index)
-        .set(CQ, target.cq)
-        .set(SRQ, target.srq)
-        .set(PD, target.pd)
-        .set(SCATTER, target.scatter)
-        .long(ACCESS_KEY, target.access_key)
-        .set(REMOTE_READ, right(AccessFlags::REMOTE_READ))
-        .set(REMOTE_WRITE, right(AccessFlags::REMOTE_WRITE))
-        .set(REMOTE_ATOMIC, right(AccessFlags::REMOTE_ATOMIC))
-        .set(RNR_TIMER, it.min_rnr_timer.into())
-        .set(MTU, it.path_mtu.into())
-        .set(PORT, it.port_num.into())
-        .set(PKEY_INDEX, it.pkey_index.into())
-        .set(TRAFFIC_CLASS, it.dest.traffic_class.into())
-        .set(FLOW_LABEL, it.dest.flow_label)
-        .set(SOURCE_INDEX, it.dest.sgid_index.into())
-        .set(HOP_LIMIT, it.dest.hop_limit.into())
+    Input::new(op::CREATE_DCT, dctc::AT + dctc::SIZE)
+        .fields(
+            dctc::AT,
+            [
+                (dctc::USER_INDEX, target.user_index),
+                (dctc::CQN, target.cq),
+                (dctc::SRQN, target.srq),
+                (dctc::PD, target.pd),
+                (dctc::CS_RES, target.scatter),
+            ],
+        )
+        .long(dctc::AT + dctc::DC_ACCESS_KEY, target.access_key)
+        .fields(
+            dctc::AT,
+            [
+                (dctc::RRE, right(AccessFlags::REMOTE_READ)),
+                (dctc::RWE, right(AccessFlags::REMOTE_WRITE)),
+                (dctc::RAE, right(AccessFlags::REMOTE_ATOMIC)),
+                (dctc::MIN_RNR_NAK, it.min_rnr_timer.into()),
+                (dctc::MTU, it.path_mtu.into()),
+                (dctc::PORT, it.port_num.into()),
+                (dctc::PKEY_INDEX, it.pkey_index.into()),
+                (dctc::TCLASS, it.dest.traffic_class.into()),
+                (dctc::FLOW_LABEL, it.dest.flow_label),
+                (dctc::MY_ADDR_INDEX, it.dest.sgid_index.into()),
+                (dctc::HOP_LIMIT, it.dest.hop_limit.into()),
+            ],
+        )
 }

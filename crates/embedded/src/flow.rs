@@ -5,8 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::RawFd;
 
-use softhca::bits::{Field, field, put_bytes};
+use softhca::bits::{Field, put_bytes};
 use softhca::command::opcode as op;
+use softhca::layout::{flow, fte_match_set_lyr_2_4 as headers};
 use uverbs::abi::ids::{ATTR_CORE_IN, OBJECT_FLOW};
 use uverbs::abi::write::{CreateFlow, CreateFlowResp, DestroyFlow};
 use zerocopy::FromBytes;
@@ -44,44 +45,11 @@ const COUNT: u32 = 0x1003;
 /// Tags have 24 bits.
 pub(crate) const MAX_TAG: u32 = (1 << 24) - 1;
 
-// Fields of the commands for flow tables.
-const TABLE: Field = field(0x14, 23, 0);
-const GROUP: Field = field(0x18, 31, 0);
-const CRITERIA_ENABLE: Field = field(0x3c, 7, 0);
+/// Bit of [`flow::MATCH_CRITERIA_ENABLE`].
 pub(crate) const OUTER_HEADERS: u32 = 1;
-const CRITERIA: usize = 0x40;
-const GROUP_LENGTH: usize = CRITERIA + 0x200;
-const RULE_INDEX: Field = field(0x20, 31, 0);
-const RULE_GROUP: Field = field(0x44, 31, 0);
-const RULE_TAG: Field = field(0x48, 23, 0);
-const RULE_ACTION: Field = field(0x4c, 15, 0);
-const ACTION_DROP: u32 = 1 << 1;
-const ACTION_FORWARD: u32 = 1 << 2;
-const ACTION_COUNT: u32 = 1 << 3;
-const ACTION_CHANGE_HEADER: u32 = 1 << 6;
-const RULE_DESTINATIONS: Field = field(0x50, 23, 0);
-const RULE_COUNTERS: Field = field(0x54, 23, 0);
-const RULE_HEADER_CHANGE: Field = field(0x5c, 31, 0);
-const RULE_VALUE: usize = 0x80;
-const RULE_LIST: usize = 0x340;
-const TO_TIR: u32 = 2 << 24;
+const GROUP_LENGTH: usize = flow::MATCH_CRITERIA + 0x200;
 
 // Fields of the headers that rules match.
-const SOURCE_MAC: usize = 0x0;
-const ETHER_TYPE: usize = 0x6;
-const DESTINATION_MAC: usize = 0x8;
-const VLAN: usize = 0xe;
-const PROTOCOL: Field = field(0x10, 31, 24);
-const TRAFFIC_CLASS: Field = field(0x10, 23, 16);
-const TAGGED: Field = field(0x10, 15, 15);
-const IP_VERSION: Field = field(0x10, 12, 9);
-const TCP_PORTS: usize = 0x14;
-const TTL: Field = field(0x18, 7, 0);
-const UDP_PORTS: usize = 0x1c;
-const SOURCE_IPV6: usize = 0x20;
-const SOURCE_IPV4: usize = 0x2c;
-const DESTINATION_IPV6: usize = 0x30;
-const DESTINATION_IPV4: usize = 0x3c;
 
 /// The header fields that a rule matches: their bits as a mask, and the values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -138,33 +106,33 @@ impl Match {
         let (value, mask) = (fields(value), fields(mask));
         match kind {
             ETHERNET => {
-                self.bytes(DESTINATION_MAC, &mask[..6], &value[..6]);
-                self.bytes(SOURCE_MAC, &mask[6..12], &value[6..12]);
-                self.bytes(ETHER_TYPE, &mask[12..14], &value[12..14]);
-                self.bytes(VLAN, &mask[14..16], &value[14..16]);
+                self.bytes(headers::DMAC, &mask[..6], &value[..6]);
+                self.bytes(headers::SMAC, &mask[6..12], &value[6..12]);
+                self.bytes(headers::ETHERTYPE, &mask[12..14], &value[12..14]);
+                self.bytes(headers::FIRST_VLAN, &mask[14..16], &value[14..16]);
                 if mask[14..16] != [0; 2] {
-                    self.field(TAGGED, 1, 1);
+                    self.field(headers::CVLAN_TAG, 1, 1);
                 }
             }
             IPV4 => {
-                self.field(IP_VERSION, IP_VERSION.largest(), 4);
-                self.bytes(SOURCE_IPV4, &mask[..4], &value[..4]);
-                self.bytes(DESTINATION_IPV4, &mask[4..8], &value[4..8]);
-                self.field(PROTOCOL, mask[8].into(), value[8].into());
-                self.field(TRAFFIC_CLASS, mask[9].into(), value[9].into());
-                self.field(TTL, mask[10].into(), value[10].into());
+                self.field(headers::IP_VERSION, headers::IP_VERSION.largest(), 4);
+                self.bytes(headers::SRC_IPV4, &mask[..4], &value[..4]);
+                self.bytes(headers::DST_IPV4, &mask[4..8], &value[4..8]);
+                self.field(headers::IP_PROTOCOL, mask[8].into(), value[8].into());
+                self.field(headers::TRAFFIC_CLASS, mask[9].into(), value[9].into());
+                self.field(headers::TTL_HOPLIMIT, mask[10].into(), value[10].into());
                 // Matching fragments is not supported.
                 if mask[11] != 0 {
                     return refuse(libc::EOPNOTSUPP);
                 }
             }
             IPV6 => {
-                self.field(IP_VERSION, IP_VERSION.largest(), 6);
-                self.bytes(SOURCE_IPV6, &mask[..16], &value[..16]);
-                self.bytes(DESTINATION_IPV6, &mask[16..32], &value[16..32]);
-                self.field(PROTOCOL, mask[36].into(), value[36].into());
-                self.field(TRAFFIC_CLASS, mask[37].into(), value[37].into());
-                self.field(TTL, mask[38].into(), value[38].into());
+                self.field(headers::IP_VERSION, headers::IP_VERSION.largest(), 6);
+                self.bytes(headers::SRC_IPV6, &mask[..16], &value[..16]);
+                self.bytes(headers::DST_IPV6, &mask[16..32], &value[16..32]);
+                self.field(headers::IP_PROTOCOL, mask[36].into(), value[36].into());
+                self.field(headers::TRAFFIC_CLASS, mask[37].into(), value[37].into());
+                self.field(headers::TTL_HOPLIMIT, mask[38].into(), value[38].into());
                 // Matching flow labels is not supported.
                 if mask[32..36] != [0; 4] || mask[39] != 0 {
                     return refuse(libc::EOPNOTSUPP);
@@ -173,12 +141,16 @@ impl Match {
             // The specification begins with the destination port.
             _ => {
                 let (at, protocol) = match kind {
-                    TCP => (TCP_PORTS, libc::IPPROTO_TCP),
-                    _ => (UDP_PORTS, libc::IPPROTO_UDP),
+                    TCP => (headers::TCP_SPORT, libc::IPPROTO_TCP),
+                    _ => (headers::UDP_SPORT, libc::IPPROTO_UDP),
                 };
                 self.bytes(at + 2, &mask[..2], &value[..2]);
                 self.bytes(at, &mask[2..4], &value[2..4]);
-                self.field(PROTOCOL, PROTOCOL.largest(), protocol as u32);
+                self.field(
+                    headers::IP_PROTOCOL,
+                    headers::IP_PROTOCOL.largest(),
+                    protocol as u32,
+                );
             }
         }
         Ok(())
@@ -323,7 +295,7 @@ impl State {
             ALL | ALL_MULTICAST => {
                 require(attr.num_of_specs == 0)?;
                 if attr.kind == ALL_MULTICAST {
-                    specs.what.bytes(DESTINATION_MAC, &[1], &[1]);
+                    specs.what.bytes(headers::DMAC, &[1], &[1]);
                     last - 1
                 } else {
                     last
@@ -412,9 +384,9 @@ impl State {
         };
         let table = self.flow_table()?;
         let input = Input::new(op::CREATE_FLOW_GROUP, GROUP_LENGTH)
-            .set(TABLE, table)
-            .set(CRITERIA_ENABLE, OUTER_HEADERS)
-            .bytes(CRITERIA, &what.mask.0);
+            .set(flow::TABLE_ID, table)
+            .set(flow::MATCH_CRITERIA_ENABLE, OUTER_HEADERS)
+            .bytes(flow::MATCH_CRITERIA, &what.mask.0);
         let group = make(&mut self.hca, &input)?;
         let rule = Rule {
             group,
@@ -450,7 +422,7 @@ impl State {
             return Ok(table);
         }
         let table = make(&mut self.hca, &Input::new(op::CREATE_FLOW_TABLE, 0x40))?;
-        let input = Input::new(op::SET_FLOW_TABLE_ROOT, 0x40).set(TABLE, table);
+        let input = Input::new(op::SET_FLOW_TABLE_ROOT, 0x40).set(flow::TABLE_ID, table);
         run(&mut self.hca, &input, 16)?;
         self.flows.table = Some(table);
         Ok(table)
@@ -471,30 +443,33 @@ impl State {
             }));
             let counters = sorted(actions.iter().filter_map(|it| it.counter));
             let mut action = match rule.first.destination {
-                Destination::Drop => ACTION_DROP,
-                Destination::Kernel | Destination::Tir(_) => ACTION_FORWARD,
+                Destination::Drop => flow::action::DROP,
+                Destination::Kernel | Destination::Tir(_) => flow::action::FWD_DEST,
             };
             if !counters.is_empty() {
-                action |= ACTION_COUNT;
+                action |= flow::action::COUNT;
             }
             if rule.first.header_change.is_some() {
-                action |= ACTION_CHANGE_HEADER;
+                action |= flow::action::MOD_HDR;
             }
-            let entries = tirs.iter().map(|tir| TO_TIR | tir);
+            let entries = tirs.iter().map(|tir| flow::destination::TIR << 24 | tir);
             let entries = entries.chain(counters.iter().copied());
-            let length = RULE_LIST + 8 * (tirs.len() + counters.len());
+            let length = flow::DESTINATION + 8 * (tirs.len() + counters.len());
             let mut input = Input::new(op::SET_FLOW_TABLE_ENTRY, length)
-                .set(TABLE, table)
-                .set(RULE_INDEX, index)
-                .set(RULE_GROUP, rule.group)
-                .set(RULE_TAG, rule.first.tag.unwrap_or(0))
-                .set(RULE_ACTION, action)
-                .set(RULE_DESTINATIONS, tirs.len() as u32)
-                .set(RULE_COUNTERS, counters.len() as u32)
-                .set(RULE_HEADER_CHANGE, rule.first.header_change.unwrap_or(0))
-                .bytes(RULE_VALUE, &rule.what.value.0);
+                .set(flow::TABLE_ID, table)
+                .set(flow::FLOW_INDEX, index)
+                .set(flow::FTE_GROUP_ID, rule.group)
+                .set(flow::FLOW_TAG, rule.first.tag.unwrap_or(0))
+                .set(flow::ACTION, action)
+                .set(flow::DESTINATION_LIST_SIZE, tirs.len() as u32)
+                .set(flow::FLOW_COUNTER_LIST_SIZE, counters.len() as u32)
+                .set(
+                    flow::MODIFY_HEADER_ID,
+                    rule.first.header_change.unwrap_or(0),
+                )
+                .bytes(flow::MATCH_VALUE, &rule.what.value.0);
             for (number, entry) in entries.enumerate() {
-                input = input.bytes(RULE_LIST + 8 * number, &entry.to_be_bytes());
+                input = input.bytes(flow::DESTINATION + 8 * number, &entry.to_be_bytes());
             }
             run(&mut self.hca, &input, 16)?;
         }
@@ -507,13 +482,13 @@ impl State {
             return Ok(());
         };
         let input = Input::new(op::DELETE_FLOW_TABLE_ENTRY, 0x40)
-            .set(TABLE, table)
-            .set(RULE_INDEX, index);
+            .set(flow::TABLE_ID, table)
+            .set(flow::FLOW_INDEX, index);
         // Fails if the entry was never set.
         let _ = run(&mut self.hca, &input, 16);
         let input = Input::new(op::DESTROY_FLOW_GROUP, 0x40)
-            .set(TABLE, table)
-            .set(GROUP, rule.group);
+            .set(flow::TABLE_ID, table)
+            .set(flow::GROUP_ID, rule.group);
         run(&mut self.hca, &input, 16).map(drop)
     }
 }

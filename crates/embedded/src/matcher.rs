@@ -4,8 +4,8 @@
 
 use std::os::fd::RawFd;
 
-use softhca::bits::{Field, field};
 use softhca::command::opcode as op;
+use softhca::layout::flow;
 use softhca::profile::{Group, cap};
 
 use crate::command::{Input, make};
@@ -30,8 +30,6 @@ const DROP: u32 = 1 << 1;
 const TABLES: std::ops::RangeInclusive<u64> = 0..=4;
 /// Bytes of an action on headers.
 const CHANGE: usize = 8;
-/// Of ALLOC_MODIFY_HEADER_CONTEXT: the number of actions, and the first one.
-const CHANGE_COUNT: Field = field(0xc, 7, 0);
 const CHANGES: usize = 0x10;
 
 /// A matcher.
@@ -177,7 +175,7 @@ impl State {
             return refuse(libc::EOPNOTSUPP);
         }
         let input = Input::new(op::ALLOC_MODIFY_HEADER_CONTEXT, CHANGES + changes.len())
-            .set(CHANGE_COUNT, count)
+            .set(flow::NUM_OF_ACTIONS, count)
             .bytes(CHANGES, &changes);
         let number = make(&mut self.hca, &input)?;
         let handle = self.objects.insert(Object {

@@ -5,51 +5,27 @@
 use std::os::fd::RawFd;
 
 use mlx5_abi::{CreateQpResp, qp_object};
-use softhca::bits::{Field, field, flag};
 use softhca::command::opcode as op;
+use softhca::layout::rqc::state;
+use softhca::layout::{PAGE_LIST, rqc, sqc, tirc, tisc, wq};
 use uverbs::abi::ids::*;
 use uverbs::abi::verbs::QpCap;
 use uverbs::abi::write::ModifyQp;
 use uverbs::{QpAttrMask as Mask, QpCreateFlags, QpState, QpType};
 
-use crate::command::{Input, NUMBER, PAGES_AT, make, run};
+use crate::command::{Input, NUMBER, make, run};
 use crate::object::{MemoryRange, Object, ObjectData, Qp};
 use crate::qp::lag_port;
 use crate::queues::{
-    LOG_STRIDES, MAX_QUEUE_ENTRIES, NO_REGISTER, QpDriver, SEND_BLOCK, SIGNAL_ALL, WQ_LOG_SIZE,
-    WQ_PAGE_OFFSET, WQ_PAGE_SIZE, WQ_PD, WQ_RECORDS, WQ_STRIDE, create_flags, is_queue_size,
-    loopback_flags, queried_cap, require,
+    LOG_STRIDES, MAX_QUEUE_ENTRIES, NO_REGISTER, QpDriver, SEND_BLOCK, SIGNAL_ALL, WQ,
+    create_flags, is_queue_size, loopback_flags, queried_cap, require,
 };
 use crate::request::Request;
 use crate::state::State;
 use crate::{Result, refuse};
 
-/// Context of a send queue, a receive queue, a TIR or a TIS.
-pub(crate) const CONTEXT: usize = 0x20;
-/// `flush_in_error_en` of a send and of a receive queue: posted WQEs are completed as
-/// flushed in the error state.
-const SQ_FLUSH_IN_ERROR: Field = flag(CONTEXT, 28);
-const RQ_FLUSH_IN_ERROR: Field = flag(CONTEXT, 18);
-pub(crate) const STATE: Field = field(CONTEXT, 23, 20);
-/// Of a receive queue: VLAN tags stay in the frames.
-pub(crate) const KEEP_TAGS: Field = flag(CONTEXT, 28);
-const USER_INDEX: Field = field(CONTEXT + 0x4, 23, 0);
-const CQ: Field = field(CONTEXT + 0x8, 23, 0);
-const TIS_COUNT: Field = field(CONTEXT + 0x20, 31, 16);
-const TIS: Field = field(CONTEXT + 0x2c, 23, 0);
-const WQ_UAR: Field = field(CONTEXT + 0x3c, 23, 0);
 const LOG_BLOCK: u32 = 6;
-const TIR_QUEUE: Field = field(CONTEXT + 0x1c, 23, 0);
-pub(crate) const TIR_LOOPBACK: Field = field(CONTEXT + 0x24, 25, 24);
-pub(crate) const DOMAIN: Field = field(CONTEXT + 0x24, 23, 0);
-const TIS_LAG_PORT: Field = field(CONTEXT, 27, 24);
-const MODIFY_LAG_PORT: Field = flag(0x14, 2);
-pub(crate) const INTERFACE_LENGTH: usize = CONTEXT + 0xf0;
-
-/// States of a send or receive queue.
-pub(crate) const RESET: u32 = 0;
-const READY: u32 = 1;
-const ERROR: u32 = 3;
+pub(crate) const INTERFACE_LENGTH: usize = rqc::AT + rqc::SIZE;
 
 /// The context of a send or receive queue of packets.
 #[derive(Clone, Copy, Debug)]
@@ -71,22 +47,34 @@ impl PacketQueueContext {
     /// # Errors
     /// As for [`Input::pages`].
     fn input(&self, opcode: u16) -> Result<Input> {
-        Input::new(opcode, PAGES_AT + 8)
+        Input::new(opcode, PAGE_LIST + 8)
             .by(self.uid)
-            .set(USER_INDEX, self.user_index)
-            .set(CQ, self.cq)
-            .set(WQ_PD, self.pd)
-            .set(WQ_STRIDE, self.log_stride)
-            .set(WQ_LOG_SIZE, self.log_size)
-            .long(WQ_RECORDS, self.records)
-            .pages((WQ_PAGE_SIZE, WQ_PAGE_OFFSET), self.entries)
+            .fields(
+                rqc::AT,
+                [(rqc::USER_INDEX, self.user_index), (rqc::CQN, self.cq)],
+            )
+            .fields(
+                WQ,
+                [
+                    (wq::PD, self.pd),
+                    (wq::LOG_WQ_STRIDE, self.log_stride),
+                    (wq::LOG_WQ_SZ, self.log_size),
+                ],
+            )
+            .long(WQ + wq::DBR_ADDR, self.records)
+            .pages(
+                (wq::LOG_WQ_PG_SZ.at(WQ), wq::PAGE_OFFSET.at(WQ)),
+                self.entries,
+            )
     }
 
     /// As [`input`](Self::input), of a receive queue.
     pub(crate) fn receive_input(&self, strips_vlan: bool) -> Result<Input> {
         let input = self.input(op::CREATE_RQ)?;
         let keeps = u32::from(!strips_vlan);
-        Ok(input.set(KEEP_TAGS, keeps).set(RQ_FLUSH_IN_ERROR, 1))
+        Ok(input
+            .set(rqc::VSD.at(rqc::AT), keeps)
+            .set(rqc::FLUSH_IN_ERROR_EN.at(rqc::AT), 1))
     }
 }
 
@@ -126,12 +114,12 @@ impl Packet {
 fn transition(from: QpState, to: QpState) -> Option<([Option<u32>; 2], Mask, Mask)> {
     let none = Mask::empty();
     Some(match (from, to) {
-        (_, QpState::RESET) => ([Some(RESET), Some(RESET)], none, none),
-        (_, QpState::ERR) => ([Some(ERROR), Some(ERROR)], none, none),
-        (QpState::RESET, QpState::INIT) => ([None, Some(READY)], Mask::PORT, none),
+        (_, QpState::RESET) => ([Some(state::RST), Some(state::RST)], none, none),
+        (_, QpState::ERR) => ([Some(state::ERR), Some(state::ERR)], none, none),
+        (QpState::RESET, QpState::INIT) => ([None, Some(state::RDY)], Mask::PORT, none),
         (QpState::INIT, QpState::INIT) => ([None, None], none, Mask::PORT),
         (QpState::INIT, QpState::RTR) => ([None, None], none, none),
-        (QpState::RTR, QpState::RTS) => ([Some(READY), None], none, Mask::RATE_LIMIT),
+        (QpState::RTR, QpState::RTS) => ([Some(state::RDY), None], none, Mask::RATE_LIMIT),
         (QpState::RTS, QpState::RTS) => ([None, None], none, Mask::RATE_LIMIT),
         _ => return None,
     })
@@ -225,8 +213,12 @@ impl State {
             0 => None,
             _ => {
                 let context = queue(cqs[0], entries[0], blocks.ilog2(), LOG_BLOCK);
-                let input = context.input(op::CREATE_SQ)?.set(WQ_UAR, uar);
-                Some(input.set(TIS_COUNT, 1).set(SQ_FLUSH_IN_ERROR, 1))
+                let input = context.input(op::CREATE_SQ)?.set(wq::UAR_PAGE.at(WQ), uar);
+                Some(
+                    input
+                        .set(sqc::TIS_LST_SZ.at(sqc::AT), 1)
+                        .set(sqc::FLUSH_IN_ERROR_EN.at(sqc::AT), 1),
+                )
             }
         };
         let receive = match receives {
@@ -234,7 +226,7 @@ impl State {
             _ => {
                 let context = queue(cqs[1], entries[1], receives.ilog2(), shift);
                 let input = context.receive_input(create & STRIP_VLAN != 0)?;
-                Some(input.set(WQ_UAR, uar))
+                Some(input.set(wq::UAR_PAGE.at(WQ), uar))
             }
         };
         let mut ranges = addresses.ranges(0)?;
@@ -250,9 +242,12 @@ impl State {
         let create_objects = |state: &mut Self| {
             if let Some(send) = send {
                 let interface = Input::new(op::CREATE_TIS, INTERFACE_LENGTH).by(uid);
-                let tis = make(&mut state.hca, &interface.set(DOMAIN, domain))?;
+                let tis = make(
+                    &mut state.hca,
+                    &interface.set(tirc::TRANSPORT_DOMAIN.at(tirc::AT), domain),
+                )?;
                 packet_objects.tis = Some(tis);
-                let input = send.set(TIS, tis);
+                let input = send.set(sqc::TIS_NUM_0.at(sqc::AT), tis);
                 // SAFETY: guaranteed by the caller.
                 packet_objects.sq =
                     Some(unsafe { state.create_with_memory(&[entries[0]], &input) }?);
@@ -264,10 +259,14 @@ impl State {
                 packet_objects.rq = Some(rq);
                 ranges.push(entries[1]);
                 let interface = Input::new(op::CREATE_TIR, INTERFACE_LENGTH).by(uid);
-                let interface = interface
-                    .set(TIR_QUEUE, rq)
-                    .set(TIR_LOOPBACK, loopback_flags(driver.flags))
-                    .set(DOMAIN, domain);
+                let interface = interface.fields(
+                    tirc::AT,
+                    [
+                        (tirc::INLINE_RQN, rq),
+                        (tirc::SELF_LB_BLOCK, loopback_flags(driver.flags)),
+                        (tirc::TRANSPORT_DOMAIN, domain),
+                    ],
+                );
                 packet_objects.tir = Some(make(&mut state.hca, &interface)?);
             }
             Ok(())
@@ -329,17 +328,17 @@ impl State {
         if let (QpState::RESET, QpState::INIT, Some(tis)) = (now, to, packet.tis) {
             let input = Input::new(op::MODIFY_TIS, INTERFACE_LENGTH)
                 .set(NUMBER, tis)
-                .set(MODIFY_LAG_PORT, 1)
-                .set(TIS_LAG_PORT, lag_port(tis));
+                .set(tisc::MODIFY_LAG_TX_PORT_AFFINITY, 1)
+                .set(tisc::LAG_TX_PORT_AFFINITY.at(tisc::AT), lag_port(tis));
             run(&mut self.hca, &input, 16)?;
         }
         for (opcode, number, state) in queues {
             if let (Some(number), Some(state)) = (number, state) {
-                let input = Input::new(opcode, CONTEXT + 0xf0)
+                let input = Input::new(opcode, rqc::AT + rqc::SIZE)
                     .set(NUMBER, number)
-                    .set(STATE, state);
+                    .set(rqc::STATE.at(rqc::AT), state);
                 run(&mut self.hca, &input, 16)?;
-                if opcode == op::MODIFY_SQ && state == RESET {
+                if opcode == op::MODIFY_SQ && state == state::RST {
                     self.watch.reset_sends(number);
                 }
             }
@@ -362,9 +361,9 @@ impl State {
             return Ok(packet.state);
         };
         let input = Input::about(op::QUERY_SQ, sq);
-        let output = run(&mut self.hca, &input, CONTEXT + 0xf0)?;
-        Ok(match STATE.get(&output) {
-            ERROR => QpState::SQE,
+        let output = run(&mut self.hca, &input, rqc::AT + rqc::SIZE)?;
+        Ok(match rqc::STATE.at(rqc::AT).get(&output) {
+            state::ERR => QpState::SQE,
             _ => packet.state,
         })
     }
@@ -418,18 +417,18 @@ mod tests {
         let states = |from, to| transition(from, to).map(|it| it.0);
         assert_eq!(
             states(QpState::RESET, QpState::INIT),
-            Some([None, Some(READY)])
+            Some([None, Some(state::RDY)])
         );
         assert_eq!(states(QpState::INIT, QpState::RTR), Some([None, None]));
         assert_eq!(
             states(QpState::RTR, QpState::RTS),
-            Some([Some(READY), None])
+            Some([Some(state::RDY), None])
         );
         assert_eq!(states(QpState::RESET, QpState::RTS), None);
         assert_eq!(states(QpState::SQE, QpState::RTS), None);
         assert_eq!(
             states(QpState::SQE, QpState::RESET),
-            Some([Some(RESET), Some(RESET)])
+            Some([Some(state::RST), Some(state::RST)])
         );
     }
 }

@@ -3,8 +3,10 @@
 use std::os::fd::RawFd;
 
 use mlx5_abi::MODIFY_QP_OUT_OF_ORDER;
-use softhca::bits::{Field, field, flag, put_bytes};
+use softhca::bits::put_bytes;
 use softhca::command::opcode as op;
+use softhca::layout::qpc::{optional, state};
+use softhca::layout::{ads, qpc};
 use uverbs::abi::write::{AttachMcast, ModifyQp, QpDest, QueryQp, QueryQpResp};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
@@ -16,50 +18,10 @@ use crate::request::Request;
 use crate::state::State;
 use crate::{Result, refuse};
 
-const OPTIONAL: Field = field(0x10, 31, 0);
-const CONTEXT: usize = 0x18;
-const STATE: Field = field(CONTEXT, 31, 28);
-const LAG_PORT: Field = field(CONTEXT, 27, 24);
-const MTU: Field = field(CONTEXT + 0x8, 31, 29);
-const REMOTE_QPN: Field = field(CONTEXT + 0x14, 23, 0);
-const PATH: usize = CONTEXT + 0x18;
-const PKEY_INDEX: Field = field(PATH, 15, 0);
-const GRH: Field = flag(PATH + 0x4, 23);
-const PATH_BITS: Field = field(PATH + 0x4, 22, 16);
-const LID: Field = field(PATH + 0x4, 15, 0);
-const TIMEOUT: Field = field(PATH + 0x8, 31, 27);
-const SOURCE_INDEX: Field = field(PATH + 0x8, 23, 16);
-const HOP_LIMIT: Field = field(PATH + 0x8, 7, 0);
-const TRAFFIC_CLASS: Field = field(PATH + 0xc, 27, 20);
-const FLOW_LABEL: Field = field(PATH + 0xc, 19, 0);
-const GID: usize = PATH + 0x10;
-const UDP_SOURCE: Field = field(PATH + 0x20, 15, 0);
-const SERVICE_LEVEL: Field = field(PATH + 0x24, 27, 24);
-const PORT: Field = field(PATH + 0x24, 23, 16);
-const MAC: usize = PATH + 0x26;
-const LOG_READS: Field = field(CONTEXT + 0x70, 23, 21);
-const RETRIES: Field = field(CONTEXT + 0x70, 18, 16);
-const RNR_RETRIES: Field = field(CONTEXT + 0x70, 15, 13);
-const SEND_PSN: Field = field(CONTEXT + 0x78, 23, 0);
-const LOG_REMOTE_READS: Field = field(CONTEXT + 0x90, 23, 21);
-/// Remote read, write, atomic.
-const ACCESS: Field = field(CONTEXT + 0x90, 15, 13);
-/// `dp_ordering_force`, `dp_ordering_1`.
-const FORCE_ORDER: Field = flag(CONTEXT + 0x4, 24);
-const RELAXED_ORDER: Field = flag(CONTEXT + 0x90, 3);
-const RNR_TIMER: Field = field(CONTEXT + 0x94, 28, 24);
-const RECV_PSN: Field = field(CONTEXT + 0x94, 23, 0);
-const QKEY: Field = field(CONTEXT + 0xa8, 31, 0);
-const CONTEXT_SIZE: usize = 232;
+const PATH: usize = qpc::AT + qpc::PRIMARY_ADDRESS_PATH;
 
-/// Bits of [`OPTIONAL`].
-mod optional {
-    pub const ACCESS: u32 = 0b111 << 1;
-    pub const PKEY_INDEX: u32 = 1 << 4;
-    pub const QKEY: u32 = 1 << 5;
-    pub const RNR_TIMER: u32 = 1 << 6;
-    pub const PATH: u32 = 1 << 7;
-}
+/// Bits of the mask of optional parameters for [`qpc::ACCESS`].
+const RIGHTS: u32 = optional::RRE | optional::RAE | optional::RWE;
 
 const MAX_READS: u8 = 16;
 
@@ -130,12 +92,12 @@ fn transition(kind: QpType, from: QpState, to: QpState) -> Option<Transition> {
 /// Converts the device's state to that of the verbs.
 fn state(number: u32) -> QpState {
     match number {
-        0 => QpState::RESET,
-        1 => QpState::INIT,
-        2 => QpState::RTR,
-        3 => QpState::RTS,
-        4 => QpState::SQE,
-        5 => QpState::SQD,
+        state::RST => QpState::RESET,
+        state::INIT => QpState::INIT,
+        state::RTR => QpState::RTR,
+        state::RTS => QpState::RTS,
+        state::SQER => QpState::SQE,
+        state::SQD => QpState::SQD,
         _ => QpState::ERR,
     }
 }
@@ -242,25 +204,34 @@ impl State {
     /// Queries the device's context of a queue pair.
     fn query(&mut self, number: u32) -> Result<Vec<u8>> {
         let input = Input::new(op::QUERY_QP, 16).set(NUMBER, number);
-        run(&mut self.hca, &input, CONTEXT + CONTEXT_SIZE)
+        run(&mut self.hca, &input, qpc::AT + qpc::SIZE)
     }
 
     /// Adds the address path to a peer.
     fn path(&self, mut input: Input, dest: &QpDest, kind: QpType, peer: u32) -> Result<Input> {
-        input = input
-            .set(SERVICE_LEVEL, dest.sl.into())
-            .set(PORT, dest.port_num.into());
+        input = input.fields(
+            PATH,
+            [
+                (ads::SL, dest.sl.into()),
+                (ads::VHCA_PORT_NUM, dest.port_num.into()),
+            ],
+        );
         if dest.is_global != 0 {
             if self.gid_at(dest.sgid_index.into()).is_none() {
                 return refuse(libc::EINVAL);
             }
             input = input
-                .set(GRH, u32::from(!self.is_ethernet()))
-                .set(SOURCE_INDEX, dest.sgid_index.into())
-                .set(HOP_LIMIT, dest.hop_limit.into())
-                .set(TRAFFIC_CLASS, dest.traffic_class.into())
-                .set(FLOW_LABEL, dest.flow_label)
-                .bytes(GID, &dest.dgid);
+                .fields(
+                    PATH,
+                    [
+                        (ads::GRH, u32::from(!self.is_ethernet())),
+                        (ads::SRC_ADDR_INDEX, dest.sgid_index.into()),
+                        (ads::HOP_LIMIT, dest.hop_limit.into()),
+                        (ads::TCLASS, dest.traffic_class.into()),
+                        (ads::FLOW_LABEL, dest.flow_label),
+                    ],
+                )
+                .bytes(PATH + ads::RGID_RIP, &dest.dgid);
         }
         if self.is_ethernet() {
             if dest.is_global == 0 || kind == QpType::UD {
@@ -271,12 +242,12 @@ impl State {
             let flow = dest.flow_label ^ peer;
             let source = 0xc000 | (flow ^ flow >> 14) & 0x3fff;
             return Ok(input
-                .set(UDP_SOURCE, source)
-                .bytes(MAC, &self.resolve(&dest.dgid)?));
+                .set(ads::UDP_SPORT.at(PATH), source)
+                .bytes(PATH + ads::RMAC, &self.resolve(&dest.dgid)?));
         }
         Ok(input
-            .set(PATH_BITS, dest.src_path_bits.into())
-            .set(LID, dest.dlid.into()))
+            .set(ads::MLID.at(PATH), dest.src_path_bits.into())
+            .set(ads::RLID.at(PATH), dest.dlid.into()))
     }
 
     /// Modifies attributes. `knows` contains those that the command supports.
@@ -323,7 +294,7 @@ impl State {
             let named = (given.qp_handle, packet);
             return self.modify_packet_qp(fd, named, (&attributes, to), mask);
         }
-        let now = state(STATE.get(&self.query(number)?));
+        let now = state(qpc::STATE.at(qpc::AT).get(&self.query(number)?));
         if mask.contains(Mask::CUR_STATE) && QpState(given.cur_qp_state) != now {
             return refuse(libc::EINVAL);
         }
@@ -351,8 +322,10 @@ impl State {
         let opcode = transition.opcode;
         let input = Input::new(opcode, 0x110).set(NUMBER, number);
         let input = match opcode {
-            op::RST2INIT_QP => input.set(LAG_PORT, lag_port(number)),
-            op::INIT2RTR_QP if out_of_order => input.set(FORCE_ORDER, 1).set(RELAXED_ORDER, 1),
+            op::RST2INIT_QP => input.set(qpc::LAG_TX_PORT_AFFINITY.at(qpc::AT), lag_port(number)),
+            op::INIT2RTR_QP if out_of_order => input
+                .set(qpc::DP_ORDERING_FORCE.at(qpc::AT), 1)
+                .set(qpc::DP_ORDERING_1.at(qpc::AT), 1),
             _ => input,
         };
         let input = match opcode {
@@ -394,33 +367,48 @@ impl State {
         };
         let mut new = 0;
         for (flag, bit) in [
-            (Mask::ACCESS_FLAGS, optional::ACCESS),
-            (Mask::MAX_DEST_RD_ATOMIC, optional::ACCESS),
+            (Mask::ACCESS_FLAGS, RIGHTS),
+            (Mask::MAX_DEST_RD_ATOMIC, RIGHTS),
             (Mask::PKEY_INDEX, optional::PKEY_INDEX),
-            (Mask::QKEY, optional::QKEY),
-            (Mask::MIN_RNR_TIMER, optional::RNR_TIMER),
-            (Mask::AV, optional::PATH),
+            (Mask::QKEY, optional::Q_KEY),
+            (Mask::MIN_RNR_TIMER, optional::RNR_TIMEOUT),
+            (Mask::AV, optional::PRIMARY_PATH),
         ] {
             if mask.contains(flag) {
                 new |= bit;
             }
         }
         let mut input = input
-            .set(OPTIONAL, new)
-            .set(ACCESS, rights(access))
-            .set(MTU, it.path_mtu.into())
-            .set(REMOTE_QPN, it.dest_qp_num)
-            .set(PKEY_INDEX, it.pkey_index.into())
-            .set(TIMEOUT, it.timeout.into())
-            .set(PORT, it.port_num.into())
-            .set(LOG_READS, log_reads(it.max_rd_atomic))
-            .set(RETRIES, it.retry_cnt.into())
-            .set(RNR_RETRIES, it.rnr_retry.into())
-            .set(SEND_PSN, it.sq_psn)
-            .set(LOG_REMOTE_READS, log_reads(it.max_dest_rd_atomic))
-            .set(RNR_TIMER, it.min_rnr_timer.into())
-            .set(RECV_PSN, it.rq_psn)
-            .set(QKEY, it.qkey);
+            .set(qpc::OPT_PARAM_MASK, new)
+            .fields(
+                qpc::AT,
+                [
+                    (qpc::ACCESS, rights(access)),
+                    (qpc::MTU, it.path_mtu.into()),
+                    (qpc::REMOTE_QPN, it.dest_qp_num),
+                ],
+            )
+            .fields(
+                PATH,
+                [
+                    (ads::PKEY_INDEX, it.pkey_index.into()),
+                    (ads::ACK_TIMEOUT, it.timeout.into()),
+                    (ads::VHCA_PORT_NUM, it.port_num.into()),
+                ],
+            )
+            .fields(
+                qpc::AT,
+                [
+                    (qpc::LOG_SRA_MAX, log_reads(it.max_rd_atomic)),
+                    (qpc::RETRY_COUNT, it.retry_cnt.into()),
+                    (qpc::RNR_RETRY, it.rnr_retry.into()),
+                    (qpc::NEXT_SEND_PSN, it.sq_psn),
+                    (qpc::LOG_RRA_MAX, log_reads(it.max_dest_rd_atomic)),
+                    (qpc::MIN_RNR_NAK, it.min_rnr_timer.into()),
+                    (qpc::NEXT_RCV_PSN, it.rq_psn),
+                    (qpc::Q_KEY, it.qkey),
+                ],
+            );
         // An initiator's destinations are in its work requests.
         if mask.contains(Mask::AV) && kind != QpType::DRIVER {
             input = self.path(input, &it.dest, kind, it.dest_qp_num)?;
@@ -436,13 +424,13 @@ impl State {
         if packet.is_some_and(|packet| packet.has_work_queues()) {
             return refuse(libc::EOPNOTSUPP);
         }
-        let empty = || vec![0; CONTEXT + CONTEXT_SIZE];
+        let empty = || vec![0; qpc::AT + qpc::SIZE];
         Ok(match (target, packet) {
             (Some(target), _) => (empty(), target.state.0),
             (None, Some(packet)) => (empty(), self.packet_state(&packet)?.0),
             (None, None) => {
                 let context = self.query(number)?;
-                let now = state(STATE.get(&context)).0;
+                let now = state(qpc::STATE.at(qpc::AT).get(&context)).0;
                 (context, now)
             }
         })
@@ -451,7 +439,11 @@ impl State {
     /// Returns the state of a queue pair, and the packet numbers that it expects and sends next.
     pub(crate) fn queried_qp(&mut self, fd: RawFd, handle: u32) -> Result<(u8, u32, u32)> {
         let (context, now) = self.queried(fd, handle)?;
-        Ok((now, RECV_PSN.get(&context), SEND_PSN.get(&context)))
+        Ok((
+            now,
+            qpc::NEXT_RCV_PSN.at(qpc::AT).get(&context),
+            qpc::NEXT_SEND_PSN.at(qpc::AT).get(&context),
+        ))
     }
 
     pub(crate) fn query_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
@@ -475,8 +467,8 @@ impl State {
             max_recv_sge,
             max_inline_data,
             qkey: it.qkey,
-            rq_psn: RECV_PSN.get(&context),
-            sq_psn: SEND_PSN.get(&context),
+            rq_psn: qpc::NEXT_RCV_PSN.at(qpc::AT).get(&context),
+            sq_psn: qpc::NEXT_SEND_PSN.at(qpc::AT).get(&context),
             dest_qp_num: it.dest_qp_num,
             qp_access_flags: it.qp_access_flags,
             pkey_index: it.pkey_index,

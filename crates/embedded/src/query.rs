@@ -6,9 +6,9 @@ use mlx5_abi::{
     CqeCompCaps, DciStreamsCaps, HASH_TOEPLITZ, StridingRqCaps, TsoCaps, device_flag, mini_format,
 };
 use mmap_rs::MmapOptions;
-use softhca::bits::{Field, field};
 use softhca::command::opcode as op;
 use softhca::fabric::subnet;
+use softhca::layout::vport_state;
 use softhca::packet::ip_of_gid;
 use uverbs::QpType;
 use uverbs::abi::ids::*;
@@ -109,9 +109,8 @@ impl State {
     }
 
     fn is_up(&mut self) -> Result<bool> {
-        const NIC_STATE: Field = field(0xc, 3, 0);
         let output = run(&mut self.hca, &Input::new(op::QUERY_VPORT_STATE, 16), 16)?;
-        Ok(NIC_STATE.get(&output) != 0)
+        Ok(vport_state::STATE.get(&output) != 0)
     }
 
     pub(crate) fn query_port(&mut self, request: &mut Request) -> Result<()> {

@@ -12,15 +12,16 @@ use mlx5_abi::{
     QP_FLAG_TIR_ALLOW_SELF_LB_UC, QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
     SRQ_FLAG_SIGNATURE, mini_format,
 };
-use softhca::bits::{Field, field, flag};
+use softhca::bits::Field;
 use softhca::command::opcode as op;
+use softhca::layout::qpc::{rq_type, scatter, st};
+use softhca::layout::{PAGE_LIST, arm_rq, cqc, header, qpc, rmpc, rqc, wq, xrc_srqc, xrqc};
 use uverbs::abi::ids::*;
 use uverbs::abi::verbs::QpCap;
 use uverbs::abi::write::{ResizeCq, ResizeCqResp};
 use uverbs::{QpCreateFlags, QpType};
 
-use crate::command::{self, Input, NUMBER, PAGES_AT, make, run};
-use crate::dynamic::INITIATOR_SERVICE;
+use crate::command::{self, Input, NUMBER, make, run};
 use crate::event::EventCounter;
 use crate::object::{Cq, Events, MemoryRange, Object, ObjectData, Qp, Srq, SrqKind};
 use crate::request::Request;
@@ -31,53 +32,9 @@ use crate::{Result, refuse};
 /// Bytes of a queue's doorbell records.
 const RECORDS: u64 = 8;
 
-const CQ: usize = 0x10;
-const CQ_ENTRY_SIZE: Field = field(CQ, 23, 21);
-const CQ_IGNORE_OVERRUN: Field = flag(CQ, 17);
-const CQ_COMPRESS: Field = flag(CQ, 14);
-const CQ_FORMAT: Field = field(CQ, 13, 12);
-const CQ_LOG_SIZE: Field = field(CQ + 0xc, 28, 24);
-const CQ_UAR: Field = field(CQ + 0xc, 23, 0);
-const CQ_EQN: Field = field(CQ + 0x14, 7, 0);
-const CQ_PAGE_OFFSET: Field = field(CQ + 0x8, 11, 6);
-const CQ_PAGE_SIZE: Field = field(CQ + 0x18, 28, 24);
-const CQ_RECORDS: usize = CQ + 0x38;
 /// Maximum number of entries of a completion queue, as a logarithm.
 const MAX_LOG_CQ_SIZE: u32 = 22;
 
-const QP: usize = 0x18;
-/// Service type of XRC queue pairs.
-pub(crate) const XRC_SERVICE: u32 = 3;
-pub(crate) const QP_SERVICE: Field = field(QP, 23, 16);
-/// `offload_type` of a queue pair: the device transfers the data of rendezvous.
-const QP_OFFLOAD: Field = field(QP, 7, 4);
-const OFFLOAD_RENDEZVOUS: u32 = 1;
-const QP_BLOCK_LOOPBACK: Field = flag(QP + 0x4, 30);
-pub(crate) const QP_PD: Field = field(QP + 0x4, 23, 0);
-const QP_LOG_RQ: Field = field(QP + 0x8, 22, 19);
-const QP_RQ_STRIDE: Field = field(QP + 0x8, 18, 16);
-pub(crate) const QP_NO_SQ: Field = flag(QP + 0x8, 15);
-const QP_LOG_SQ: Field = field(QP + 0x8, 14, 11);
-const QP_UAR: Field = field(QP + 0xc, 23, 0);
-const QP_USER_INDEX: Field = field(QP + 0x10, 23, 0);
-const QP_PAGE_SIZE: Field = field(QP + 0x14, 28, 24);
-const QP_PAGE_OFFSET: Field = field(QP + 0x90, 11, 6);
-const QP_LOG_STREAMS: Field = field(QP + 0x7c, 28, 24);
-const QP_LOG_ERRORED_STREAMS: Field = field(QP + 0x80, 28, 24);
-const QP_SEND_CQ: Field = field(QP + 0x7c, 23, 0);
-const QP_RECV_CQ: Field = field(QP + 0x9c, 23, 0);
-const QP_RECORDS: usize = QP + 0xa0;
-pub(crate) const QP_RQ_TYPE: Field = field(QP + 0xac, 26, 24);
-const QP_SRQ: Field = field(QP + 0xac, 23, 0);
-const QP_SCATTER_READ: Field = field(QP + 0xc4, 15, 8);
-const QP_SCATTER_RECEIVED: Field = field(QP + 0xc4, 7, 0);
-/// Values of the receive queue type, and of the two scatter fields.
-pub(crate) const RQ_SHARED: u32 = 1;
-const RQ_NONE: u32 = 3;
-const SCATTER_READ_32: u32 = 0x11;
-const SCATTER_READ_64: u32 = 0x22;
-pub(crate) const SCATTER_RECEIVED_32: u32 = 0x1;
-pub(crate) const SCATTER_RECEIVED_64: u32 = 0x2;
 /// `MLX5_IB_INVALID_BFREG`: in answers, the register is one of such a UAR.
 pub(crate) const NO_REGISTER: u32 = 1 << 31;
 const FLAGS_OF_DC: u32 = QP_FLAG_TYPE_DCT | QP_FLAG_TYPE_DCI;
@@ -96,37 +53,10 @@ pub(crate) const MAX_QUEUE_ENTRIES: u32 = 1 << 15;
 pub(crate) const LOG_STRIDES: std::ops::RangeInclusive<u32> = 4..=9;
 pub(crate) const SEND_BLOCK: u64 = 64;
 
-const POOL_STATE: Field = field(0x20, 23, 20);
-pub(crate) const WQ: usize = 0x50;
-pub(crate) const WQ_PD: Field = field(WQ + 0x8, 23, 0);
-pub(crate) const WQ_PAGE_OFFSET: Field = field(WQ + 0x4, 20, 16);
-pub(crate) const WQ_RECORDS: usize = WQ + 0x10;
-pub(crate) const WQ_STRIDE: Field = field(WQ + 0x20, 19, 16);
-pub(crate) const WQ_PAGE_SIZE: Field = field(WQ + 0x20, 12, 8);
-pub(crate) const WQ_LOG_SIZE: Field = field(WQ + 0x20, 4, 0);
-const READY: u32 = 1;
+/// Offset of the work queue in commands on a receive memory pool, a receive queue or a send
+/// queue.
+pub(crate) const WQ: usize = rmpc::AT + rmpc::WQ;
 
-const XRC: usize = 0x10;
-const XRC_LOG_SIZE: Field = field(XRC, 27, 24);
-const XRC_STRIDE: Field = field(XRC + 0x4, 26, 24);
-const XRC_DOMAIN: Field = field(XRC + 0x4, 23, 0);
-const XRC_CQ: Field = field(XRC + 0x8, 23, 0);
-const XRC_PAGE_OFFSET: Field = field(XRC + 0x8, 31, 26);
-const XRC_PAGE_SIZE: Field = field(XRC + 0x10, 29, 24);
-const XRC_USER_INDEX: Field = field(XRC + 0x10, 23, 0);
-const XRC_PD: Field = field(XRC + 0x18, 23, 0);
-const XRC_LIMIT: Field = field(XRC + 0x1c, 31, 16);
-const XRC_RECORDS: usize = XRC + 0x28;
-/// Offset of an XRQ's work queue and pages, relative to those of a receive memory pool.
-const XRQ_OFFSET: usize = 0x40;
-/// Topology and offload of an XRQ: tag matching, and transfers of rendezvous.
-const XRQ_TOPOLOGY: Field = field(0x10, 11, 8);
-const XRQ_OFFLOAD: Field = field(0x10, 3, 0);
-const XRQ_USER_INDEX: Field = field(0x14, 23, 0);
-const XRQ_CQ: Field = field(0x18, 23, 0);
-const XRQ_LOG_TAGS: Field = field(0x30, 31, 28);
-const TAG_MATCHING: u32 = 1;
-const TRANSFERS: u32 = 1;
 /// Maximum number of tags in the list of a shared receive queue.
 pub(crate) const MAX_TAGS: u32 = 127;
 /// Values of `ib_uverbs_srq_type`.
@@ -364,17 +294,25 @@ impl State {
             records: driver.db_addr,
         };
         let bytes = u64::from(entry) << log_size;
-        let input = Input::new(op::CREATE_CQ, PAGES_AT + 8)
+        let input = Input::new(op::CREATE_CQ, PAGE_LIST + 8)
             .by(self.uid(fd))
-            .set(CQ_ENTRY_SIZE, entry_size)
-            .set(CQ_IGNORE_OVERRUN, u32::from(flags & IGNORE_OVERRUN != 0))
-            .set(CQ_COMPRESS, compressed.into())
-            .set(CQ_FORMAT, format)
-            .set(CQ_LOG_SIZE, log_size)
-            .set(CQ_UAR, uar)
-            .set(CQ_EQN, self.event_queue(vector))
-            .long(CQ_RECORDS, addresses.records)
-            .pages((CQ_PAGE_SIZE, CQ_PAGE_OFFSET), (addresses.entries, bytes))?;
+            .fields(
+                cqc::AT,
+                [
+                    (cqc::CQE_SZ, entry_size),
+                    (cqc::OI, u32::from(flags & IGNORE_OVERRUN != 0)),
+                    (cqc::CQE_COMPRESSION_EN, compressed.into()),
+                    (cqc::MINI_CQE_RES_FORMAT, format),
+                    (cqc::LOG_CQ_SIZE, log_size),
+                    (cqc::UAR_PAGE, uar),
+                    (cqc::C_EQN, self.event_queue(vector)),
+                ],
+            )
+            .long(cqc::AT + cqc::DBR_ADDR, addresses.records)
+            .pages(
+                (cqc::LOG_PAGE_SIZE.at(cqc::AT), cqc::PAGE_OFFSET.at(cqc::AT)),
+                (addresses.entries, bytes),
+            )?;
         let ranges = addresses.ranges(bytes)?;
         // SAFETY: guaranteed by the caller.
         let number = unsafe { self.create_with_memory(&ranges, &input) }?;
@@ -413,8 +351,6 @@ impl State {
     /// # Safety
     /// As for [`State::execute`].
     pub(crate) unsafe fn resize_cq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        const OPERATION: Field = field(4, 15, 0);
-        const RESIZE: u32 = 1;
         let requested: ResizeCq = request.core()?;
         let cq = self.objects.cq(fd, requested.cq_handle)?;
         require((1..1 << MAX_LOG_CQ_SIZE).contains(&requested.cqe))?;
@@ -432,12 +368,17 @@ impl State {
             let reserved = (driver.reserved0, driver.reserved1);
             require(driver.cqe_size == entry as u16 && reserved == (0, 0))?;
             let bytes = u64::from(entry) << log_size;
-            let input = Input::new(op::MODIFY_CQ, PAGES_AT + 8)
-                .set(OPERATION, RESIZE)
+            let input = Input::new(op::MODIFY_CQ, PAGE_LIST + 8)
+                .set(header::OP_MOD, cqc::OP_MOD_RESIZE)
                 .set(NUMBER, number)
-                .set(CQ_ENTRY_SIZE, entry_size)
-                .set(CQ_LOG_SIZE, log_size)
-                .pages((CQ_PAGE_SIZE, CQ_PAGE_OFFSET), (entries, bytes))?;
+                .fields(
+                    cqc::AT,
+                    [(cqc::CQE_SZ, entry_size), (cqc::LOG_CQ_SIZE, log_size)],
+                )
+                .pages(
+                    (cqc::LOG_PAGE_SIZE.at(cqc::AT), cqc::PAGE_OFFSET.at(cqc::AT)),
+                    (entries, bytes),
+                )?;
             // SAFETY: guaranteed by the caller.
             unsafe { self.create_with_memory(&[(entries, bytes)], &input) }?;
             if let Some(old) = self
@@ -460,11 +401,11 @@ impl State {
             QpType::RC => 0,
             QpType::UC => 1,
             QpType::UD => 2,
-            QpType::XRC_INI => XRC_SERVICE,
+            QpType::XRC_INI => st::XRC,
             QpType::XRC_TGT => return self.create_target(fd, request),
             QpType::DRIVER => match request.driver::<CreateQp>().flags & FLAGS_OF_DC {
                 QP_FLAG_TYPE_DCT => return self.create_dc_target(fd, request),
-                QP_FLAG_TYPE_DCI => INITIATOR_SERVICE,
+                QP_FLAG_TYPE_DCI => st::DCI,
                 _ => return refuse(libc::EOPNOTSUPP),
             },
             // SAFETY: guaranteed by the caller.
@@ -472,10 +413,10 @@ impl State {
             _ => return refuse(libc::EINVAL),
         };
         // Initiators of XRC and of dynamic connections have no receives.
-        let initiator = [XRC_SERVICE, INITIATOR_SERVICE].contains(&service);
+        let initiator = [st::XRC, st::DCI].contains(&service);
         let srq = match service {
             // UCX names one; it stays unused.
-            INITIATOR_SERVICE => None,
+            st::DCI => None,
             _ => request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE),
         };
         let has_foreign = request.has(ATTR_CREATE_QP_XRCD_HANDLE);
@@ -529,41 +470,59 @@ impl State {
         let signal_all = create & SIGNAL_ALL != 0;
         let connected = service != 2;
         let scatter = driver.scatters();
-        let mut input = Input::new(op::CREATE_QP, PAGES_AT + 8)
+        let mut input = Input::new(op::CREATE_QP, PAGE_LIST + 8)
             .by(self.uid(fd))
-            .set(QP_SERVICE, service)
-            .set(QP_BLOCK_LOOPBACK, u32::from(block != 0))
-            .set(QP_PD, self.objects.pd(fd, pd)?)
-            .set(QP_UAR, uar)
-            .set(QP_USER_INDEX, driver.uidx)
-            .set(QP_SEND_CQ, self.objects.cq(fd, send_cq)?.number)
-            .long(QP_RECORDS, addresses.records)
-            .pages((QP_PAGE_SIZE, QP_PAGE_OFFSET), (addresses.entries, bytes))?;
+            .fields(
+                qpc::AT,
+                [
+                    (qpc::ST, service),
+                    (qpc::BLOCK_LB_MC, u32::from(block != 0)),
+                    (qpc::PD, self.objects.pd(fd, pd)?),
+                    (qpc::UAR_PAGE, uar),
+                    (qpc::USER_INDEX, driver.uidx),
+                    (qpc::CQN_SND, self.objects.cq(fd, send_cq)?.number),
+                ],
+            )
+            .long(qpc::AT + qpc::DBR_ADDR, addresses.records)
+            .pages(
+                (qpc::LOG_PAGE_SIZE.at(qpc::AT), qpc::PAGE_OFFSET.at(qpc::AT)),
+                (addresses.entries, bytes),
+            )?;
         if let Some(cq) = recv_cq {
-            input = input.set(QP_RECV_CQ, self.objects.cq(fd, cq)?.number);
+            input = input.set(qpc::CQN_RCV.at(qpc::AT), self.objects.cq(fd, cq)?.number);
         }
         if let Some(streams) = streams {
-            input = input
-                .set(QP_LOG_STREAMS, streams.log_num_concurent.into())
-                .set(QP_LOG_ERRORED_STREAMS, streams.log_num_errored.into());
+            input = input.fields(
+                qpc::AT,
+                [
+                    (
+                        qpc::LOG_NUM_DCI_STREAM_CHANNELS,
+                        streams.log_num_concurent.into(),
+                    ),
+                    (
+                        qpc::LOG_NUM_DCI_ERRORED_STREAMS,
+                        streams.log_num_errored.into(),
+                    ),
+                ],
+            );
         }
         input = match blocks {
-            0 => input.set(QP_NO_SQ, 1),
-            _ => input.set(QP_LOG_SQ, blocks.ilog2()),
+            0 => input.set(qpc::NO_SQ.at(qpc::AT), 1),
+            _ => input.set(qpc::LOG_SQ_SIZE.at(qpc::AT), blocks.ilog2()),
         };
         input = match (srq, receives) {
             (Some(srq), _) => input
-                .set(QP_RQ_TYPE, RQ_SHARED)
-                .set(QP_SRQ, self.objects.srq(fd, srq)?.number),
-            (None, 0) => input.set(QP_RQ_TYPE, RQ_NONE),
+                .set(qpc::RQ_TYPE.at(qpc::AT), rq_type::SRQ)
+                .set(qpc::SRQN.at(qpc::AT), self.objects.srq(fd, srq)?.number),
+            (None, 0) => input.set(qpc::RQ_TYPE.at(qpc::AT), rq_type::ZERO_SIZE),
             (None, _) => input
-                .set(QP_LOG_RQ, receives.ilog2())
-                .set(QP_RQ_STRIDE, shift - 4),
+                .set(qpc::LOG_RQ_SIZE.at(qpc::AT), receives.ilog2())
+                .set(qpc::LOG_RQ_STRIDE.at(qpc::AT), shift - 4),
         };
         // Rendezvous data are transferred by queue pairs without a send queue.
         if let (Some(srq), 0) = (srq, blocks) {
             if self.objects.srq(fd, srq)?.kind == SrqKind::Tags {
-                input = input.set(QP_OFFLOAD, OFFLOAD_RENDEZVOUS);
+                input = input.set(qpc::OFFLOAD_TYPE.at(qpc::AT), qpc::OFFLOAD_TYPE_RNDV);
             }
         }
         let by_entry = |cq, narrow, wide| {
@@ -571,16 +530,16 @@ impl State {
             entry.map(|entry| if entry == 128 { wide } else { narrow })
         };
         if let Some(recv_cq) = recv_cq.filter(|_| scatter && connected) {
-            let value = by_entry(recv_cq, SCATTER_RECEIVED_32, SCATTER_RECEIVED_64)?;
-            input = input.set(QP_SCATTER_RECEIVED, value);
+            let value = by_entry(recv_cq, scatter::RES_32, scatter::RES_64)?;
+            input = input.set(qpc::CS_RES.at(qpc::AT), value);
         }
         // Data of a read are written to its CQE only if every send is
         // signalled, or the driver allows it explicitly; libmlx5 cannot read them
         // back on XRC.
         let allowed = signal_all || driver.flags & QP_FLAG_ALLOW_SCATTER_CQE != 0;
         if scatter && service == 0 && allowed {
-            let value = by_entry(send_cq, SCATTER_READ_32, SCATTER_READ_64)?;
-            input = input.set(QP_SCATTER_READ, value);
+            let value = by_entry(send_cq, scatter::REQ_32, scatter::REQ_64)?;
+            input = input.set(qpc::CS_REQ.at(qpc::AT), value);
         }
         let ranges = addresses.ranges(bytes)?;
         // SAFETY: guaranteed by the caller.
@@ -683,31 +642,36 @@ impl State {
             dependencies.push(cq);
         }
         let offset = match kind {
-            SrqKind::Tags => XRQ_OFFSET,
+            SrqKind::Tags => xrqc::PAGE_LIST_SHIFT,
             _ => 0,
         };
-        let input = Input::new(kind.create_opcode(), PAGES_AT + 8 + offset).by(self.uid(fd));
+        let input = Input::new(kind.create_opcode(), PAGE_LIST + 8 + offset).by(self.uid(fd));
         let input = match kind {
             SrqKind::Xrc => {
                 let xrcd = request.handle(ATTR_CREATE_SRQ_XRCD_HANDLE)?;
                 dependencies.push(xrcd);
                 input
-                    .set(XRC_LOG_SIZE, entries.ilog2())
-                    .set(XRC_STRIDE, entry.ilog2() - 4)
-                    .set(XRC_DOMAIN, self.objects.xrcd(fd, xrcd)?.number)
-                    .set(XRC_CQ, cq_number)
-                    .set(XRC_USER_INDEX, user_index)
-                    .set(XRC_PD, pd_number)
-                    .long(XRC_RECORDS, addresses.records)
+                    .fields(
+                        xrc_srqc::AT,
+                        [
+                            (xrc_srqc::LOG_XRC_SRQ_SIZE, entries.ilog2()),
+                            (xrc_srqc::LOG_RQ_STRIDE, entry.ilog2() - 4),
+                            (xrc_srqc::XRCD, self.objects.xrcd(fd, xrcd)?.number),
+                            (xrc_srqc::CQN, cq_number),
+                            (xrc_srqc::USER_INDEX, user_index),
+                            (xrc_srqc::PD, pd_number),
+                        ],
+                    )
+                    .long(xrc_srqc::AT + xrc_srqc::DB_RECORD_ADDR, addresses.records)
             }
             SrqKind::Basic | SrqKind::Tags => input
-                .set(WQ_PD.at(offset), pd_number)
-                .set(WQ_STRIDE.at(offset), entry.ilog2())
-                .set(WQ_LOG_SIZE.at(offset), entries.ilog2())
-                .long(WQ_RECORDS + offset, addresses.records),
+                .set(wq::PD.at(WQ + offset), pd_number)
+                .set(wq::LOG_WQ_STRIDE.at(WQ + offset), entry.ilog2())
+                .set(wq::LOG_WQ_SZ.at(WQ + offset), entries.ilog2())
+                .long(WQ + wq::DBR_ADDR + offset, addresses.records),
         };
         let input = match kind {
-            SrqKind::Basic => input.set(POOL_STATE, READY),
+            SrqKind::Basic => input.set(rmpc::STATE.at(rmpc::AT), rqc::state::RDY),
             SrqKind::Xrc => input,
             SrqKind::Tags => {
                 if !request.has(ATTR_CREATE_SRQ_MAX_NUM_TAGS) {
@@ -715,19 +679,29 @@ impl State {
                 }
                 let tags: u32 = request.value(ATTR_CREATE_SRQ_MAX_NUM_TAGS)?;
                 require(tags <= MAX_TAGS)?;
-                input
-                    .set(XRQ_TOPOLOGY, TAG_MATCHING)
-                    .set(XRQ_OFFLOAD, TRANSFERS)
-                    .set(XRQ_USER_INDEX, user_index)
-                    .set(XRQ_CQ, cq_number)
-                    .set(XRQ_LOG_TAGS, u32::BITS - tags.leading_zeros())
+                input.fields(
+                    xrqc::AT,
+                    [
+                        (xrqc::TOPOLOGY, xrqc::TOPOLOGY_TAG_MATCHING),
+                        (xrqc::OFFLOAD, xrqc::OFFLOAD_RNDV),
+                        (xrqc::USER_INDEX, user_index),
+                        (xrqc::CQN, cq_number),
+                        (xrqc::LOG_MATCHING_LIST_SZ, u32::BITS - tags.leading_zeros()),
+                    ],
+                )
             }
         };
         let fields = match kind {
-            SrqKind::Xrc => (XRC_PAGE_SIZE, XRC_PAGE_OFFSET),
-            _ => (WQ_PAGE_SIZE.at(offset), WQ_PAGE_OFFSET.at(offset)),
+            SrqKind::Xrc => (
+                xrc_srqc::LOG_PAGE_SIZE.at(xrc_srqc::AT),
+                xrc_srqc::PAGE_OFFSET.at(xrc_srqc::AT),
+            ),
+            _ => (
+                wq::LOG_WQ_PG_SZ.at(WQ + offset),
+                wq::PAGE_OFFSET.at(WQ + offset),
+            ),
         };
-        let input = input.pages_at(PAGES_AT + offset, fields, (addresses.entries, bytes))?;
+        let input = input.pages_at(PAGE_LIST + offset, fields, (addresses.entries, bytes))?;
         let ranges = addresses.ranges(bytes)?;
         // SAFETY: guaranteed by the caller.
         let number = unsafe { self.create_with_memory(&ranges, &input) }?;
@@ -761,25 +735,24 @@ impl State {
 
     /// Requests an event when fewer receives than `limit` are left.
     pub(crate) fn arm_srq(&mut self, number: u32, kind: SrqKind, limit: u32) -> Result<()> {
-        const LIMIT: Field = field(0xc, 15, 0);
         let opcode = match kind {
             SrqKind::Xrc => op::ARM_XRC_SRQ,
             SrqKind::Basic | SrqKind::Tags => op::ARM_RQ,
         };
-        let input = Input::about(opcode, number).set(LIMIT, limit);
+        let input = Input::about(opcode, number).set(arm_rq::LWM, limit);
         run(&mut self.hca, &input, 16).map(drop)
     }
 
     /// Returns the armed limit, or 0.
     pub(crate) fn srq_limit(&mut self, number: u32, kind: SrqKind) -> Result<u32> {
-        const LIMIT: Field = field(WQ + 0x4, 15, 0);
+        const LIMIT: Field = wq::LWM.at(WQ);
         let (opcode, limit) = match kind {
             SrqKind::Basic => (op::QUERY_RMP, LIMIT),
-            SrqKind::Xrc => (op::QUERY_XRC_SRQ, XRC_LIMIT),
-            SrqKind::Tags => (op::QUERY_XRQ, LIMIT.at(XRQ_OFFSET)),
+            SrqKind::Xrc => (op::QUERY_XRC_SRQ, xrc_srqc::LWM.at(xrc_srqc::AT)),
+            SrqKind::Tags => (op::QUERY_XRQ, LIMIT.at(xrqc::PAGE_LIST_SHIFT)),
         };
         let input = Input::about(opcode, number);
-        run(&mut self.hca, &input, PAGES_AT).map(|output| limit.get(&output))
+        run(&mut self.hca, &input, PAGE_LIST).map(|output| limit.get(&output))
     }
 
     /// Destroys the device's part of an object.

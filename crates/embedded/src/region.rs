@@ -2,14 +2,15 @@
 
 use std::os::fd::RawFd;
 
-use softhca::bits::{Field, field, flag};
 use softhca::command::opcode as op;
+use softhca::layout::mkc::access_mode;
+use softhca::layout::{PAGE_LIST, mkc};
 use uverbs::abi::ids::*;
 use uverbs::abi::write::{AllocMw, AllocMwResp, RegMr, RegMrResp, ReregMr, ReregMrResp, Sge};
 use uverbs::{AccessFlags, MwType};
 use zerocopy::FromBytes;
 
-use crate::command::{Input, NUMBER, PAGES_AT, make, run};
+use crate::command::{Input, NUMBER, make, run};
 use crate::object::{Mr, Object, ObjectData};
 use crate::queues::require;
 use crate::request::Request;
@@ -17,28 +18,12 @@ use crate::state::State;
 use crate::user::{Access, copyable, pin};
 use crate::{Result, pinned, refuse};
 
-const RIGHTS: Field = field(0x10, 14, 10);
-const MODE: Field = field(0x10, 9, 8);
-const QPN: Field = field(0x14, 31, 8);
-const VARIANT: Field = field(0x14, 7, 0);
-const PD: Field = field(0x1c, 23, 0);
-const START: usize = 0x20;
-const LENGTH: usize = 0x28;
-const UNITS: Field = field(0x44, 31, 0);
-/// The key covers the whole address space.
-const LENGTH64: Field = flag(0x1c, 31);
+/// The key is not bound to a queue pair.
 const ANY_QUEUE: u32 = 0xff_ffff;
-/// Modes: contiguous memory, parts of other keys.
-const CONTIGUOUS: u32 = 0;
-const OF_KEYS: u32 = 2;
-/// Fields of a window: it is unbound; work requests modify it; a peer may
-/// invalidate it; the maximum length of its list.
-const FREE: Field = flag(0x10, 30);
-const BY_WORK_REQUEST: Field = flag(0x10, 15);
-const REMOTE_INVALIDATE: Field = flag(0x1c, 24);
+/// The length of a window's list is a multiple of this.
 const WINDOW_UNITS: u32 = 4;
 
-/// Bits of [`RIGHTS`].
+/// Bits of [`mkc::ACCESS`].
 const LOCAL_READ: u32 = 1 << 0;
 const RIGHT_OF: [(AccessFlags, u32); 4] = [
     (AccessFlags::LOCAL_WRITE, 1 << 1),
@@ -137,15 +122,20 @@ impl State {
         let access = wanted.access;
         let rights = rights(access)?;
         let variant = self.next_variant();
-        let input = Input::new(op::CREATE_MKEY, PAGES_AT)
-            .set(MODE, CONTIGUOUS)
-            .set(RIGHTS, rights)
-            .set(QPN, ANY_QUEUE)
-            .set(VARIANT, variant.into())
-            .set(LENGTH64, wanted.is_implicit().into())
-            .set(PD, self.objects.pd(fd, wanted.pd)?)
-            .long(START, wanted.iova)
-            .long(LENGTH, wanted.length);
+        let input = Input::new(op::CREATE_MKEY, PAGE_LIST)
+            .fields(
+                mkc::AT,
+                [
+                    (mkc::ACCESS_MODE_1_0, access_mode::PA),
+                    (mkc::ACCESS, rights),
+                    (mkc::QPN, ANY_QUEUE),
+                    (mkc::MKEY_7_0, variant.into()),
+                    (mkc::LENGTH64, wanted.is_implicit().into()),
+                    (mkc::PD, self.objects.pd(fd, wanted.pd)?),
+                ],
+            )
+            .long(mkc::AT + mkc::START_ADDR, wanted.iova)
+            .long(mkc::AT + mkc::LEN, wanted.length);
         let number = make(&mut self.hca, &input)?;
         self.hca.set_key_memory(number, wanted.address);
         if !access.contains(AccessFlags::MW_BIND) {
@@ -407,16 +397,20 @@ impl State {
             .max(1)
             .next_multiple_of(WINDOW_UNITS);
         let variant = self.next_variant();
-        let input = Input::new(op::CREATE_MKEY, PAGES_AT)
-            .set(FREE, 1)
-            .set(BY_WORK_REQUEST, 1)
-            .set(RIGHTS, LOCAL_READ)
-            .set(MODE, OF_KEYS)
-            .set(QPN, ANY_QUEUE)
-            .set(VARIANT, variant.into())
-            .set(REMOTE_INVALIDATE, second.into())
-            .set(PD, pd)
-            .set(UNITS, units);
+        let input = Input::new(op::CREATE_MKEY, PAGE_LIST).fields(
+            mkc::AT,
+            [
+                (mkc::FREE, 1),
+                (mkc::UMR_EN, 1),
+                (mkc::ACCESS, LOCAL_READ),
+                (mkc::ACCESS_MODE_1_0, access_mode::KLMS),
+                (mkc::QPN, ANY_QUEUE),
+                (mkc::MKEY_7_0, variant.into()),
+                (mkc::EN_RINVAL, second.into()),
+                (mkc::PD, pd),
+                (mkc::TRANSLATIONS_OCTWORD_SIZE, units),
+            ],
+        );
         let key = make(&mut self.hca, &input)? << 8 | u32::from(variant);
         let mw_handle = self.objects.insert(Object {
             file: fd,

@@ -7,13 +7,17 @@ use std::sync::atomic::AtomicU32;
 
 use mmap_rs::{MmapMut, MmapOptions};
 use nix::net::if_::if_nametoindex;
-use softhca::bits::{Field, field, flag, get32};
+use softhca::bits::get32;
 use softhca::command::opcode as op;
 use softhca::engine::counters::Stats;
 use softhca::engine::eq::event;
 use softhca::fabric::Fabric;
+use softhca::layout::{
+    PAGE_LIST, access_register, eqc, hca_cap, header, nic_vport_context, roce_addr_layout,
+};
 use softhca::packet::{Gid, Pool, gid_of_ip, ip_of_gid};
 use softhca::profile::PortKind;
+use softhca::profile::cap;
 use softhca::transport::{Counters, Queue};
 use softhca::{Hca, Settings};
 use uverbs::AsyncEventType as Async;
@@ -22,7 +26,7 @@ use uverbs::abi::write::{AsyncEventDesc, CompEventDesc};
 use zerocopy::IntoBytes;
 
 use crate::addresses::{HostAddress, OwnGids, PortAddresses};
-use crate::command::{self, Input, PAGES_AT, make};
+use crate::command::{self, Input, make};
 use crate::event::{Event, EventCounter, EventFile};
 use crate::files::File;
 use crate::flow::Flows;
@@ -130,26 +134,11 @@ impl From<HostAddress> for PortGid {
     }
 }
 
-// Fields of commands that create event queues and set up an Ethernet port.
-const EQ_CONTEXT: usize = 0x10;
-const EQ_SIZE: Field = field(EQ_CONTEXT + 0xc, 28, 24);
-const EQ_UAR: Field = field(EQ_CONTEXT + 0xc, 23, 0);
-const EQ_PAGE_SIZE: Field = field(EQ_CONTEXT + 0x18, 28, 24);
-const EQ_EVENTS: usize = 0x58;
-const REGISTER: Field = field(8, 15, 0);
+/// The register PAOS, and a value of its administrative state.
 const PORT_STATUS: u32 = 0x5006;
-const PORT_ADMIN: Field = field(0x10, 11, 8);
 const UP: u32 = 1;
-const ROCE_INDEX: Field = field(8, 31, 16);
-const ROCE_GID: usize = 0x10;
-const ROCE_MAC: usize = 0x22;
-const ROCE_VERSION: Field = field(0x28, 7, 0);
-const CAPABILITY_GROUP: Field = field(4, 15, 1);
+/// The group of capabilities of atomics.
 const ATOMICS: u32 = 3;
-/// Byte order of atomic operands in memory.
-const HOST_ORDER: Field = field(0x18, 31, 30);
-const SELECT_ROCE: Field = flag(0xc, 1);
-const NIC_ROCE: Field = flag(0x100, 0);
 
 /// Returns the port's default GID: the default prefix and the port's GUID or, on Ethernet,
 /// the interface identifier derived from the MAC address.
@@ -197,8 +186,8 @@ impl State {
         hca.set_lossy(addresses.is_some());
         // As the driver does. The default is network byte order.
         let input = Input::new(op::SET_HCA_CAP, 0x110)
-            .set(CAPABILITY_GROUP, ATOMICS)
-            .set(HOST_ORDER, 1);
+            .set(hca_cap::GROUP, ATOMICS)
+            .set(cap::ATOMIC_ENDIANNESS_MODE.at(hca_cap::AT), 1);
         command::run(&mut hca, &input, 16)?;
         let uar = make(&mut hca, &Input::new(op::ALLOC_UAR, 16))?;
         let pd = make(&mut hca, &Input::new(op::ALLOC_PD, 16))?;
@@ -256,12 +245,18 @@ impl State {
     /// Sets up an Ethernet port, as the network driver does.
     fn bring_up(&mut self) -> Result<()> {
         let input = Input::new(op::ACCESS_REG, 0x20)
-            .set(REGISTER, PORT_STATUS)
-            .set(PORT_ADMIN, UP);
+            .set(access_register::REGISTER_ID, PORT_STATUS)
+            .set(
+                access_register::PAOS_ADMIN_STATUS.at(access_register::REGISTER_DATA),
+                UP,
+            );
         command::run(&mut self.hca, &input, 0x20)?;
         let input = Input::new(op::MODIFY_NIC_VPORT_CONTEXT, 0x200)
-            .set(SELECT_ROCE, 1)
-            .set(NIC_ROCE, 1);
+            .set(
+                nic_vport_context::FIELD_SELECT,
+                nic_vport_context::SELECT_ROCE_EN,
+            )
+            .set(nic_vport_context::ROCE_EN.at(nic_vport_context::AT), 1);
         command::run(&mut self.hca, &input, 16)?;
         for index in 0..self.gids.len() {
             if self.gids[index].gid != [0; 16] {
@@ -277,10 +272,16 @@ impl State {
         let PortGid { gid, gid_type, .. } = self.gids[index];
         let version = if gid_type == GID_ROCE_V2 { 2 } else { 0 };
         let input = Input::new(op::SET_ROCE_ADDRESS, 0x30)
-            .set(ROCE_INDEX, index as u32)
-            .bytes(ROCE_GID, &gid)
-            .bytes(ROCE_MAC, &mac)
-            .set(ROCE_VERSION, version);
+            .set(roce_addr_layout::ROCE_ADDRESS_INDEX, index as u32)
+            .bytes(
+                roce_addr_layout::AT + roce_addr_layout::SOURCE_L3_ADDRESS,
+                &gid,
+            )
+            .bytes(roce_addr_layout::AT + roce_addr_layout::SOURCE_MAC, &mac)
+            .set(
+                roce_addr_layout::ROCE_VERSION.at(roce_addr_layout::AT),
+                version,
+            );
         command::run(&mut self.hca, &input, 16).map(drop)
     }
 
@@ -651,16 +652,21 @@ impl EventQueue {
         // SAFETY: the mapping is stored beside the device, and is accessed only
         // through pointers from now on.
         unsafe { hca.platform_mut().grant(address, length as u64) };
-        let input = Input::new(op::CREATE_EQ, PAGES_AT + 8)
-            .set(EQ_SIZE, EQ_LOG_SIZE)
-            .set(EQ_UAR, uar)
-            .set(EQ_PAGE_SIZE, command::log_page_size(length as u64))
-            .long(EQ_EVENTS, events)
-            .long(PAGES_AT, address);
+        let input = Input::new(op::CREATE_EQ, PAGE_LIST + 8)
+            .fields(
+                eqc::AT,
+                [
+                    (eqc::LOG_EQ_SIZE, EQ_LOG_SIZE),
+                    (eqc::UAR_PAGE, uar),
+                    (eqc::LOG_PAGE_SIZE, command::log_page_size(length as u64)),
+                ],
+            )
+            .long(eqc::EVENT_BITMASK, events)
+            .long(PAGE_LIST, address);
         let output = command::run(hca, &input, 16)?;
         Ok(Self {
             memory,
-            number: field(8, 7, 0).get(&output),
+            number: header::SHORT_NUMBER.get(&output),
             consumed: 0,
         })
     }

@@ -6,8 +6,10 @@ use std::mem::offset_of;
 use std::os::fd::RawFd;
 
 use mlx5_abi::{CREATE_WQ_STRIDES, CreateQpRss, CreateWq, CreateWqResp, HASH_TOEPLITZ, hash_field};
-use softhca::bits::{Field, field, flag, put32};
+use softhca::bits::put32;
 use softhca::command::opcode as op;
+use softhca::layout::wq::wq_type;
+use softhca::layout::{rqc, rqtc, tirc, wq};
 use uverbs::abi::ids::*;
 use uverbs::abi::write::{ExCreateRwqIndTable, ExCreateRwqIndTableResp, ExModifyWq};
 use uverbs::{QpState, QpType};
@@ -15,9 +17,7 @@ use zerocopy::FromBytes;
 
 use crate::command::{Input, NUMBER, make, run};
 use crate::object::{Events, Object, ObjectData, Qp};
-use crate::packet::{
-    CONTEXT, DOMAIN, INTERFACE_LENGTH, KEEP_TAGS, Packet, PacketQueueContext, STATE, TIR_LOOPBACK,
-};
+use crate::packet::{INTERFACE_LENGTH, Packet, PacketQueueContext};
 use crate::queues::{
     FLAGS_OF_LOOPBACK, LOG_STRIDES, NO_REGISTER, NO_USER_INDEX, QueueAddresses, WQ, is_queue_size,
     loopback_flags, require,
@@ -25,14 +25,6 @@ use crate::queues::{
 use crate::request::{Request, word};
 use crate::state::State;
 use crate::{Result, refuse};
-
-const WQ_TYPE: Field = field(WQ, 31, 28);
-const CYCLIC: u32 = 1;
-const CYCLIC_WITH_STRIDES: u32 = 3;
-/// Sizes of strides: logarithms, less their smallest values.
-const STRIDE_COUNT: Field = field(WQ + 0x24, 11, 8);
-const STRIDE_SHIFT: Field = flag(WQ + 0x24, 7);
-const LOG_STRIDE_BYTES: Field = field(WQ + 0x24, 2, 0);
 
 /// Logarithms of the numbers of bytes of a stride, and of strides of a receive.
 pub(crate) const STRIDE_BYTES: std::ops::RangeInclusive<u32> = 6..=13;
@@ -42,29 +34,11 @@ pub(crate) const STRIDES_PER_RECEIVE: std::ops::RangeInclusive<u32> = 9..=16;
 const STRIP_VLAN: u32 = 1 << 0;
 const WQ_FLAGS: u32 = (1 << 4) - 1;
 
-/// MODIFY_RQ: the current state, and which properties change.
-const CURRENT_STATE: Field = field(8, 31, 28);
-const MODIFIED: usize = 0x10;
-const MODIFY_VLAN: u64 = 1 << 1;
-
-/// An indirection table (RQT): its largest and its current size, and its list.
-const TABLE_MAX_LENGTH: Field = field(CONTEXT + 0x14, 15, 0);
-const TABLE_LENGTH: Field = field(CONTEXT + 0x18, 15, 0);
-const TABLE_LIST: usize = CONTEXT + 0xf0;
 /// Logarithm of the largest table.
 pub(crate) const LOG_MAX_TABLE: u32 = 12;
 
-/// TIR: its destination is a table, which it selects by a hash of these fields.
-const TIR_CHOICE: Field = field(CONTEXT + 0x4, 31, 28);
-const INDIRECT: u32 = 1;
-const TIR_TABLE: Field = field(CONTEXT + 0x20, 23, 0);
-const TIR_HASH: Field = field(CONTEXT + 0x24, 31, 28);
-const TOEPLITZ: u32 = 2;
-const TIR_KEY: usize = CONTEXT + 0x28;
+/// Bytes of a TIR's key.
 const KEY_LENGTH: usize = 40;
-const TIR_IPV6: Field = flag(CONTEXT + 0x50, 31);
-const TIR_UDP: Field = flag(CONTEXT + 0x50, 30);
-const TIR_FIELDS: Field = field(CONTEXT + 0x50, 29, 0);
 
 /// Fields of headers that a hash can cover.
 pub(crate) const HASH_FIELDS: u64 =
@@ -139,17 +113,27 @@ impl State {
             records: addresses.records,
         };
         let input = context.receive_input(flags & STRIP_VLAN != 0)?;
-        let mut input = input.set(WQ_TYPE, CYCLIC);
+        let mut input = input.set(wq::WQ_TYPE.at(WQ), wq_type::CYCLIC);
         if features & CREATE_WQ_STRIDES != 0 {
             let log_bytes = driver.single_stride_log_num_of_bytes;
             let log_strides = driver.single_wqe_log_num_of_strides;
             require(STRIDE_BYTES.contains(&log_bytes))?;
             require(STRIDES_PER_RECEIVE.contains(&log_strides))?;
-            input = input
-                .set(WQ_TYPE, CYCLIC_WITH_STRIDES)
-                .set(LOG_STRIDE_BYTES, log_bytes - STRIDE_BYTES.start())
-                .set(STRIDE_COUNT, log_strides - STRIDES_PER_RECEIVE.start())
-                .set(STRIDE_SHIFT, u32::from(driver.two_byte_shift_en != 0));
+            input = input.fields(
+                WQ,
+                [
+                    (wq::WQ_TYPE, wq_type::CYCLIC_STRIDING),
+                    (wq::LOG_WQE_STRIDE_SIZE, log_bytes - STRIDE_BYTES.start()),
+                    (
+                        wq::LOG_WQE_NUM_OF_STRIDES,
+                        log_strides - STRIDES_PER_RECEIVE.start(),
+                    ),
+                    (
+                        wq::TWO_BYTE_SHIFT_EN,
+                        u32::from(driver.two_byte_shift_en != 0),
+                    ),
+                ],
+            );
         }
         let ranges = addresses.ranges(bytes)?;
         // SAFETY: guaranteed by the caller.
@@ -200,15 +184,16 @@ impl State {
         require(current == state && next <= ERROR)?;
         let mut input = Input::new(op::MODIFY_RQ, INTERFACE_LENGTH)
             .set(NUMBER, number)
-            .set(CURRENT_STATE, device_state(current))
-            .set(STATE, device_state(next));
+            .set(rqc::RQ_STATE, device_state(current))
+            .set(rqc::STATE.at(rqc::AT), device_state(next));
         if has(CHANGE_FLAGS) && requested.flags_mask != 0 {
             if requested.flags_mask & !STRIP_VLAN != 0 {
                 return refuse(libc::EOPNOTSUPP);
             }
-            input = input
-                .long(MODIFIED, MODIFY_VLAN)
-                .set(KEEP_TAGS, u32::from(requested.flags & STRIP_VLAN == 0));
+            input = input.long(rqc::MODIFY_BITMASK, rqc::MODIFY_VSD).set(
+                rqc::VSD.at(rqc::AT),
+                u32::from(requested.flags & STRIP_VLAN == 0),
+            );
         }
         run(&mut self.hca, &input, 16)?;
         self.objects.wq_mut(fd, requested.wq_handle)?.state = next;
@@ -236,11 +221,16 @@ impl State {
             put32(&mut input, 4 * at, self.objects.wq(fd, handle)?.number);
             dependencies.push(handle);
         }
-        let input = Input::new(op::CREATE_RQT, TABLE_LIST + input.len())
+        let input = Input::new(op::CREATE_RQT, rqtc::AT + rqtc::RQ_NUM + input.len())
             .by(self.uid(fd))
-            .set(TABLE_MAX_LENGTH, count as u32)
-            .set(TABLE_LENGTH, count as u32)
-            .bytes(TABLE_LIST, &input);
+            .fields(
+                rqtc::AT,
+                [
+                    (rqtc::RQT_MAX_SIZE, count as u32),
+                    (rqtc::RQT_ACTUAL_SIZE, count as u32),
+                ],
+            )
+            .bytes(rqtc::AT + rqtc::RQ_NUM, &input);
         let number = make(&mut self.hca, &input)?;
         let ind_tbl_handle = self.objects.insert(Object {
             file: fd,
@@ -288,10 +278,15 @@ impl State {
         let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
         let mut input = Input::new(op::CREATE_TIR, INTERFACE_LENGTH)
             .by(self.uid(fd))
-            .set(TIR_CHOICE, INDIRECT)
-            .set(TIR_TABLE, number)
-            .set(TIR_LOOPBACK, loopback_flags(driver.flags))
-            .set(DOMAIN, self.transport_domain(fd)?);
+            .fields(
+                tirc::AT,
+                [
+                    (tirc::DISP_TYPE, tirc::DISP_TYPE_INDIRECT),
+                    (tirc::INDIRECT_TABLE, number),
+                    (tirc::SELF_LB_BLOCK, loopback_flags(driver.flags)),
+                    (tirc::TRANSPORT_DOMAIN, self.transport_domain(fd)?),
+                ],
+            );
         // Without fields all packets have the same hash.
         if fields != 0 {
             if driver.rx_hash_function != HASH_TOEPLITZ {
@@ -299,11 +294,19 @@ impl State {
             }
             require(usize::from(driver.rx_key_len) == KEY_LENGTH)?;
             input = input
-                .set(TIR_HASH, TOEPLITZ)
-                .bytes(TIR_KEY, &driver.rx_hash_key[..KEY_LENGTH])
-                .set(TIR_IPV6, ipv6.into())
-                .set(TIR_UDP, udp.into())
-                .set(TIR_FIELDS, fields);
+                .set(tirc::RX_HASH_FN.at(tirc::AT), tirc::RX_HASH_FN_TOEPLITZ)
+                .bytes(
+                    tirc::AT + tirc::RX_HASH_TOEPLITZ_KEY,
+                    &driver.rx_hash_key[..KEY_LENGTH],
+                )
+                .fields(
+                    tirc::AT,
+                    [
+                        (tirc::L3_PROT_TYPE, ipv6.into()),
+                        (tirc::L4_PROT_TYPE, udp.into()),
+                        (tirc::SELECTED_FIELDS, fields),
+                    ],
+                );
         }
         let packet = Packet {
             state: QpState::RESET,
@@ -332,10 +335,13 @@ impl State {
 /// States of a work queue (`IB_UVERBS_WQS_*`), and of the device's receive queue.
 const RESET: u32 = 0;
 const ERROR: u32 = 2;
-const DEVICE_ERROR: u32 = 3;
 
 fn device_state(state: u32) -> u32 {
-    if state == ERROR { DEVICE_ERROR } else { state }
+    if state == ERROR {
+        rqc::state::ERR
+    } else {
+        state
+    }
 }
 
 #[cfg(test)]

@@ -7,24 +7,20 @@
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
 use nix::sys::stat::fstat;
-use softhca::bits::{Field, field};
 use softhca::command::opcode as op;
+use softhca::layout::qpc::{rq_type, st};
+use softhca::layout::{PAGE_LIST, qpc};
 use uverbs::QpType;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::{CreateQpResp, ModifyQp, OpenQp, OpenXrcd, OpenXrcdResp};
 
-use crate::command::{Input, PAGES_AT, make};
+use crate::command::{Input, make};
 use crate::event::EventCounter;
 use crate::object::{Events, Object, ObjectData, Objects, Qp, SrqKind, Xrcd};
-use crate::queues::{
-    QP_NO_SQ, QP_PD, QP_RQ_TYPE, QP_SERVICE, QpDriver, RQ_SHARED, XRC_SERVICE, create_flags,
-};
+use crate::queues::{QpDriver, create_flags};
 use crate::request::Request;
 use crate::state::State;
 use crate::{Result, refuse};
-
-/// XRC domain in a queue pair's context.
-const QP_DOMAIN: Field = field(0x18 + 0x98, 23, 0);
 
 /// Duplicates a descriptor, and returns it with the device and inode of its file.
 ///
@@ -133,12 +129,16 @@ impl State {
         let domain = self.objects.xrcd(fd, xrcd)?.number;
         let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
-        let input = Input::new(op::CREATE_QP, PAGES_AT)
-            .set(QP_SERVICE, XRC_SERVICE)
-            .set(QP_PD, self.pd)
-            .set(QP_NO_SQ, 1)
-            .set(QP_DOMAIN, domain)
-            .set(QP_RQ_TYPE, RQ_SHARED);
+        let input = Input::new(op::CREATE_QP, PAGE_LIST).fields(
+            qpc::AT,
+            [
+                (qpc::ST, st::XRC),
+                (qpc::PD, self.pd),
+                (qpc::NO_SQ, 1),
+                (qpc::XRCD, domain),
+                (qpc::RQ_TYPE, rq_type::SRQ),
+            ],
+        );
         let number = make(&mut self.hca, &input)?;
         let qp = target(number, domain, ModifyQp::default(), events);
         self.add_qp(

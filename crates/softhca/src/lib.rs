@@ -9,6 +9,7 @@ pub mod control;
 pub mod engine;
 pub mod hca;
 mod health;
+pub mod layout;
 pub mod platform;
 pub mod profile;
 pub mod profiles;

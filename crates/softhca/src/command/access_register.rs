@@ -4,12 +4,11 @@ use roce::bits::{Field, field, put_bytes, put32};
 
 use super::OP_MOD;
 use crate::hca::Hca;
+use crate::layout::access_register;
 use crate::platform::Platform;
 use crate::profile::PortKind;
 use crate::status::{Outcome, Status, refuse};
 
-const REGISTER: Field = field(8, 15, 0);
-const DATA: usize = 0x10;
 const WRITE: u32 = 0;
 
 const PCAP: u32 = 0x5001;
@@ -46,17 +45,16 @@ const VL_CAPABLE: Field = field(4, 3, 0);
 const VL_ADMIN: Field = field(8, 3, 0);
 const VL_OPERATIONAL: Field = field(0xc, 3, 0);
 
-const ADMIN_STATUS: Field = field(0, 11, 8);
 const OPERATIONAL_STATUS: Field = field(0, 3, 0);
 const STATUS_UP: u32 = 1;
 const STATUS_DOWN: u32 = 2;
 
 impl<P: Platform> Hca<P> {
     pub(crate) fn access_register(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let register_input = &input[DATA.min(input.len())..];
+        let register_input = &input[access_register::REGISTER_DATA.min(input.len())..];
         let write = OP_MOD.get(input) == WRITE;
-        let register = REGISTER.get(input);
-        let Some(out) = output.get_mut(DATA..) else {
+        let register = access_register::REGISTER_ID.get(input);
+        let Some(out) = output.get_mut(access_register::REGISTER_DATA..) else {
             return Err(refuse(
                 Status::BadOutputLength,
                 "the output is too short for the register",
@@ -115,12 +113,12 @@ impl<P: Platform> Hca<P> {
             }
             PAOS => {
                 if write {
-                    let up = ADMIN_STATUS.get(register_input) == STATUS_UP;
+                    let up = access_register::PAOS_ADMIN_STATUS.get(register_input) == STATUS_UP;
                     self.core.nic.admin_up = up;
                     self.update_link();
                 }
                 let status = |up| if up { STATUS_UP } else { STATUS_DOWN };
-                ADMIN_STATUS.put(out, status(self.core.nic.admin_up));
+                access_register::PAOS_ADMIN_STATUS.put(out, status(self.core.nic.admin_up));
                 OPERATIONAL_STATUS.put(out, status(self.core.link_up));
                 Ok(())
             }

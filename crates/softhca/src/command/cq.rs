@@ -2,67 +2,37 @@
 
 use std::sync::Arc;
 
-use roce::bits::{Field, field, flag, get64, put64};
+use roce::bits::{get64, put64};
 
-use super::OP_MOD;
 use super::load::object_number;
 use super::resource::return_number;
 use crate::engine::buffer::Buffer;
 use crate::engine::compression::{Format, Session};
 use crate::engine::core::Core;
 use crate::engine::cq::{self, ArmState, Completion, Cq, UnreportedCompletions};
+use crate::layout::{cqc, header};
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
 
-const CONTEXT: usize = 0x10;
-const STATUS: Field = field(0, 31, 28);
-const CQE_SIZE: Field = field(0, 23, 21);
-const IGNORE_OVERRUN: Field = flag(0, 17);
-const COMPRESS: Field = flag(0, 14);
-const MINI_FORMAT: Field = field(0, 13, 12);
-const COMPRESSION_LAYOUT: Field = field(0, 1, 0);
-const PAGE_OFFSET: Field = field(0x8, 11, 6);
-const LOG_SIZE: Field = field(0xc, 28, 24);
-const UAR: Field = field(0xc, 23, 0);
-const EQN: Field = field(0x14, 7, 0);
-const LOG_PAGE_SIZE: Field = field(0x18, 28, 24);
-const CONSUMER: Field = field(0x28, 23, 0);
-const PRODUCER: Field = field(0x2c, 23, 0);
-const DOORBELL: usize = 0x38;
-const RECORDS_IN_UMEM: Field = flag(0, 25);
-const RECORDS_UMEM: Field = field(4, 31, 0);
-/// The umem of the entries, after the context.
-const UMEM_OFFSET: usize = 0x50;
-const UMEM: Field = field(0x58, 31, 0);
-const IN_UMEM: Field = flag(0x5c, 31);
-
-const CQE_64: u32 = 0;
-const CQE_128: u32 = 1;
-const CQE_128_PADDED: u32 = 2;
-
-const MINI_HASH: u32 = 0;
-const MINI_CHECKSUM: u32 = 1;
-
-const RESIZE: u32 = 1;
 /// Context status of a queue in error.
 const FAILED: u32 = 0xa;
 
 /// The compression format that a context asks for, if any. The stride index format
 /// is refused.
 fn compression(context: &[u8]) -> Result<Option<Format>, super::CommandError> {
-    if !COMPRESS.is_set(context) {
+    if !cqc::CQE_COMPRESSION_EN.is_set(context) {
         return Ok(None);
     }
     let unknown = refuse(
         Status::BadParameter,
         "unsupported compression of completions",
     );
-    if COMPRESSION_LAYOUT.is_set(context) {
+    if cqc::CQE_COMPRESSION_LAYOUT.is_set(context) {
         return Err(unknown);
     }
-    match MINI_FORMAT.get(context) {
-        MINI_HASH => Ok(Some(Format::Hash)),
-        MINI_CHECKSUM => Ok(Some(Format::Checksum)),
+    match cqc::MINI_CQE_RES_FORMAT.get(context) {
+        cqc::mini_cqe::HASH => Ok(Some(Format::Hash)),
+        cqc::mini_cqe::CSUM => Ok(Some(Format::Checksum)),
         _ => Err(unknown),
     }
 }
@@ -75,46 +45,54 @@ impl<P: Platform> Core<P> {
         log_size: u32,
         wide: bool,
     ) -> Result<Buffer, super::CommandError> {
-        let context = &input[CONTEXT.min(input.len())..];
+        let context = &input[cqc::AT.min(input.len())..];
         let entry: u64 = if wide { 128 } else { 64 };
-        let umem = (IN_UMEM.is_set(input)).then(|| (UMEM.get(input), get64(input, UMEM_OFFSET)));
-        let pages = (LOG_PAGE_SIZE.get(context), PAGE_OFFSET.get(context));
+        let umem = (cqc::CQ_UMEM_VALID.is_set(input)).then(|| {
+            (
+                cqc::CQ_UMEM_ID.get(input),
+                get64(input, cqc::CQ_UMEM_OFFSET),
+            )
+        });
+        let pages = (
+            cqc::LOG_PAGE_SIZE.get(context),
+            cqc::PAGE_OFFSET.get(context),
+        );
         self.queue_buffer(input, entry << log_size, umem, pages, true)
     }
 
     pub(crate) fn create_cq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let context = &input[CONTEXT.min(input.len())..];
-        let log_size = LOG_SIZE.get(context);
+        let context = &input[cqc::AT.min(input.len())..];
+        let log_size = cqc::LOG_CQ_SIZE.get(context);
         if log_size > 22 {
             return Err(refuse(
                 Status::ExceedsLimit,
                 "the completion queue is too long",
             ));
         }
-        let wide = match CQE_SIZE.get(context) {
-            CQE_64 => false,
-            CQE_128 | CQE_128_PADDED => true,
+        let wide = match cqc::CQE_SZ.get(context) {
+            cqc::cqe_sz::BYTES_64 => false,
+            cqc::cqe_sz::BYTES_128 | cqc::cqe_sz::BYTES_128_PAD => true,
             _ => {
                 return Err(refuse(Status::BadParameter, "invalid CQE size"));
             }
         };
-        if self.uars.get(UAR.get(context)).is_none() {
+        if self.uars.get(cqc::UAR_PAGE.get(context)).is_none() {
             return Err(refuse(
                 Status::BadResource,
                 "the completion queue's UAR does not exist",
             ));
         }
-        let eqn = EQN.get(context);
+        let eqn = cqc::C_EQN.get(context);
         if self.eqs.get(eqn).is_none() {
             return Err(refuse(
                 Status::BadResource,
                 "the completion queue's event queue does not exist",
             ));
         }
-        let umem = RECORDS_IN_UMEM
+        let umem = cqc::DBR_UMEM_VALID
             .is_set(context)
-            .then(|| RECORDS_UMEM.get(context));
-        let doorbell = self.doorbell_address(get64(context, DOORBELL), umem)?;
+            .then(|| cqc::DBR_UMEM_ID.get(context));
+        let doorbell = self.doorbell_address(get64(context, cqc::DBR_ADDR), umem)?;
         if doorbell & 7 != 0 {
             return Err(refuse(
                 Status::BadParameter,
@@ -127,7 +105,7 @@ impl<P: Platform> Core<P> {
             log_size,
             wide,
             doorbell,
-            ignore_overrun: IGNORE_OVERRUN.is_set(context),
+            ignore_overrun: cqc::OI.is_set(context),
             producer: 0,
             written: Arc::default(),
             consumer: 0,
@@ -157,22 +135,25 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn modify_cq(&mut self, input: &[u8]) -> Outcome {
-        if OP_MOD.get(input) != RESIZE {
+        if header::OP_MOD.get(input) != cqc::OP_MOD_RESIZE {
             // Moderation is ignored: events are generated immediately.
             return match self.cqs.get(object_number(input)) {
                 Some(_) => Ok(()),
                 None => Err(refuse(Status::BadResource, "no such completion queue")),
             };
         }
-        let context = &input[CONTEXT.min(input.len())..];
-        let log_size = LOG_SIZE.get(context);
+        let context = &input[cqc::AT.min(input.len())..];
+        let log_size = cqc::LOG_CQ_SIZE.get(context);
         if log_size > 22 {
             return Err(refuse(
                 Status::ExceedsLimit,
                 "the completion queue is too long",
             ));
         }
-        let wide = matches!(CQE_SIZE.get(context), CQE_128 | CQE_128_PADDED);
+        let wide = matches!(
+            cqc::CQE_SZ.get(context),
+            cqc::cqe_sz::BYTES_128 | cqc::cqe_sz::BYTES_128_PAD
+        );
         let new = self.cq_buffer(input, log_size, wide)?;
         self.write_session(object_number(input));
         let time = self.platform.now();
@@ -208,22 +189,22 @@ impl<P: Platform> Core<P> {
             return Err(refuse(Status::BadResource, "no such completion queue"));
         };
         if cq.failed {
-            STATUS.at(CONTEXT).put(output, FAILED);
+            cqc::STATUS.at(cqc::AT).put(output, FAILED);
         }
-        CQE_SIZE.at(CONTEXT).put(output, u32::from(cq.wide));
+        cqc::CQE_SZ.at(cqc::AT).put(output, u32::from(cq.wide));
         if let Some(session) = &cq.session {
-            COMPRESS.at(CONTEXT).put(output, 1);
+            cqc::CQE_COMPRESSION_EN.at(cqc::AT).put(output, 1);
             let format = match session.format {
-                Format::Hash => MINI_HASH,
-                Format::Checksum => MINI_CHECKSUM,
+                Format::Hash => cqc::mini_cqe::HASH,
+                Format::Checksum => cqc::mini_cqe::CSUM,
             };
-            MINI_FORMAT.at(CONTEXT).put(output, format);
+            cqc::MINI_CQE_RES_FORMAT.at(cqc::AT).put(output, format);
         }
-        LOG_SIZE.at(CONTEXT).put(output, cq.log_size);
-        EQN.at(CONTEXT).put(output, cq.eqn);
-        CONSUMER.at(CONTEXT).put(output, cq.consumer);
-        PRODUCER.at(CONTEXT).put(output, cq.producer);
-        put64(output, CONTEXT + DOORBELL, cq.doorbell);
+        cqc::LOG_CQ_SIZE.at(cqc::AT).put(output, cq.log_size);
+        cqc::C_EQN.at(cqc::AT).put(output, cq.eqn);
+        cqc::CONSUMER_COUNTER.at(cqc::AT).put(output, cq.consumer);
+        cqc::PRODUCER_COUNTER.at(cqc::AT).put(output, cq.producer);
+        put64(output, cqc::AT + cqc::DBR_ADDR, cq.doorbell);
         Ok(())
     }
 }

@@ -2,37 +2,18 @@
 
 use std::collections::VecDeque;
 
-use roce::bits::{Field, field, flag, get64, put_bytes};
+use roce::bits::{get64, put_bytes};
 use roce::packet::Mtu;
 use roce::transport::{QpConfig, QpState, Service};
 
-use super::NUMBER;
 use super::load::object_number;
 use super::qp::scatter_limit;
 use crate::engine::core::Core;
 use crate::engine::qp::{CONTEXT_SIZE, Qp, Queue};
 use crate::hca::Hca;
+use crate::layout::{dctc, header};
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
-
-const CONTEXT: usize = 0x10;
-/// Bytes of a DC target's context.
-const DCT_CONTEXT_SIZE: usize = 64;
-
-const STATE: Field = field(0x0, 27, 24);
-const USER_INDEX: Field = field(0x4, 23, 0);
-const CQN: Field = field(0x8, 23, 0);
-const COUNTER_SET: Field = field(0xc, 31, 24);
-const RRE: Field = flag(0xc, 19);
-const RWE: Field = flag(0xc, 18);
-const RAE: Field = flag(0xc, 17);
-const RLKY: Field = flag(0xc, 14);
-const CS_RES: Field = field(0x10, 23, 16);
-const MIN_RNR_NAK: Field = field(0x10, 12, 8);
-const SRQN: Field = field(0x14, 23, 0);
-const PD: Field = field(0x18, 23, 0);
-const ACCESS_KEY: usize = 0x20;
-const MTU: Field = field(0x28, 26, 24);
 
 /// State codes of a DC target.
 const ACTIVE: u32 = 0;
@@ -52,15 +33,19 @@ impl<P: Platform> Core<P> {
 impl<P: Platform> Hca<P> {
     pub(crate) fn create_dct(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let mut context = [0; CONTEXT_SIZE];
-        let input_context = input.get(CONTEXT..).unwrap_or(&[]);
+        let input_context = input.get(dctc::AT..).unwrap_or(&[]);
         put_bytes(
             &mut context,
             0,
-            &input_context[..input_context.len().min(DCT_CONTEXT_SIZE)],
+            &input_context[..input_context.len().min(dctc::SIZE)],
         );
         let core = &mut self.core;
-        let (pd, cqn, srqn) = (PD.get(&context), CQN.get(&context), SRQN.get(&context));
-        if RLKY.is_set(&context) && core.object_owners.is_program() {
+        let (pd, cqn, srqn) = (
+            dctc::PD.get(&context),
+            dctc::CQN.get(&context),
+            dctc::SRQN.get(&context),
+        );
+        if dctc::RLKY.is_set(&context) && core.object_owners.is_program() {
             return Err(refuse(
                 Status::BadParameter,
                 "programs may not use the reserved lkey",
@@ -84,7 +69,7 @@ impl<P: Platform> Hca<P> {
                 "the DC target's completion queue does not exist",
             ));
         };
-        let Some(mtu) = Mtu::from_code(MTU.get(&context) as u8) else {
+        let Some(mtu) = Mtu::from_code(dctc::MTU.get(&context) as u8) else {
             return Err(refuse(
                 Status::BadParameter,
                 "invalid path MTU of the DC target",
@@ -94,31 +79,31 @@ impl<P: Platform> Hca<P> {
             service: Service::DcTarget,
             mtu,
             srq: true,
-            dc_key: get64(&context, ACCESS_KEY),
-            min_rnr_timer: MIN_RNR_NAK.get(&context) as u8,
+            dc_key: get64(&context, dctc::DC_ACCESS_KEY),
+            min_rnr_timer: dctc::MIN_RNR_NAK.get(&context) as u8,
             max_dest_rd_atomic: 1 << LOG_MAX_READS,
-            allow_read: RRE.is_set(&context),
-            allow_write: RWE.is_set(&context),
-            allow_atomic: RAE.is_set(&context),
+            allow_read: dctc::RRE.is_set(&context),
+            allow_write: dctc::RWE.is_set(&context),
+            allow_atomic: dctc::RAE.is_set(&context),
             ..QpConfig::default()
         };
-        STATE.put(&mut context, ACTIVE);
+        dctc::STATE.put(&mut context, ACTIVE);
         let qp = Qp {
             service: Service::DcTarget,
             pd,
-            privileged: RLKY.is_set(&context),
-            uidx: USER_INDEX.get(&context),
+            privileged: dctc::RLKY.is_set(&context),
+            uidx: dctc::USER_INDEX.get(&context),
             send_cq: 0,
             recv_cq: cqn,
             srqn: Some(srqn),
             xrcd: None,
-            counter_set: COUNTER_SET.get(&context),
+            counter_set: dctc::COUNTER_SET_ID.get(&context),
             send: None,
             recv: None,
             out_of_order: false,
             skipped_receive: None,
             blue_flame: None,
-            recv_scatter_limit: scatter_limit(CS_RES.get(&context), cq.wide),
+            recv_scatter_limit: scatter_limit(dctc::CS_RES.get(&context), cq.wide),
             read_scatter_limit: 0,
             context: Box::new(context),
             config: config.clone(),
@@ -148,7 +133,7 @@ impl<P: Platform> Hca<P> {
                 "the transport has this queue pair already",
             ));
         }
-        NUMBER.put(output, dctn);
+        header::NUMBER.put(output, dctn);
         Ok(())
     }
 
@@ -158,7 +143,7 @@ impl<P: Platform> Hca<P> {
         let Some(qp) = self.core.dct_mut(dctn) else {
             return Err(UNKNOWN);
         };
-        STATE.put(&mut *qp.context, DRAINED);
+        dctc::STATE.put(&mut *qp.context, DRAINED);
         self.transport.destroy(dctn);
         self.core.post_dct_drained(dctn);
         Ok(())
@@ -169,7 +154,7 @@ impl<P: Platform> Hca<P> {
         let Some(qp) = self.core.dct_mut(dctn) else {
             return Err(UNKNOWN);
         };
-        if STATE.get(&*qp.context) != DRAINED {
+        if dctc::STATE.get(&*qp.context) != DRAINED {
             return Err(refuse(
                 Status::BadResourceState,
                 "the DC target is not drained",
@@ -183,7 +168,7 @@ impl<P: Platform> Hca<P> {
         let Some(qp) = self.core.dct_mut(object_number(input)) else {
             return Err(UNKNOWN);
         };
-        put_bytes(output, CONTEXT, &qp.context[..DCT_CONTEXT_SIZE]);
+        put_bytes(output, dctc::AT, &qp.context[..dctc::SIZE]);
         Ok(())
     }
 }

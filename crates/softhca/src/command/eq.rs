@@ -1,35 +1,24 @@
 //! Event queue commands.
 
-use roce::bits::{Field, field, get64};
+use roce::bits::get64;
 
 use super::load::object_number;
 use super::resource::return_number;
-use crate::engine::buffer::{Buffer, PAGE_LIST_OFFSET};
+use crate::engine::buffer::Buffer;
 use crate::engine::core::Core;
 use crate::engine::eq::Eq;
+use crate::layout::{PAGE_LIST, eqc, header};
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
 
-const CONTEXT: usize = 0x10;
-const PAGE_OFFSET: Field = field(0x8, 11, 6);
-const LOG_SIZE: Field = field(0xc, 28, 24);
-const UAR: Field = field(0xc, 23, 0);
-const INTR: Field = field(0x14, 11, 0);
-const LOG_PAGE_SIZE: Field = field(0x18, 28, 24);
-const CONSUMER: Field = field(0x28, 23, 0);
-const PRODUCER: Field = field(0x2c, 23, 0);
-const EVENT_BITMASK: usize = 0x58;
-/// The event queue number in commands that name one.
-const EQN: Field = field(8, 7, 0);
-
 impl<P: Platform> Core<P> {
     pub(crate) fn create_eq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let context = &input[CONTEXT.min(input.len())..];
-        let log_size = LOG_SIZE.get(context);
+        let context = &input[eqc::AT.min(input.len())..];
+        let log_size = eqc::LOG_EQ_SIZE.get(context);
         if log_size > 22 {
             return Err(refuse(Status::ExceedsLimit, "the event queue is too long"));
         }
-        if self.uars.get(UAR.get(context)).is_none() {
+        if self.uars.get(eqc::UAR_PAGE.get(context)).is_none() {
             return Err(refuse(
                 Status::BadResource,
                 "the event queue's UAR does not exist",
@@ -37,22 +26,22 @@ impl<P: Platform> Core<P> {
         }
         let Some(buffer) = Buffer::from_page_list(
             input,
-            PAGE_LIST_OFFSET,
+            PAGE_LIST,
             64 << log_size,
-            LOG_PAGE_SIZE.get(context),
-            PAGE_OFFSET.get(context),
+            eqc::LOG_PAGE_SIZE.get(context),
+            eqc::PAGE_OFFSET.get(context),
         ) else {
             return Err(refuse(
                 Status::BadInputLength,
                 "pages of the event queue are missing",
             ));
         };
-        let vector = INTR.get(context) as u16;
+        let vector = eqc::INTR.get(context) as u16;
         if usize::from(vector) >= crate::hca::VECTORS {
             return Err(refuse(Status::BadIndex, "no such interrupt vector"));
         }
         // The mask is in words of 64 bits, lowest event types first.
-        let mask = std::array::from_fn(|n| get64(input, EVENT_BITMASK + 8 * n));
+        let mask = std::array::from_fn(|n| get64(input, eqc::EVENT_BITMASK + 8 * n));
         return_number(
             output,
             self.eqs.insert(Eq {
@@ -68,7 +57,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn destroy_eq(&mut self, input: &[u8]) -> Outcome {
-        let eqn = EQN.get(input);
+        let eqn = header::SHORT_NUMBER.get(input);
         if self.cqs.iter().any(|(_, cq)| cq.eqn == eqn) {
             return Err(refuse(
                 Status::ResourceBusy,
@@ -85,10 +74,10 @@ impl<P: Platform> Core<P> {
         let Some(eq) = self.eqs.get(object_number(input) & 0xff) else {
             return Err(refuse(Status::BadResource, "no such event queue"));
         };
-        LOG_SIZE.at(CONTEXT).put(output, eq.log_size);
-        INTR.at(CONTEXT).put(output, u32::from(eq.vector));
-        CONSUMER.at(CONTEXT).put(output, eq.consumer);
-        PRODUCER.at(CONTEXT).put(output, eq.producer);
+        eqc::LOG_EQ_SIZE.at(eqc::AT).put(output, eq.log_size);
+        eqc::INTR.at(eqc::AT).put(output, u32::from(eq.vector));
+        eqc::CONSUMER_COUNTER.at(eqc::AT).put(output, eq.consumer);
+        eqc::PRODUCER_COUNTER.at(eqc::AT).put(output, eq.producer);
         Ok(())
     }
 }

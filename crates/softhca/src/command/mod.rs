@@ -21,7 +21,7 @@ pub(crate) mod steering;
 pub(crate) mod user;
 pub(crate) mod vport;
 
-use roce::bits::{Field, field, put32};
+use roce::bits::put32;
 
 use crate::hca::Hca;
 use crate::platform::Platform;
@@ -29,14 +29,9 @@ pub use crate::status;
 use crate::status::{CommandError, Outcome, Status, refuse};
 use opcode as op;
 
-/// Fields that all commands share.
-pub(crate) const OPCODE: Field = field(0, 31, 16);
-pub(crate) const OP_MOD: Field = field(4, 15, 0);
-pub(crate) const STATUS: Field = field(0, 31, 24);
+pub(crate) use crate::layout::header::{NUMBER, OP_MOD, OPCODE, STATUS};
+
 const SYNDROME: usize = 4;
-/// The number of the object in the input of most commands; the number of the new
-/// object in the output of those that create one.
-pub(crate) const NUMBER: Field = field(8, 23, 0);
 
 /// Outputs are built at least this long, whatever room the driver gave, so that
 /// handlers can write the common fields.

@@ -2,28 +2,25 @@
 
 use std::collections::VecDeque;
 
-use roce::bits::{Field, field, flag, get_array, get32, get64, put_bytes};
+use roce::bits::{Field, field, flag, get_array, get64, put_bytes};
 use roce::packet::{DEFAULT_PKEY, Mtu};
 use roce::transport::{QpConfig, QpState, Service};
 
-use super::NUMBER;
 use super::load::object_number;
 use super::opcode as op;
 use crate::engine::core::Core;
 use crate::engine::qp::{Address, CONTEXT_SIZE, Qp, Queue, Ring};
 use crate::hca::Hca;
+use crate::layout::qpc::{optional, rq_type, scatter, st, state};
+use crate::layout::{ads, header, qpc};
 use crate::platform::Platform;
 use crate::profile::PortKind;
 use crate::status::{Outcome, Status, refuse};
 
-const OPT_PARAM_MASK: usize = 0x10;
-/// Enhanced connection options (ECE): the requested, and the supported ones.
-const ECE: Field = field(0x14, 31, 0);
 const SUPPORTED_ECE: Field = field(0xc, 31, 0);
 /// The version of the options, and the supported ones, which have no effect here.
 const ECE_VERSION: u32 = 1 << 28;
 const ECE_OPTIONS: u32 = ECE_VERSION | 3;
-const CONTEXT: usize = 0x18;
 /// Upper bits of the mask, after the context.
 const OPT_PARAM_MASK_HIGH: usize = 0x108;
 const OPTIONAL_STREAM: u64 = 1 << 0;
@@ -34,129 +31,10 @@ const EXTENDED: Field = flag(0x8, 31);
 const STREAM: Field = field(0x110, 15, 0);
 const GROUP_REQUESTER: Field = field(0x114, 31, 0);
 const GROUP_RESPONDER: Field = field(0x118, 31, 0);
-const STATE: Field = field(0x0, 31, 28);
-/// The port of a bond that packets leave through.
-const LAG_PORT: Field = field(0x0, 27, 24);
-const ST: Field = field(0x0, 23, 16);
-const OFFLOAD: Field = field(0x0, 7, 4);
-const DATA_IN_ORDER: Field = flag(0x8, 5);
-const BLOCK_LB_MC: Field = flag(0x4, 30);
-/// Ordering of data is selected by the second bit below, not by the port.
-const DP_ORDERING_FORCE: Field = flag(0x4, 24);
-const PD: Field = field(0x4, 23, 0);
-const MTU: Field = field(0x8, 31, 29);
-const LOG_RQ_SIZE: Field = field(0x8, 22, 19);
-const LOG_RQ_STRIDE: Field = field(0x8, 18, 16);
-const NO_SQ: Field = flag(0x8, 15);
-const LOG_SQ_SIZE: Field = field(0x8, 14, 11);
-const RLKY: Field = flag(0x8, 4);
-const COUNTER_SET: Field = field(0xc, 31, 24);
-const USER_INDEX: Field = field(0x10, 23, 0);
-const LOG_PAGE_SIZE: Field = field(0x14, 28, 24);
-const REMOTE_QPN: Field = field(0x14, 23, 0);
-const PATH: usize = 0x18;
-const LOG_SRA_MAX: Field = field(0x70, 23, 21);
-const RETRY_COUNT: Field = field(0x70, 18, 16);
-const RNR_RETRY: Field = field(0x70, 15, 13);
-const NEXT_SEND_PSN: Field = field(0x78, 23, 0);
-const CQN_SND: Field = field(0x7c, 23, 0);
-const LOG_ERRORED_STREAMS: Field = field(0x80, 28, 24);
-const LOG_RRA_MAX: Field = field(0x90, 23, 21);
-const RRE: Field = flag(0x90, 15);
-const RWE: Field = flag(0x90, 14);
-const RAE: Field = flag(0x90, 13);
-const PAGE_OFFSET: Field = field(0x90, 11, 6);
-/// Receives are consumed in any order.
-const DP_ORDERING_1: Field = flag(0x90, 3);
-const MIN_RNR_NAK: Field = field(0x94, 28, 24);
-const NEXT_RCV_PSN: Field = field(0x94, 23, 0);
-const XRC_DOMAIN: Field = field(0x98, 23, 0);
-const CQN_RCV: Field = field(0x9c, 23, 0);
-const DOORBELL: usize = 0xa0;
-const Q_KEY: Field = field(0xa8, 31, 0);
-const RQ_TYPE: Field = field(0xac, 26, 24);
-const SRQN: Field = field(0xac, 23, 0);
-/// The block of the send queue at which the next work request begins.
-const NEXT_SEND_BLOCK: Field = field(0xb4, 31, 16);
-/// The queue pair stops (SQD) behind a wrong signature.
-const DRAIN_SIGERR: Field = flag(0x4, 26);
-const CS_REQ: Field = field(0xc4, 15, 8);
-const CS_RES: Field = field(0xc4, 7, 0);
-const RECORDS_IN_UMEM: Field = flag(0xd0, 28);
-const RECORDS_UMEM: Field = field(0xe4, 31, 0);
-/// The umem of the entries, after the context.
-const UMEM_OFFSET: usize = 0x100;
-const UMEM: Field = field(0x108, 31, 0);
-const IN_UMEM: Field = flag(0x10c, 31);
 
 // Fields of the address path.
-const PKEY_INDEX: Field = field(0x0, 15, 0);
 /// An empty entry of the table of partition keys, which matches no key.
 const NO_PKEY: u16 = 0;
-const GRH: Field = flag(0x4, 23);
-const MLID: Field = field(0x4, 22, 16);
-const RLID: Field = field(0x4, 15, 0);
-const ACK_TIMEOUT: Field = field(0x8, 31, 27);
-const SRC_ADDR_INDEX: Field = field(0x8, 23, 16);
-const HOP_LIMIT: Field = field(0x8, 7, 0);
-const TCLASS: Field = field(0xc, 27, 20);
-const FLOW_LABEL: Field = field(0xc, 19, 0);
-const RGID: usize = 0x10;
-const UDP_SPORT: Field = field(0x20, 15, 0);
-const SL: Field = field(0x24, 27, 24);
-const PORT: Field = field(0x24, 23, 16);
-const RMAC: usize = 0x26;
-
-const ST_RC: u32 = 0;
-const ST_UC: u32 = 1;
-const ST_UD: u32 = 2;
-const ST_XRC: u32 = 3;
-const ST_QP0: u32 = 7;
-const ST_GSI: u32 = 8;
-/// For UMR work requests.
-const ST_REG_UMR: u32 = 0xc;
-
-/// The device transfers the data of rendezvous.
-const OFFLOAD_RENDEZVOUS: u32 = 1;
-
-const RQ_TYPE_REGULAR: u32 = 0;
-const RQ_TYPE_SRQ: u32 = 1;
-
-/// The initiator of dynamic connections.
-pub(super) const ST_DCI: u32 = 5;
-
-const SCATTER_32: u32 = 1;
-const SCATTER_64: u32 = 2;
-
-/// State codes in the context.
-mod state {
-    pub const RST: u32 = 0;
-    pub const INIT: u32 = 1;
-    pub const RTR: u32 = 2;
-    pub const RTS: u32 = 3;
-    pub const SQER: u32 = 4;
-    pub const SQD: u32 = 5;
-    pub const ERR: u32 = 6;
-}
-
-/// Bits of the mask of optional parameters.
-mod optional {
-    pub const RRE: u32 = 1 << 1;
-    pub const RAE: u32 = 1 << 2;
-    pub const RWE: u32 = 1 << 3;
-    pub const PKEY_INDEX: u32 = 1 << 4;
-    pub const Q_KEY: u32 = 1 << 5;
-    pub const DRAIN_SIGERR: u32 = 1 << 11;
-    pub const RNR_TIMEOUT: u32 = 1 << 6;
-    pub const PRIMARY_PATH: u32 = 1 << 7;
-    pub const SRA_MAX: u32 = 1 << 8;
-    pub const RRA_MAX: u32 = 1 << 9;
-    pub const RETRY_COUNT: u32 = 1 << 12;
-    pub const RNR_RETRY: u32 = 1 << 13;
-    pub const ACK_TIMEOUT: u32 = 1 << 14;
-    pub const LAG_PORT: u32 = 1 << 15;
-    pub const COUNTER_SET: u32 = 1 << 25;
-}
 
 /// Returns the code of a transport state.
 fn state_code(state: QpState) -> u32 {
@@ -178,55 +56,61 @@ type TransitionFields = &'static [(Field, u32)];
 const ALWAYS: u32 = 0;
 
 const ACCESS: [(Field, u32); 3] = [
-    (RRE, optional::RRE),
-    (RWE, optional::RWE),
-    (RAE, optional::RAE),
+    (qpc::RRE, optional::RRE),
+    (qpc::RWE, optional::RWE),
+    (qpc::RAE, optional::RAE),
 ];
 
 const TO_INIT: TransitionFields = &[
-    (RRE, ALWAYS),
-    (RWE, ALWAYS),
-    (RAE, ALWAYS),
-    (PKEY_INDEX.at(PATH), ALWAYS),
-    (PORT.at(PATH), ALWAYS),
-    (Q_KEY, ALWAYS),
-    (COUNTER_SET, ALWAYS),
-    (LAG_PORT, ALWAYS),
+    (qpc::RRE, ALWAYS),
+    (qpc::RWE, ALWAYS),
+    (qpc::RAE, ALWAYS),
+    (ads::PKEY_INDEX.at(qpc::PRIMARY_ADDRESS_PATH), ALWAYS),
+    (ads::VHCA_PORT_NUM.at(qpc::PRIMARY_ADDRESS_PATH), ALWAYS),
+    (qpc::Q_KEY, ALWAYS),
+    (qpc::COUNTER_SET_ID, ALWAYS),
+    (qpc::LAG_TX_PORT_AFFINITY, ALWAYS),
 ];
 
 const INIT_TO_INIT: TransitionFields = &[
-    (DRAIN_SIGERR, optional::DRAIN_SIGERR),
+    (qpc::DRAIN_SIGERR, optional::DRAIN_SIGERR),
     ACCESS[0],
     ACCESS[1],
     ACCESS[2],
-    (PKEY_INDEX.at(PATH), optional::PKEY_INDEX),
-    (Q_KEY, optional::Q_KEY),
-    (COUNTER_SET, optional::COUNTER_SET),
+    (
+        ads::PKEY_INDEX.at(qpc::PRIMARY_ADDRESS_PATH),
+        optional::PKEY_INDEX,
+    ),
+    (qpc::Q_KEY, optional::Q_KEY),
+    (qpc::COUNTER_SET_ID, optional::COUNTER_SET),
 ];
 
 const TO_RTR: TransitionFields = &[
-    (MTU, ALWAYS),
-    (REMOTE_QPN, ALWAYS),
-    (NEXT_RCV_PSN, ALWAYS),
-    (DP_ORDERING_FORCE, ALWAYS),
-    (DP_ORDERING_1, ALWAYS),
-    (LOG_RRA_MAX, ALWAYS),
-    (MIN_RNR_NAK, ALWAYS),
+    (qpc::MTU, ALWAYS),
+    (qpc::REMOTE_QPN, ALWAYS),
+    (qpc::NEXT_RCV_PSN, ALWAYS),
+    (qpc::DP_ORDERING_FORCE, ALWAYS),
+    (qpc::DP_ORDERING_1, ALWAYS),
+    (qpc::LOG_RRA_MAX, ALWAYS),
+    (qpc::MIN_RNR_NAK, ALWAYS),
     ACCESS[0],
     ACCESS[1],
     ACCESS[2],
-    (PKEY_INDEX.at(PATH), optional::PKEY_INDEX),
-    (Q_KEY, optional::Q_KEY),
+    (
+        ads::PKEY_INDEX.at(qpc::PRIMARY_ADDRESS_PATH),
+        optional::PKEY_INDEX,
+    ),
+    (qpc::Q_KEY, optional::Q_KEY),
 ];
 
 const TO_RTS: TransitionFields = &[
-    (NEXT_SEND_PSN, ALWAYS),
-    (LOG_SRA_MAX, ALWAYS),
-    (RETRY_COUNT, ALWAYS),
-    (RNR_RETRY, ALWAYS),
-    (ACK_TIMEOUT.at(PATH), ALWAYS),
-    (MIN_RNR_NAK, optional::RNR_TIMEOUT),
-    (Q_KEY, optional::Q_KEY),
+    (qpc::NEXT_SEND_PSN, ALWAYS),
+    (qpc::LOG_SRA_MAX, ALWAYS),
+    (qpc::RETRY_COUNT, ALWAYS),
+    (qpc::RNR_RETRY, ALWAYS),
+    (ads::ACK_TIMEOUT.at(qpc::PRIMARY_ADDRESS_PATH), ALWAYS),
+    (qpc::MIN_RNR_NAK, optional::RNR_TIMEOUT),
+    (qpc::Q_KEY, optional::Q_KEY),
     ACCESS[0],
     ACCESS[1],
     ACCESS[2],
@@ -236,45 +120,51 @@ const RTS_TO_RTS: TransitionFields = &[
     ACCESS[0],
     ACCESS[1],
     ACCESS[2],
-    (PKEY_INDEX.at(PATH), optional::PKEY_INDEX),
-    (Q_KEY, optional::Q_KEY),
-    (MIN_RNR_NAK, optional::RNR_TIMEOUT),
-    (LOG_SRA_MAX, optional::SRA_MAX),
-    (LOG_RRA_MAX, optional::RRA_MAX),
-    (RETRY_COUNT, optional::RETRY_COUNT),
-    (RNR_RETRY, optional::RNR_RETRY),
-    (ACK_TIMEOUT.at(PATH), optional::ACK_TIMEOUT),
-    (LAG_PORT, optional::LAG_PORT),
-    (COUNTER_SET, optional::COUNTER_SET),
+    (
+        ads::PKEY_INDEX.at(qpc::PRIMARY_ADDRESS_PATH),
+        optional::PKEY_INDEX,
+    ),
+    (qpc::Q_KEY, optional::Q_KEY),
+    (qpc::MIN_RNR_NAK, optional::RNR_TIMEOUT),
+    (qpc::LOG_SRA_MAX, optional::SRA_MAX),
+    (qpc::LOG_RRA_MAX, optional::RRA_MAX),
+    (qpc::RETRY_COUNT, optional::RETRY_COUNT),
+    (qpc::RNR_RETRY, optional::RNR_RETRY),
+    (
+        ads::ACK_TIMEOUT.at(qpc::PRIMARY_ADDRESS_PATH),
+        optional::ACK_TIMEOUT,
+    ),
+    (qpc::LAG_TX_PORT_AFFINITY, optional::LAG_PORT),
+    (qpc::COUNTER_SET_ID, optional::COUNTER_SET),
 ];
 
 /// Fields of the address path that the lists above do not have.
 const PATH_FIELDS: &[Field] = &[
-    GRH,
-    MLID,
-    RLID,
-    SRC_ADDR_INDEX,
-    HOP_LIMIT,
-    TCLASS,
-    FLOW_LABEL,
-    UDP_SPORT,
-    SL,
+    ads::GRH,
+    ads::MLID,
+    ads::RLID,
+    ads::SRC_ADDR_INDEX,
+    ads::HOP_LIMIT,
+    ads::TCLASS,
+    ads::FLOW_LABEL,
+    ads::UDP_SPORT,
+    ads::SL,
 ];
 
 impl<P: Platform> Hca<P> {
     pub(crate) fn create_qp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let context: [u8; CONTEXT_SIZE] = padded(input, CONTEXT);
+        let context: [u8; CONTEXT_SIZE] = padded(input, qpc::AT);
         let context = &context[..];
         let core = &mut self.core;
-        let st = ST.get(context);
-        let no_sq = NO_SQ.is_set(context);
+        let st = qpc::ST.get(context);
+        let no_sq = qpc::NO_SQ.is_set(context);
         let service = match st {
-            ST_RC | ST_REG_UMR => Service::Rc,
-            ST_UC => Service::Uc,
-            ST_UD | ST_QP0 | ST_GSI => Service::Ud,
-            ST_XRC if no_sq => Service::XrcTarget,
-            ST_XRC => Service::XrcInitiator,
-            ST_DCI => Service::DcInitiator,
+            st::RC | st::REG_UMR => Service::Rc,
+            st::UC => Service::Uc,
+            st::UD | st::QP0 | st::QP1 => Service::Ud,
+            st::XRC if no_sq => Service::XrcTarget,
+            st::XRC => Service::XrcInitiator,
+            st::DCI => Service::DcInitiator,
             _ => {
                 return Err(refuse(
                     Status::BadParameter,
@@ -282,25 +172,26 @@ impl<P: Platform> Hca<P> {
                 ));
             }
         };
-        let driver_only = matches!(st, ST_QP0 | ST_GSI | ST_REG_UMR) || RLKY.is_set(context);
+        let driver_only =
+            matches!(st, st::QP0 | st::QP1 | st::REG_UMR) || qpc::RLKY.is_set(context);
         if driver_only && core.object_owners.is_program() {
             return Err(refuse(
                 Status::BadParameter,
                 "only the driver may create this queue pair",
             ));
         }
-        let pd = PD.get(context);
+        let pd = qpc::PD.get(context);
         if !core.has_pd(pd) {
             return Err(refuse(
                 Status::BadResource,
                 "the queue pair's protection domain does not exist",
             ));
         }
-        let (send_cq, recv_cq) = (CQN_SND.get(context), CQN_RCV.get(context));
-        let rq_type = RQ_TYPE.get(context);
+        let (send_cq, recv_cq) = (qpc::CQN_SND.get(context), qpc::CQN_RCV.get(context));
+        let rq_type = qpc::RQ_TYPE.get(context);
         let is_send_only = matches!(service, Service::XrcInitiator | Service::DcInitiator);
-        let srqn = (rq_type == RQ_TYPE_SRQ && !is_send_only)
-            .then(|| SRQN.get(context))
+        let srqn = (rq_type == rq_type::SRQ && !is_send_only)
+            .then(|| qpc::SRQN.get(context))
             .filter(|_| service != Service::XrcTarget);
         if let Some(srqn) = srqn {
             match core.srqs.get(srqn) {
@@ -320,19 +211,19 @@ impl<P: Platform> Hca<P> {
             }
         }
         // The buffer of a DC initiator may contain a receive ring, which is unused.
-        let has_ring = rq_type == RQ_TYPE_REGULAR
+        let has_ring = rq_type == rq_type::REGULAR
             && !matches!(service, Service::XrcInitiator | Service::XrcTarget);
         let has_recv = has_ring && !is_send_only;
-        let recv_stride = LOG_RQ_STRIDE.get(context) + 4;
+        let recv_stride = qpc::LOG_RQ_STRIDE.get(context) + 4;
         let recv_bytes = if has_ring {
-            1u64 << (LOG_RQ_SIZE.get(context) + recv_stride)
+            1u64 << (qpc::LOG_RQ_SIZE.get(context) + recv_stride)
         } else {
             0
         };
         let send_bytes = if no_sq {
             0
         } else {
-            64u64 << LOG_SQ_SIZE.get(context)
+            64u64 << qpc::LOG_SQ_SIZE.get(context)
         };
         for (cqn, is_required) in [(send_cq, !no_sq), (recv_cq, has_recv || srqn.is_some())] {
             if is_required && core.cqs.get(cqn).is_none() {
@@ -342,17 +233,25 @@ impl<P: Platform> Hca<P> {
                 ));
             }
         }
-        let umem = (IN_UMEM.is_set(input)).then(|| (UMEM.get(input), get64(input, UMEM_OFFSET)));
-        let pages = (LOG_PAGE_SIZE.get(context), PAGE_OFFSET.get(context));
+        let umem = (qpc::WQ_UMEM_VALID.is_set(input)).then(|| {
+            (
+                qpc::WQ_UMEM_ID.get(input),
+                get64(input, qpc::WQ_UMEM_OFFSET),
+            )
+        });
+        let pages = (
+            qpc::LOG_PAGE_SIZE.get(context),
+            qpc::PAGE_OFFSET.get(context),
+        );
         let buffer = core.queue_buffer(input, recv_bytes + send_bytes, umem, pages, false)?;
         // Targets of XRC have no records.
-        let umem = (RECORDS_IN_UMEM.is_set(context) && (has_recv || !no_sq))
-            .then(|| RECORDS_UMEM.get(context));
-        let doorbell = core.doorbell_address(get64(context, DOORBELL), umem)?;
+        let umem = (qpc::DBR_UMEM_VALID.is_set(context) && (has_recv || !no_sq))
+            .then(|| qpc::DBR_UMEM_ID.get(context));
+        let doorbell = core.doorbell_address(get64(context, qpc::DBR_ADDR), umem)?;
         let recv = has_recv.then(|| Ring {
             buffer: buffer.clone(),
             offset: 0,
-            log_size: LOG_RQ_SIZE.get(context),
+            log_size: qpc::LOG_RQ_SIZE.get(context),
             log_stride: recv_stride,
             doorbell,
             ..Ring::default()
@@ -360,43 +259,43 @@ impl<P: Platform> Hca<P> {
         let send = (!no_sq).then(|| Ring {
             buffer,
             offset: recv_bytes,
-            log_size: LOG_SQ_SIZE.get(context),
+            log_size: qpc::LOG_SQ_SIZE.get(context),
             log_stride: 6,
             doorbell: doorbell.wrapping_add(4),
             ..Ring::default()
         });
         let wide = |cqn| core.cqs.get(cqn).is_some_and(|cq| cq.wide);
-        let is_special = matches!(st, ST_QP0 | ST_GSI);
+        let is_special = matches!(st, st::QP0 | st::QP1);
         let config = QpConfig {
             service,
             any_pkey: is_special,
             srq: srqn.is_some() || service == Service::XrcTarget,
-            wire_qpn: is_special.then_some(u32::from(st == ST_GSI)),
-            block_multicast_loopback: BLOCK_LB_MC.is_set(context),
-            log_errored_streams: LOG_ERRORED_STREAMS.get(context) as u8,
+            wire_qpn: is_special.then_some(u32::from(st == st::QP1)),
+            block_multicast_loopback: qpc::BLOCK_LB_MC.is_set(context),
+            log_errored_streams: qpc::LOG_NUM_DCI_ERRORED_STREAMS.get(context) as u8,
             ..QpConfig::default()
         };
         let qp = Qp {
             service,
             pd,
-            privileged: RLKY.is_set(context),
-            uidx: USER_INDEX.get(context),
+            privileged: qpc::RLKY.is_set(context),
+            uidx: qpc::USER_INDEX.get(context),
             send_cq,
             recv_cq,
             srqn,
-            xrcd: (service == Service::XrcTarget).then(|| XRC_DOMAIN.get(context)),
-            counter_set: COUNTER_SET.get(context),
+            xrcd: (service == Service::XrcTarget).then(|| qpc::XRCD.get(context)),
+            counter_set: qpc::COUNTER_SET_ID.get(context),
             send,
             recv,
             out_of_order: false,
             skipped_receive: None,
             blue_flame: None,
-            recv_scatter_limit: scatter_limit(CS_RES.get(context), wide(recv_cq)),
-            read_scatter_limit: scatter_limit(CS_REQ.get(context), wide(send_cq)),
-            context: Box::new(padded(input, CONTEXT)),
+            recv_scatter_limit: scatter_limit(qpc::CS_RES.get(context), wide(recv_cq)),
+            read_scatter_limit: scatter_limit(qpc::CS_REQ.get(context), wide(send_cq)),
+            context: Box::new(padded(input, qpc::AT)),
             config: config.clone(),
             in_error: false,
-            offloads_rendezvous: OFFLOAD.get(context) == OFFLOAD_RENDEZVOUS,
+            offloads_rendezvous: qpc::OFFLOAD_TYPE.get(context) == qpc::OFFLOAD_TYPE_RNDV,
             transfers: 0,
             device_requests: VecDeque::new(),
             drains_on_signature_error: false,
@@ -416,13 +315,13 @@ impl<P: Platform> Hca<P> {
             ));
         }
         match st {
-            ST_QP0 => self.transport.alias(0, Some(qpn)),
-            ST_GSI => self.transport.alias(1, Some(qpn)),
+            st::QP0 => self.transport.alias(0, Some(qpn)),
+            st::QP1 => self.transport.alias(1, Some(qpn)),
             _ => {}
         }
-        NUMBER.put(output, qpn);
+        header::NUMBER.put(output, qpn);
         // All supported options, if the driver knows the version.
-        if ECE.get(input) & ECE_VERSION != 0 {
+        if qpc::ECE.get(input) & ECE_VERSION != 0 {
             SUPPORTED_ECE.put(output, ECE_OPTIONS);
         }
         Ok(())
@@ -445,21 +344,21 @@ impl<P: Platform> Hca<P> {
         };
         let mut context = qp.context.clone();
         if let Some(view) = self.transport.query(qpn) {
-            STATE.put(&mut *context, state_code(view.state));
-            NEXT_SEND_PSN.put(&mut *context, view.send_psn);
-            NEXT_RCV_PSN.put(&mut *context, view.recv_psn);
-            DATA_IN_ORDER.put(&mut *context, u32::from(!qp.out_of_order));
+            qpc::STATE.put(&mut *context, state_code(view.state));
+            qpc::NEXT_SEND_PSN.put(&mut *context, view.send_psn);
+            qpc::NEXT_RCV_PSN.put(&mut *context, view.recv_psn);
+            qpc::DATA_IN_ORDER.put(&mut *context, u32::from(!qp.out_of_order));
         }
         if let Some(ring) = &qp.send {
-            NEXT_SEND_BLOCK.put(&mut *context, ring.head.into());
+            qpc::HW_SQ_WQEBB_COUNTER.put(&mut *context, ring.head.into());
         }
-        put_bytes(output, CONTEXT, &*context);
+        put_bytes(output, qpc::AT, &*context);
         Ok(())
     }
 
     pub(crate) fn modify_qp(&mut self, opcode: u16, input: &[u8], output: &mut [u8]) -> Outcome {
         if matches!(opcode, op::RST2INIT_QP | op::INIT2RTR_QP | op::RTR2RTS_QP) {
-            SUPPORTED_ECE.put(output, ECE.get(input) & ECE_OPTIONS);
+            SUPPORTED_ECE.put(output, qpc::ECE.get(input) & ECE_OPTIONS);
         }
         let qpn = object_number(input);
         let view = self.core.queue_pair(qpn).and(self.transport.query(qpn));
@@ -483,9 +382,9 @@ impl<P: Platform> Hca<P> {
                 "invalid state transition of the queue pair",
             ));
         }
-        let mask = get32(input, OPT_PARAM_MASK);
+        let mask = qpc::OPT_PARAM_MASK.get(input);
         self.modify_extension(opcode, qpn, input)?;
-        let input_context: [u8; CONTEXT_SIZE] = padded(input, CONTEXT);
+        let input_context: [u8; CONTEXT_SIZE] = padded(input, qpc::AT);
         let Some(qp) = self.core.qp_mut(qpn) else {
             return Err(refuse(Status::BadResource, "no such queue pair"));
         };
@@ -498,35 +397,39 @@ impl<P: Platform> Hca<P> {
         let path = opcode == op::INIT2RTR_QP || mask & optional::PRIMARY_PATH != 0;
         if path && to != QpState::Error && to != QpState::Reset {
             for field in PATH_FIELDS {
-                field
-                    .at(PATH)
-                    .put(context, field.at(PATH).get(&input_context));
+                field.at(qpc::PRIMARY_ADDRESS_PATH).put(
+                    context,
+                    field.at(qpc::PRIMARY_ADDRESS_PATH).get(&input_context),
+                );
             }
             put_bytes(
                 context,
-                PATH + RGID,
-                &input_context[PATH + RGID..PATH + RGID + 16],
+                qpc::PRIMARY_ADDRESS_PATH + ads::RGID_RIP,
+                &input_context[qpc::PRIMARY_ADDRESS_PATH + ads::RGID_RIP
+                    ..qpc::PRIMARY_ADDRESS_PATH + ads::RGID_RIP + 16],
             );
             put_bytes(
                 context,
-                PATH + RMAC,
-                &input_context[PATH + RMAC..PATH + RMAC + 6],
+                qpc::PRIMARY_ADDRESS_PATH + ads::RMAC,
+                &input_context[qpc::PRIMARY_ADDRESS_PATH + ads::RMAC
+                    ..qpc::PRIMARY_ADDRESS_PATH + ads::RMAC + 6],
             );
         }
         if opcode == op::RTS2RTS_QP && get64(input, OPT_PARAM_MASK_HIGH) & OPTIONAL_UDP_SPORT != 0 {
-            let port = UDP_SPORT.at(PATH);
+            let port = ads::UDP_SPORT.at(qpc::PRIMARY_ADDRESS_PATH);
             port.put(context, port.get(&input_context));
         }
         if opcode == op::INIT2RTR_QP
             && qp.service != Service::Ud
-            && Mtu::from_code(MTU.get(context) as u8).is_none()
+            && Mtu::from_code(qpc::MTU.get(context) as u8).is_none()
         {
             return Err(refuse(Status::BadParameter, "invalid path MTU"));
         }
-        qp.counter_set = COUNTER_SET.get(context);
-        qp.drains_on_signature_error = DRAIN_SIGERR.is_set(context);
+        qp.counter_set = qpc::COUNTER_SET_ID.get(context);
+        qp.drains_on_signature_error = qpc::DRAIN_SIGERR.is_set(context);
         qp.drain_pending = false;
-        qp.out_of_order = DP_ORDERING_FORCE.is_set(context) && DP_ORDERING_1.is_set(context);
+        qp.out_of_order =
+            qpc::DP_ORDERING_FORCE.is_set(context) && qpc::DP_ORDERING_1.is_set(context);
         if to == QpState::Reset {
             qp.skipped_receive = None;
             for ring in [&mut qp.send, &mut qp.recv].into_iter().flatten() {
@@ -574,44 +477,44 @@ impl<P: Platform> Hca<P> {
         let Some(qp) = self.core.qp(qpn) else {
             return QpConfig::default();
         };
-        let path = &context[PATH..];
+        let path = &context[qpc::PRIMARY_ADDRESS_PATH..];
         let address = Address {
-            grh: GRH.is_set(path),
-            rlid: RLID.get(path) as u16,
-            path_bits: MLID.get(path) as u8,
-            sl: SL.get(path) as u8,
-            sgid_index: SRC_ADDR_INDEX.get(path) as usize,
-            flow_label: FLOW_LABEL.get(path),
-            traffic_class: TCLASS.get(path) as u8,
-            hop_limit: HOP_LIMIT.get(path) as u8,
-            dgid: get_array(path, RGID),
-            dmac: get_array(path, RMAC),
-            udp_source: UDP_SPORT.get(path) as u16,
+            grh: ads::GRH.is_set(path),
+            rlid: ads::RLID.get(path) as u16,
+            path_bits: ads::MLID.get(path) as u8,
+            sl: ads::SL.get(path) as u8,
+            sgid_index: ads::SRC_ADDR_INDEX.get(path) as usize,
+            flow_label: ads::FLOW_LABEL.get(path),
+            traffic_class: ads::TCLASS.get(path) as u8,
+            hop_limit: ads::HOP_LIMIT.get(path) as u8,
+            dgid: get_array(path, ads::RGID_RIP),
+            dmac: get_array(path, ads::RMAC),
+            udp_source: ads::UDP_SPORT.get(path) as u16,
         };
-        let connected = qp.service != Service::Ud && REMOTE_QPN.get(context) != 0;
+        let connected = qp.service != Service::Ud && qpc::REMOTE_QPN.get(context) != 0;
         // All entries of the table but the first are empty; RoCE has the default partition alone.
         let ethernet = self.core.settings.profile.port == PortKind::Ethernet;
-        let is_default = ethernet || qp.config.any_pkey || PKEY_INDEX.get(path) == 0;
+        let is_default = ethernet || qp.config.any_pkey || ads::PKEY_INDEX.get(path) == 0;
         QpConfig {
             pkey: if is_default { DEFAULT_PKEY } else { NO_PKEY },
-            qkey: Q_KEY.get(context),
+            qkey: qpc::Q_KEY.get(context),
             mtu: match qp.service {
                 Service::Ud => self.core.settings.mtu,
-                _ => Mtu::from_code(MTU.get(context) as u8).unwrap_or_default(),
+                _ => Mtu::from_code(qpc::MTU.get(context) as u8).unwrap_or_default(),
             },
             path: connected.then(|| self.core.path(&address)),
-            remote_qpn: REMOTE_QPN.get(context),
-            send_psn: NEXT_SEND_PSN.get(context),
-            recv_psn: NEXT_RCV_PSN.get(context),
-            ack_timeout: ACK_TIMEOUT.get(path) as u8,
-            retry_count: RETRY_COUNT.get(context) as u8,
-            rnr_retry: RNR_RETRY.get(context) as u8,
-            min_rnr_timer: MIN_RNR_NAK.get(context) as u8,
-            max_rd_atomic: 1 << LOG_SRA_MAX.get(context),
-            max_dest_rd_atomic: 1 << LOG_RRA_MAX.get(context),
-            allow_read: RRE.is_set(context),
-            allow_write: RWE.is_set(context),
-            allow_atomic: RAE.is_set(context),
+            remote_qpn: qpc::REMOTE_QPN.get(context),
+            send_psn: qpc::NEXT_SEND_PSN.get(context),
+            recv_psn: qpc::NEXT_RCV_PSN.get(context),
+            ack_timeout: ads::ACK_TIMEOUT.get(path) as u8,
+            retry_count: qpc::RETRY_COUNT.get(context) as u8,
+            rnr_retry: qpc::RNR_RETRY.get(context) as u8,
+            min_rnr_timer: qpc::MIN_RNR_NAK.get(context) as u8,
+            max_rd_atomic: 1 << qpc::LOG_SRA_MAX.get(context),
+            max_dest_rd_atomic: 1 << qpc::LOG_RRA_MAX.get(context),
+            allow_read: qpc::RRE.is_set(context),
+            allow_write: qpc::RWE.is_set(context),
+            allow_atomic: qpc::RAE.is_set(context),
             ..qp.config.clone()
         }
     }
@@ -628,9 +531,9 @@ impl<P: Platform> Core<P> {
 /// The most payload bytes that a CQE may hold, from the requested code.
 pub(crate) fn scatter_limit(code: u32, wide: bool) -> u8 {
     match code & 0xf {
-        SCATTER_32 => 32,
-        SCATTER_64 if wide => 64,
-        SCATTER_64 => 32,
+        scatter::RES_32 => 32,
+        scatter::RES_64 if wide => 64,
+        scatter::RES_64 => 32,
         _ => 0,
     }
 }

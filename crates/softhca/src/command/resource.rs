@@ -1,12 +1,14 @@
 //! Objects with little state: UARs, protection domains, XRC domains, transport
 //! domains, counter sets.
 
-use roce::bits::{Field, field, flag, put32};
+use roce::bits::put32;
 
 use super::NUMBER;
 use super::load::object_number;
 use crate::engine::core::Core;
 use crate::engine::counters::QCounters;
+use crate::layout::header::SHORT_NUMBER;
+use crate::layout::q_counter;
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
 use crate::table::Table;
@@ -43,10 +45,6 @@ fn drop_unused(table: &mut Table<()>, number: u32, used: bool) -> Outcome {
     }
     check_removed(table.remove(number))
 }
-
-const COUNTER_SET: Field = field(0x1c, 7, 0);
-const CLEAR: Field = flag(0x18, 31);
-const NEW_COUNTER_SET: Field = field(8, 7, 0);
 
 impl<P: Platform> Core<P> {
     pub(crate) fn alloc_uar(&mut self, output: &mut [u8]) -> Outcome {
@@ -89,7 +87,7 @@ impl<P: Platform> Core<P> {
     pub(crate) fn alloc_q_counter(&mut self, output: &mut [u8]) -> Outcome {
         match self.q_counters.insert(QCounters::default()) {
             Ok(set) => {
-                NEW_COUNTER_SET.put(output, set);
+                SHORT_NUMBER.put(output, set);
                 Ok(())
             }
             Err(_) => Err(refuse(Status::ExceedsLimit, "all counter sets are in use")),
@@ -97,17 +95,20 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn dealloc_q_counter(&mut self, input: &[u8]) -> Outcome {
-        check_removed(self.q_counters.remove(NEW_COUNTER_SET.get(input)))
+        check_removed(self.q_counters.remove(SHORT_NUMBER.get(input)))
     }
 
     pub(crate) fn query_q_counter(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let Some(set) = self.q_counters.get_mut(COUNTER_SET.get(input)) else {
+        let Some(set) = self
+            .q_counters
+            .get_mut(q_counter::COUNTER_SET_ID.get(input))
+        else {
             return Err(refuse(Status::BadResource, "no such counter set"));
         };
         for (offset, value) in set.fields() {
             put32(output, offset, value);
         }
-        if CLEAR.is_set(input) {
+        if q_counter::CLEAR.is_set(input) {
             *set = QCounters::default();
         }
         Ok(())

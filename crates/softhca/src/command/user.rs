@@ -7,44 +7,32 @@
 
 use std::collections::HashMap;
 
-use roce::bits::{Field, field, get32, get64};
+use roce::bits::{Field, get32, get64};
 
 use super::NUMBER;
 use super::opcode as op;
-use super::qp::ST_DCI;
-use super::steering::QUERIED_COUNTER;
-use crate::engine::buffer::{Buffer, PAGE_LIST_OFFSET};
+use crate::engine::buffer::Buffer;
 use crate::engine::core::Core;
 use crate::engine::umem::Umem;
+use crate::layout::header::{OBJ_ID, OBJ_TYPE, SHORT_NUMBER, UID};
+use crate::layout::{
+    PAGE_LIST, cqc, dctc, flow, mkc, psv, q_counter, qpc, rmpc, rqc, rqtc, sqc, tirc, tisc, umem,
+    wq, xrc_srqc, xrqc,
+};
 use crate::platform::Platform;
 use crate::status::{CommandError, Outcome, Status, refuse};
 
-/// Number of the user context.
-const UID: Field = field(0, 15, 0);
+const RQT_LIST: usize = rqtc::AT + rqtc::RQ_NUM;
 /// The driver's tag for objects that all programs may use (`MLX5_SHARED_RESOURCE_UID`).
 const SHARED_UID: u32 = 0xffff;
-const CREATED_PSV: Field = field(0x10, 23, 0);
-const LONG_NUMBER: Field = field(8, 31, 0);
-const SHORT_NUMBER: Field = field(8, 7, 0);
-const COUNTER_SET: Field = field(0x1c, 7, 0);
-const GENERAL_TYPE: Field = field(4, 15, 0);
-const TIR_DISP_TYPE: Field = field(0x24, 31, 28);
-const RQT_LENGTH: Field = field(0x38, 15, 0);
-const RQT_LIST: usize = 0x110;
-
-const QP_SERVICE: Field = field(0x18, 23, 16);
-/// Type of a queue pair's receive queue, and two of the values.
-const QP_RQ_TYPE: Field = field(0xc4, 26, 24);
-const RQ_TYPE_REGULAR: u32 = 0;
-const RQ_TYPE_SRQ: u32 = 1;
 /// Objects that CREATE_QP names. The last two matter only with a receive queue.
 static QP_REFERENCES: [(ObjectKind, Field); 6] = [
-    (ObjectKind::Pd, field(0x1c, 23, 0)),
-    (ObjectKind::Uar, field(0x24, 23, 0)),
-    (ObjectKind::Cq, field(0x94, 23, 0)),
-    (ObjectKind::Xrcd, field(0xb0, 23, 0)),
-    (ObjectKind::Cq, field(0xb4, 23, 0)),
-    (ObjectKind::Srq, field(0xc4, 23, 0)),
+    (ObjectKind::Pd, qpc::PD.at(qpc::AT)),
+    (ObjectKind::Uar, qpc::UAR_PAGE.at(qpc::AT)),
+    (ObjectKind::Cq, qpc::CQN_SND.at(qpc::AT)),
+    (ObjectKind::Xrcd, qpc::XRCD.at(qpc::AT)),
+    (ObjectKind::Cq, qpc::CQN_RCV.at(qpc::AT)),
+    (ObjectKind::Srq, qpc::SRQN.at(qpc::AT)),
 ];
 
 /// Kinds of objects that have numbers of their own.
@@ -133,7 +121,7 @@ fn created_object(opcode: u16, input: &[u8]) -> Option<(ObjectKind, Field)> {
         op::ALLOC_TRANSPORT_DOMAIN => (ObjectKind::TransportDomain, NUMBER),
         op::ALLOC_Q_COUNTER => (ObjectKind::CounterSet, SHORT_NUMBER),
         op::CREATE_MKEY => (ObjectKind::Mkey, NUMBER),
-        op::CREATE_PSV => (ObjectKind::Psv, CREATED_PSV),
+        op::CREATE_PSV => (ObjectKind::Psv, psv::PSV0_INDEX),
         op::CREATE_UMEM => (ObjectKind::Umem, NUMBER),
         op::CREATE_CQ => (ObjectKind::Cq, NUMBER),
         op::CREATE_QP | op::CREATE_DCT | op::CREATE_SQ | op::CREATE_RQ => {
@@ -141,10 +129,8 @@ fn created_object(opcode: u16, input: &[u8]) -> Option<(ObjectKind, Field)> {
         }
         op::CREATE_RMP | op::CREATE_XRC_SRQ | op::CREATE_XRQ => (ObjectKind::Srq, NUMBER),
         op::CREATE_TIR | op::CREATE_TIS | op::CREATE_RQT => (ObjectKind::Steering, NUMBER),
-        op::ALLOC_FLOW_COUNTER | op::ALLOC_MODIFY_HEADER_CONTEXT => {
-            (ObjectKind::Steering, LONG_NUMBER)
-        }
-        op::CREATE_GENERAL_OBJECT => (ObjectKind::General(GENERAL_TYPE.get(input)), LONG_NUMBER),
+        op::ALLOC_FLOW_COUNTER | op::ALLOC_MODIFY_HEADER_CONTEXT => (ObjectKind::Steering, OBJ_ID),
+        op::CREATE_GENERAL_OBJECT => (ObjectKind::General(OBJ_TYPE.get(input)), OBJ_ID),
         _ => return None,
     })
 }
@@ -157,7 +143,7 @@ fn target_object(opcode: u16, input: &[u8]) -> Option<(ObjectKind, u32)> {
         op::DEALLOC_XRCD => (ObjectKind::Xrcd, NUMBER),
         op::DEALLOC_TRANSPORT_DOMAIN => (ObjectKind::TransportDomain, NUMBER),
         op::DEALLOC_Q_COUNTER => (ObjectKind::CounterSet, SHORT_NUMBER),
-        op::QUERY_Q_COUNTER => (ObjectKind::CounterSet, COUNTER_SET),
+        op::QUERY_Q_COUNTER => (ObjectKind::CounterSet, q_counter::COUNTER_SET_ID),
         op::QUERY_MKEY | op::DESTROY_MKEY => (ObjectKind::Mkey, NUMBER),
         op::DESTROY_PSV => (ObjectKind::Psv, NUMBER),
         op::DESTROY_UMEM => (ObjectKind::Umem, NUMBER),
@@ -202,11 +188,11 @@ fn target_object(opcode: u16, input: &[u8]) -> Option<(ObjectKind, u32)> {
         | op::MODIFY_RQT
         | op::DESTROY_RQT => (ObjectKind::Steering, NUMBER),
         op::DEALLOC_FLOW_COUNTER | op::DEALLOC_MODIFY_HEADER_CONTEXT => {
-            (ObjectKind::Steering, LONG_NUMBER)
+            (ObjectKind::Steering, OBJ_ID)
         }
-        op::QUERY_FLOW_COUNTER => (ObjectKind::Steering, QUERIED_COUNTER),
+        op::QUERY_FLOW_COUNTER => (ObjectKind::Steering, flow::FLOW_COUNTER_ID),
         op::QUERY_GENERAL_OBJECT | op::MODIFY_GENERAL_OBJECT | op::DESTROY_GENERAL_OBJECT => {
-            (ObjectKind::General(GENERAL_TYPE.get(input)), LONG_NUMBER)
+            (ObjectKind::General(OBJ_TYPE.get(input)), OBJ_ID)
         }
         _ => return None,
     };
@@ -263,79 +249,92 @@ fn is_public_query(opcode: u16) -> bool {
 /// Returns the fields of a command that name other objects.
 fn referenced_objects(opcode: u16, input: &[u8]) -> &'static [(ObjectKind, Field)] {
     match opcode {
-        op::CREATE_MKEY => const { &[(ObjectKind::Pd, field(0x1c, 23, 0))] },
-        op::CREATE_PSV => const { &[(ObjectKind::Pd, field(8, 23, 0))] },
-        op::CREATE_CQ => const { &[(ObjectKind::Uar, field(0x1c, 23, 0))] },
-        op::CREATE_QP => match QP_RQ_TYPE.get(input) {
+        op::CREATE_MKEY => const { &[(ObjectKind::Pd, mkc::PD.at(mkc::AT))] },
+        op::CREATE_PSV => const { &[(ObjectKind::Pd, NUMBER)] },
+        op::CREATE_CQ => const { &[(ObjectKind::Uar, cqc::UAR_PAGE.at(cqc::AT))] },
+        op::CREATE_QP => match qpc::RQ_TYPE.at(qpc::AT).get(input) {
             // The receive queue type of a DC initiator is ignored.
-            _ if QP_SERVICE.get(input) == ST_DCI => &QP_REFERENCES[..4],
-            RQ_TYPE_REGULAR => &QP_REFERENCES[..5],
-            RQ_TYPE_SRQ => &QP_REFERENCES,
+            _ if qpc::ST.at(qpc::AT).get(input) == qpc::st::DCI => &QP_REFERENCES[..4],
+            qpc::rq_type::REGULAR => &QP_REFERENCES[..5],
+            qpc::rq_type::SRQ => &QP_REFERENCES,
             _ => &QP_REFERENCES[..4],
         },
         op::CREATE_DCT => {
             const {
                 &[
-                    (ObjectKind::Cq, field(0x18, 23, 0)),
-                    (ObjectKind::Srq, field(0x24, 23, 0)),
-                    (ObjectKind::Pd, field(0x28, 23, 0)),
+                    (ObjectKind::Cq, dctc::CQN.at(dctc::AT)),
+                    (ObjectKind::Srq, dctc::SRQN.at(dctc::AT)),
+                    (ObjectKind::Pd, dctc::PD.at(dctc::AT)),
                 ]
             }
         }
         op::CREATE_XRC_SRQ => {
             const {
                 &[
-                    (ObjectKind::Xrcd, field(0x14, 23, 0)),
-                    (ObjectKind::Cq, field(0x18, 23, 0)),
-                    (ObjectKind::Pd, field(0x28, 23, 0)),
+                    (ObjectKind::Xrcd, xrc_srqc::XRCD.at(xrc_srqc::AT)),
+                    (ObjectKind::Cq, xrc_srqc::CQN.at(xrc_srqc::AT)),
+                    (ObjectKind::Pd, xrc_srqc::PD.at(xrc_srqc::AT)),
                 ]
             }
         }
         op::CREATE_XRQ => {
             const {
                 &[
-                    (ObjectKind::Cq, field(0x18, 23, 0)),
-                    (ObjectKind::Pd, field(0x98, 23, 0)),
+                    (ObjectKind::Cq, xrqc::CQN.at(xrqc::AT)),
+                    (ObjectKind::Pd, wq::PD.at(xrqc::AT + xrqc::WQ)),
                 ]
             }
         }
-        op::CREATE_RMP => const { &[(ObjectKind::Pd, field(0x58, 23, 0))] },
+        op::CREATE_RMP => const { &[(ObjectKind::Pd, wq::PD.at(rmpc::AT + rmpc::WQ))] },
         op::CREATE_SQ => {
             const {
                 &[
-                    (ObjectKind::Cq, field(0x28, 23, 0)),
-                    (ObjectKind::Steering, field(0x4c, 23, 0)),
-                    (ObjectKind::Pd, field(0x58, 23, 0)),
-                    (ObjectKind::Uar, field(0x5c, 23, 0)),
+                    (ObjectKind::Cq, sqc::CQN.at(sqc::AT)),
+                    (ObjectKind::Steering, sqc::TIS_NUM_0.at(sqc::AT)),
+                    (ObjectKind::Pd, wq::PD.at(sqc::AT + sqc::WQ)),
+                    (ObjectKind::Uar, wq::UAR_PAGE.at(sqc::AT + sqc::WQ)),
                 ]
             }
         }
         op::CREATE_RQ => {
             const {
                 &[
-                    (ObjectKind::Cq, field(0x28, 23, 0)),
-                    (ObjectKind::Pd, field(0x58, 23, 0)),
-                    (ObjectKind::Uar, field(0x5c, 23, 0)),
+                    (ObjectKind::Cq, rqc::CQN.at(rqc::AT)),
+                    (ObjectKind::Pd, wq::PD.at(rqc::AT + rqc::WQ)),
+                    (ObjectKind::Uar, wq::UAR_PAGE.at(rqc::AT + rqc::WQ)),
                 ]
             }
         }
-        op::CREATE_TIR if TIR_DISP_TYPE.is_set(input) => {
+        op::CREATE_TIR if tirc::DISP_TYPE.at(tirc::AT).is_set(input) => {
             const {
                 &[
-                    (ObjectKind::Steering, field(0x40, 23, 0)),
-                    (ObjectKind::TransportDomain, field(0x44, 23, 0)),
+                    (ObjectKind::Steering, tirc::INDIRECT_TABLE.at(tirc::AT)),
+                    (
+                        ObjectKind::TransportDomain,
+                        tirc::TRANSPORT_DOMAIN.at(tirc::AT),
+                    ),
                 ]
             }
         }
         op::CREATE_TIR => {
             const {
                 &[
-                    (ObjectKind::Queue, field(0x3c, 23, 0)),
-                    (ObjectKind::TransportDomain, field(0x44, 23, 0)),
+                    (ObjectKind::Queue, tirc::INLINE_RQN.at(tirc::AT)),
+                    (
+                        ObjectKind::TransportDomain,
+                        tirc::TRANSPORT_DOMAIN.at(tirc::AT),
+                    ),
                 ]
             }
         }
-        op::CREATE_TIS => const { &[(ObjectKind::TransportDomain, field(0x44, 23, 0))] },
+        op::CREATE_TIS => {
+            const {
+                &[(
+                    ObjectKind::TransportDomain,
+                    tisc::TRANSPORT_DOMAIN.at(tisc::AT),
+                )]
+            }
+        }
         _ => &[],
     }
 }
@@ -383,7 +382,7 @@ impl<P: Platform> Core<P> {
             }
         }
         if matches!(opcode, op::CREATE_RQT | op::MODIFY_RQT) {
-            let count = RQT_LENGTH.get(input) as usize;
+            let count = rqtc::RQT_ACTUAL_SIZE.at(rqtc::AT).get(input) as usize;
             let entries = input.len().saturating_sub(RQT_LIST) / 4;
             for n in 0..count.min(entries) {
                 let queue = get32(input, RQT_LIST + 4 * n) & 0xff_ffff;
@@ -437,11 +436,9 @@ impl<P: Platform> Core<P> {
         needs_write: bool,
     ) -> Result<Buffer, CommandError> {
         let Some((number, at)) = umem.filter(|_| length != 0) else {
-            return Buffer::from_page_list(input, PAGE_LIST_OFFSET, length, pages.0, pages.1)
-                .ok_or(refuse(
-                    Status::BadInputLength,
-                    "pages of the queue are missing",
-                ));
+            return Buffer::from_page_list(input, PAGE_LIST, length, pages.0, pages.1).ok_or(
+                refuse(Status::BadInputLength, "pages of the queue are missing"),
+            );
         };
         let umem = self.umem(number)?;
         if needs_write && !umem.writable {
@@ -512,39 +509,37 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn create_umem(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        const LOG_PAGE_SIZE: Field = field(0x20, 4, 0);
-        const OFFSET: Field = field(0x24, 31, 0);
-        const COUNT: usize = 0x28;
-        const LIST: usize = 0x30;
         const READABLE: u64 = 1;
         const WRITABLE: u64 = 2;
-        let page_shift = LOG_PAGE_SIZE.get(input) + 12;
-        let entries = input.len().saturating_sub(LIST) / 8;
-        let count = usize::try_from(get64(input, COUNT)).unwrap_or(usize::MAX);
+        let page_shift = umem::LOG_PAGE_SIZE.get(input) + 12;
+        let entries = input.len().saturating_sub(umem::MTT) / 8;
+        let count = usize::try_from(get64(input, umem::NUM_OF_MTT)).unwrap_or(usize::MAX);
         if count == 0 || count > entries {
             return Err(refuse(
                 Status::BadInputLength,
                 "pages of the program's memory are missing",
             ));
         }
-        let entries: Vec<u64> = (0..count).map(|n| get64(input, LIST + 8 * n)).collect();
+        let entries: Vec<u64> = (0..count)
+            .map(|n| get64(input, umem::MTT + 8 * n))
+            .collect();
         if entries.iter().any(|entry| entry & READABLE == 0) {
             return Err(refuse(Status::BadParameter, "a page is not readable"));
         }
-        let umem = Umem {
+        let new = Umem {
             writable: entries.iter().all(|entry| entry & WRITABLE != 0),
             pages: entries.iter().map(|entry| entry & !0xfff).collect(),
             page_shift,
-            offset: OFFSET.get(input).into(),
+            offset: umem::PAGE_OFFSET.get(input).into(),
         };
-        let pages = (umem.pages.len() as u64).checked_mul(1 << page_shift);
-        if umem.offset >= 1 << page_shift || pages.is_none() {
+        let pages = (new.pages.len() as u64).checked_mul(1 << page_shift);
+        if new.offset >= 1 << page_shift || pages.is_none() {
             return Err(refuse(
                 Status::BadParameter,
                 "invalid size of the program's memory",
             ));
         }
-        super::resource::return_number(output, self.umems.insert(umem))
+        super::resource::return_number(output, self.umems.insert(new))
     }
 
     pub(crate) fn destroy_umem(&mut self, input: &[u8]) -> Outcome {

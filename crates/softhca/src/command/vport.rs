@@ -9,6 +9,7 @@ use super::load::object_number;
 use crate::engine::core::{Core, RoceAddress};
 use crate::engine::loopback::{MULTICAST, UNICAST};
 use crate::hca::Hca;
+use crate::layout::{nic_vport_context, roce_addr_layout, vport_state};
 use crate::platform::Platform;
 use crate::status::{Outcome, Status, refuse};
 
@@ -46,33 +47,19 @@ const ALL: u32 = 0xffff;
 const GIDS: Field = field(0xc, 31, 16);
 const DEFAULT_PKEY: u32 = 0xffff;
 
-const NIC_ADMIN_STATE: Field = field(0xc, 7, 4);
-const NIC_STATE: Field = field(0xc, 3, 0);
-
 const LIST_TYPE: Field = field(0xc, 26, 24);
 /// Disabled loopback: `UNICAST`, `MULTICAST`.
 const NIC_DISABLE_LOOPBACK: Field = field(0x0, 2, 1);
-const NIC_ROCE: Field = flag(0x0, 0);
 const NIC_MTU: Field = field(0x24, 15, 0);
 const NIC_LIST_TYPE: Field = field(0xf0, 26, 24);
 const NIC_LIST_SIZE: Field = field(0xf0, 11, 0);
 const NIC_ADDRESS: usize = 0xf4;
 const LIST_UC: u32 = 0;
 
-const SELECT: usize = 0xc;
-const SELECT_ROCE: u32 = 1 << 1;
 const SELECT_ADDRESS: u32 = 1 << 3;
 const SELECT_MTU: u32 = 1 << 6;
 const SELECT_LOOPBACK_MULTICAST: u32 = 1 << 10;
 const SELECT_LOOPBACK_UNICAST: u32 = 1 << 11;
-const NIC_INPUT_CONTEXT: usize = 0x100;
-
-const ROCE_INDEX: Field = field(8, 31, 16);
-const ROCE_ADDRESS: usize = 0x10;
-const ROCE_VLAN_VALID: Field = flag(0x10, 28);
-const ROCE_VLAN: Field = field(0x10, 27, 16);
-const ROCE_MAC: usize = 0x12;
-const ROCE_VERSION: Field = field(0x18, 7, 0);
 
 /// Ports of the bond (LAG).
 pub(crate) const LAG_PORTS: u32 = 2;
@@ -153,8 +140,8 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_vport_state(&mut self, output: &mut [u8]) -> Outcome {
-        NIC_ADMIN_STATE.put(output, 1);
-        NIC_STATE.put(output, u32::from(self.link_up));
+        vport_state::ADMIN_STATE.put(output, 1);
+        vport_state::STATE.put(output, u32::from(self.link_up));
         Ok(())
     }
 
@@ -168,7 +155,7 @@ impl<P: Platform> Core<P> {
             ));
         };
         NIC_DISABLE_LOOPBACK.put(context, self.nic.disabled_loopback);
-        NIC_ROCE.put(context, u32::from(self.nic.roce));
+        nic_vport_context::ROCE_EN.put(context, u32::from(self.nic.roce));
         NIC_MTU.put(context, self.nic.mtu);
         put64(context, SYSTEM_IMAGE_GUID, guid);
         put64(context, PORT_GUID, guid);
@@ -183,10 +170,10 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn modify_nic_vport_context(&mut self, input: &[u8]) -> Outcome {
-        let select = get32(input, SELECT);
-        let context = &input[NIC_INPUT_CONTEXT.min(input.len())..];
-        if select & SELECT_ROCE != 0 {
-            self.nic.roce = NIC_ROCE.is_set(context);
+        let select = nic_vport_context::FIELD_SELECT.get(input);
+        let context = &input[nic_vport_context::AT.min(input.len())..];
+        if select & nic_vport_context::SELECT_ROCE_EN != 0 {
+            self.nic.roce = nic_vport_context::ROCE_EN.is_set(context);
         }
         if select & SELECT_MTU != 0 {
             self.nic.mtu = NIC_MTU.get(context);
@@ -207,7 +194,7 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_roce_address(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
-        let index = ROCE_INDEX.get(input) as usize;
+        let index = roce_addr_layout::ROCE_ADDRESS_INDEX.get(input) as usize;
         let Some(entry) = self.roce_addresses.get(index) else {
             return Err(refuse(Status::BadIndex, "no such RoCE address"));
         };
@@ -219,12 +206,12 @@ impl<P: Platform> Core<P> {
                 ));
             };
             put_bytes(out, 0, &address.gid);
-            put_bytes(out, ROCE_MAC, &address.mac);
+            put_bytes(out, roce_addr_layout::SOURCE_MAC, &address.mac);
             if let Some(vlan) = address.vlan {
-                ROCE_VLAN_VALID.put(out, 1);
-                ROCE_VLAN.put(out, u32::from(vlan));
+                roce_addr_layout::VLAN_VALID.put(out, 1);
+                roce_addr_layout::VLAN_ID.put(out, u32::from(vlan));
             }
-            ROCE_VERSION.put(out, u32::from(address.version));
+            roce_addr_layout::ROCE_VERSION.put(out, u32::from(address.version));
         }
         Ok(())
     }
@@ -261,8 +248,8 @@ pub(crate) fn put_violations(output: &mut [u8], counters: &Counters) {
 
 impl<P: Platform> Hca<P> {
     pub(crate) fn set_roce_address(&mut self, input: &[u8]) -> Outcome {
-        let index = ROCE_INDEX.get(input) as usize;
-        let at = &input[ROCE_ADDRESS.min(input.len())..];
+        let index = roce_addr_layout::ROCE_ADDRESS_INDEX.get(input) as usize;
+        let at = &input[roce_addr_layout::AT.min(input.len())..];
         let Some(entry) = self.core.roce_addresses.get_mut(index) else {
             return Err(refuse(Status::BadIndex, "no such RoCE address"));
         };
@@ -270,9 +257,11 @@ impl<P: Platform> Hca<P> {
         // A zero GID removes the entry.
         *entry = (gid != [0; 16]).then(|| RoceAddress {
             gid,
-            mac: get_array(at, ROCE_MAC),
-            vlan: ROCE_VLAN_VALID.is_set(at).then(|| ROCE_VLAN.get(at) as u16),
-            version: ROCE_VERSION.get(at) as u8,
+            mac: get_array(at, roce_addr_layout::SOURCE_MAC),
+            vlan: roce_addr_layout::VLAN_VALID
+                .is_set(at)
+                .then(|| roce_addr_layout::VLAN_ID.get(at) as u16),
+            version: roce_addr_layout::ROCE_VERSION.get(at) as u8,
         });
         self.announce_addresses();
         Ok(())

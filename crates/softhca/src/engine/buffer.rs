@@ -13,9 +13,6 @@ pub(crate) struct Buffer {
     length: u64,
 }
 
-/// Offset of the page list, which is at the end, in commands that carry one.
-pub(crate) const PAGE_LIST_OFFSET: usize = 0x110;
-
 /// log2 of the parts of a page that `page_offset` fields count.
 const OFFSET_PARTS_SHIFT: u32 = 6;
 

@@ -16,6 +16,7 @@ use super::mkey::{Accessor, Rights};
 use super::qp::{FetchedWqe, Queue, ReceiveEntry, Ring, Strides, take_receive};
 use super::steering::SelectedQueue;
 use super::wqe::{self, opcode};
+use crate::layout::rqc::state;
 use crate::platform::Platform;
 
 const MSS: Field = field(4, 15, 0);
@@ -45,11 +46,6 @@ fn malformed(message: &'static str) -> WqeError {
     (MALFORMED, message)
 }
 
-/// States of a send or receive queue; frames are sent and received in the second.
-pub(crate) const RESET: u32 = 0;
-pub(crate) const READY: u32 = 1;
-pub(crate) const ERROR: u32 = 3;
-
 /// Maximum length of a frame before segmentation.
 const MAX_UNSEGMENTED: usize = 256 << 10;
 /// Maximum number of frames from one segmentation, since all of them are buffered.
@@ -70,8 +66,8 @@ impl<P: Platform> Core<P> {
                 return false;
             };
             let in_error = match sq.state {
-                READY => false,
-                ERROR if sq.flushes => true,
+                state::RDY => false,
+                state::ERR if sq.flushes => true,
                 _ => return false,
             };
             let (pd, cqn, uidx, privileged) = (sq.pd, sq.cqn, sq.uidx, sq.privileged);
@@ -146,7 +142,7 @@ impl<P: Platform> Core<P> {
         let Some(Queue::Sq(sq)) = self.queues.get_mut(sqn) else {
             return;
         };
-        sq.state = ERROR;
+        sq.state = state::ERR;
         let (cqn, uidx) = (sq.cqn, sq.uidx);
         self.complete(
             cqn,
@@ -242,7 +238,7 @@ impl<P: Platform> Core<P> {
         let Some(Queue::Rq(rq)) = self.queues.get_mut(rqn) else {
             return;
         };
-        if rq.state != ERROR || !rq.flushes {
+        if rq.state != state::ERR || !rq.flushes {
             return;
         }
         let (cqn, uidx) = (rq.cqn, rq.uidx);
@@ -281,7 +277,7 @@ impl<P: Platform> Core<P> {
             false => (Cow::Borrowed(frame), None),
         };
         let frame = &*frame;
-        if rq.state != READY {
+        if rq.state != state::RDY {
             self.stats.ethernet_dropped += 1;
             return;
         }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use roce::bits::{Field, flag, get32, get64};
+use roce::bits::{get32, get64};
 use roce::transport::Fault;
 
 use super::core::Core;
 use super::protection::Protection;
+use crate::layout::mkc;
 use crate::platform::Platform;
 
 /// Gives queues of the kernel access to all memory by its address.
@@ -20,21 +21,15 @@ pub(crate) const TERMINATE_LKEY: u32 = 0x100;
 /// for keys whose pages are never present.
 pub(crate) const MAX_LOG_PAGE_SIZE: u32 = 61;
 
-const ATOMIC: Field = flag(0, 14);
-const REMOTE_WRITE: Field = flag(0, 13);
-const REMOTE_READ: Field = flag(0, 12);
-const LOCAL_WRITE: Field = flag(0, 11);
-const LOCAL_READ: Field = flag(0, 10);
-
 /// The access rights in the first word of a context.
 pub(crate) fn rights(context: &[u8]) -> Rights {
     let mut rights = 0;
     for (field, right) in [
-        (LOCAL_READ, Rights::LOCAL_READ),
-        (LOCAL_WRITE, Rights::LOCAL_WRITE),
-        (REMOTE_READ, Rights::REMOTE_READ),
-        (REMOTE_WRITE, Rights::REMOTE_WRITE),
-        (ATOMIC, Rights::ATOMIC),
+        (mkc::LR, Rights::LOCAL_READ),
+        (mkc::LW, Rights::LOCAL_WRITE),
+        (mkc::RR, Rights::REMOTE_READ),
+        (mkc::RW, Rights::REMOTE_WRITE),
+        (mkc::A, Rights::ATOMIC),
     ] {
         if field.is_set(context) {
             rights |= right.0;

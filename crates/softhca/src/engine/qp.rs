@@ -15,7 +15,7 @@ use crate::platform::Platform;
 use crate::profile::PortKind;
 
 /// Bytes of a queue pair context.
-pub(crate) const CONTEXT_SIZE: usize = 232;
+pub(crate) const CONTEXT_SIZE: usize = crate::layout::qpc::SIZE;
 
 /// The ring of a send or receive queue.
 #[derive(Debug, Default)]

@@ -8,11 +8,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
-use roce::bits::{field, put_bytes, put32};
+use roce::bits::{put_bytes, put32};
 
 use super::ethernet::{Layers, layers, u16_at};
 use super::header_change::{self, Action};
 use super::loopback::{Origin, cast};
+use crate::layout::flow::action;
+use crate::layout::fte_match_set_lyr_2_4 as headers;
 
 /// Size of a match value in bytes.
 pub(crate) const MATCH_SIZE: usize = 512;
@@ -27,11 +29,6 @@ const MAX_VISITS: usize = 1024;
 pub(crate) const LOG_DESTINATIONS: u32 = 8;
 /// Maximum number of receive queues and of counters of a frame.
 const MAX_QUEUES: usize = 1 << (LOG_DESTINATIONS + 2);
-
-const ACTION_DROP: u32 = 1 << 1;
-const ACTION_FORWARD: u32 = 1 << 2;
-const ACTION_COUNT: u32 = 1 << 3;
-pub(crate) const ACTION_CHANGE_HEADER: u32 = 1 << 6;
 
 /// Header bits in the layout that rules match.
 pub(crate) type Headers = Box<[u8; MATCH_SIZE]>;
@@ -62,7 +59,7 @@ pub(crate) struct Rule {
 impl Rule {
     /// Returns whether it refers to a TIR, a counter or a change of headers.
     fn is_referenced(&self, number: u32) -> bool {
-        let changes = self.action & ACTION_CHANGE_HEADER != 0;
+        let changes = self.action & action::MOD_HDR != 0;
         self.destinations.contains(&Destination::Tir(number))
             || self.counters.contains(&number)
             || changes && self.header_change == number
@@ -300,16 +297,16 @@ impl Steering {
             }
             return;
         };
-        if rule.action & ACTION_COUNT != 0 {
+        if rule.action & action::COUNT != 0 {
             let remaining = MAX_QUEUES - result.counters.len();
             let counters = rule.counters.iter().take(remaining);
             result.counters.extend(counters);
         }
-        if rule.action & ACTION_DROP != 0 || rule.action & ACTION_FORWARD == 0 {
+        if rule.action & action::DROP != 0 || rule.action & action::FWD_DEST == 0 {
             return;
         }
         let changed;
-        let frame = if rule.action & ACTION_CHANGE_HEADER != 0 {
+        let frame = if rule.action & action::MOD_HDR != 0 {
             let Some(changed_frame) = self.change_header(frame, rule.header_change) else {
                 return;
             };
@@ -433,16 +430,15 @@ fn match_headers(frame: &[u8]) -> Option<Headers> {
     let mut out: Headers = Box::new([0; MATCH_SIZE]);
     let bytes = &mut out[..];
     let addresses = frame.get(..12)?;
-    put_bytes(bytes, 0x0, &addresses[6..12]);
-    put_bytes(bytes, 0x8, &addresses[..6]);
+    put_bytes(bytes, headers::SMAC, &addresses[6..12]);
+    put_bytes(bytes, headers::DMAC, &addresses[..6]);
     let mut ethertype = u16_at(frame, 12)?;
     if ethertype == VLAN {
-        let tag = u32::from(u16_at(frame, 14)?);
-        field(0xc, 15, 0).put(bytes, tag);
-        field(0x10, 15, 15).put(bytes, 1);
+        put_bytes(bytes, headers::FIRST_VLAN, frame.get(14..16)?);
+        headers::CVLAN_TAG.put(bytes, 1);
         ethertype = u16_at(frame, 16)?;
     }
-    field(0x4, 15, 0).put(bytes, u32::from(ethertype));
+    put_bytes(bytes, headers::ETHERTYPE, &ethertype.to_be_bytes());
     let Some(Layers {
         ipv4,
         l3,
@@ -452,33 +448,32 @@ fn match_headers(frame: &[u8]) -> Option<Headers> {
     else {
         return Some(out);
     };
-    field(0x10, 31, 24).put(bytes, u32::from(protocol));
-    field(0x10, 12, 9).put(bytes, if ipv4 { 4 } else { 6 });
+    headers::IP_PROTOCOL.put(bytes, u32::from(protocol));
+    headers::IP_VERSION.put(bytes, if ipv4 { 4 } else { 6 });
     let traffic_class = if ipv4 {
-        field(0x18, 7, 0).put(bytes, u32::from(*frame.get(l3 + 8)?));
-        field(0x18, 15, 12).put(bytes, u32::from(frame.get(l3)? & 0xf));
+        headers::TTL_HOPLIMIT.put(bytes, u32::from(*frame.get(l3 + 8)?));
+        headers::IPV4_IHL.put(bytes, u32::from(frame.get(l3)? & 0xf));
         let fragment = u16_at(frame, l3 + 6)? & 0x3fff != 0;
-        field(0x10, 13, 13).put(bytes, u32::from(fragment));
-        put_bytes(bytes, 0x2c, frame.get(l3 + 12..l3 + 16)?);
-        put_bytes(bytes, 0x3c, frame.get(l3 + 16..l3 + 20)?);
+        headers::FRAG.put(bytes, u32::from(fragment));
+        put_bytes(bytes, headers::SRC_IPV4, frame.get(l3 + 12..l3 + 16)?);
+        put_bytes(bytes, headers::DST_IPV4, frame.get(l3 + 16..l3 + 20)?);
         *frame.get(l3 + 1)?
     } else {
-        field(0x18, 7, 0).put(bytes, u32::from(*frame.get(l3 + 7)?));
-        put_bytes(bytes, 0x20, frame.get(l3 + 8..l3 + 24)?);
-        put_bytes(bytes, 0x30, frame.get(l3 + 24..l3 + 40)?);
+        headers::TTL_HOPLIMIT.put(bytes, u32::from(*frame.get(l3 + 7)?));
+        put_bytes(bytes, headers::SRC_IPV6, frame.get(l3 + 8..l3 + 24)?);
+        put_bytes(bytes, headers::DST_IPV6, frame.get(l3 + 24..l3 + 40)?);
         (u16_at(frame, l3)? >> 4) as u8
     };
-    field(0x10, 23, 18).put(bytes, u32::from(traffic_class >> 2));
-    field(0x10, 17, 16).put(bytes, u32::from(traffic_class & 3));
+    headers::TRAFFIC_CLASS.put(bytes, u32::from(traffic_class));
     if let Some(ports) = frame.get(l4..l4 + 4) {
         let ports = u32::from_be_bytes([ports[0], ports[1], ports[2], ports[3]]);
         match protocol {
             TCP => {
-                put32(bytes, 0x14, ports);
+                put32(bytes, headers::TCP_SPORT, ports);
                 let flags = u16_at(frame, l4 + 12).unwrap_or(0) & 0x1ff;
-                field(0x10, 8, 0).put(bytes, u32::from(flags));
+                headers::TCP_FLAGS.put(bytes, u32::from(flags));
             }
-            UDP => put32(bytes, 0x1c, ports),
+            UDP => put32(bytes, headers::UDP_SPORT, ports),
             _ => {}
         }
     }
@@ -528,7 +523,7 @@ mod tests {
         Rule {
             group,
             tag: 5,
-            action: ACTION_FORWARD,
+            action: action::FWD_DEST,
             value,
             destinations: vec![destination],
             counters: Vec::new(),
@@ -642,13 +637,13 @@ mod tests {
             })
             .unwrap();
         let counting = |destination| Rule {
-            action: ACTION_FORWARD | ACTION_COUNT,
+            action: action::FWD_DEST | action::COUNT,
             counters: vec![used],
             ..rule(all, zero.clone(), destination)
         };
         assert!(steering.set_rule(first, 0, counting(Destination::Table(second))));
         let ignored = Rule {
-            action: ACTION_DROP,
+            action: action::DROP,
             counters: vec![unused],
             ..rule(all, zero.clone(), Destination::Other)
         };
@@ -699,7 +694,7 @@ mod tests {
             let next = tables.get(n + 1).copied();
             let destination = next.map_or(Destination::Tir(tir), Destination::Table);
             let twice = Rule {
-                action: ACTION_FORWARD | ACTION_COUNT,
+                action: action::FWD_DEST | action::COUNT,
                 destinations: vec![destination; 2],
                 counters: vec![counter],
                 ..rule(all, zero.clone(), destination)
@@ -750,7 +745,7 @@ mod tests {
         let [to_80, to_81] = [80, 81].map(|number| steering.insert(port(number)).unwrap());
         let (first, second) = (table(&mut steering), table(&mut steering));
         let changing = |header_change, destinations| Rule {
-            action: ACTION_FORWARD | ACTION_CHANGE_HEADER,
+            action: action::FWD_DEST | action::MOD_HDR,
             header_change,
             destinations,
             ..rule(all, zero.clone(), Destination::Other)

@@ -9,6 +9,7 @@ use roce::transport::Fault;
 use super::core::Core;
 use super::mkey::{ANY_QPN, Accessor, Klm, MAX_LOG_PAGE_SIZE, Mkey, Rights, Translation};
 use super::protection::{BSF_SIZE, Protection};
+use crate::layout::mkc;
 use crate::platform::Platform;
 
 const CONTROL: usize = 16;
@@ -48,17 +49,6 @@ mod mask {
     pub const ATOMIC: u64 = 1 << 21;
     pub const FREE: u64 = 1 << 29;
 }
-
-const FREE: Field = flag(0, 30);
-const QPN: Field = field(4, 31, 8);
-const VARIANT: Field = field(4, 7, 0);
-const LENGTH64: Field = flag(0xc, 31);
-const BSF_EN: Field = flag(0xc, 30);
-const SIGNATURE_ERROR: Field = flag(0xc, 26);
-const PD: Field = field(0xc, 23, 0);
-const START: usize = 0x10;
-const LENGTH: usize = 0x18;
-const LOG_PAGE_SIZE: Field = field(0x38, 5, 0);
 
 /// Lists come in units of this many 16-byte entries.
 const UNIT: usize = 4;
@@ -110,7 +100,7 @@ impl<P: Platform> Core<P> {
             return Err("a UMR of a memory key that does not allow it");
         }
         let new_pd = if mask & mask::PD != 0 {
-            PD.get(context)
+            mkc::PD.get(context)
         } else {
             mkey.pd
         };
@@ -123,14 +113,14 @@ impl<P: Platform> Core<P> {
         if MUST_BE_USED.is_set(umr) && mkey.free {
             return Err("a UMR of a memory key that is not in use");
         }
-        let frees = mask & mask::FREE != 0 && FREE.is_set(context);
+        let frees = mask & mask::FREE != 0 && mkc::FREE.is_set(context);
         if frees && CHECK_QPN.is_set(umr) {
             // Drivers invalidate a window of type 2 thus, and bind it to a length of 0, which
             // the specification forbids; only a bind has a variant.
             if mkey.free {
                 return Err("a UMR that invalidates a memory key that is not in use");
             }
-            if mask & mask::KEY != 0 && VARIANT.get(context) != 0 {
+            if mask & mask::KEY != 0 && mkc::MKEY_7_0.get(context) != 0 {
                 return Err("a bind of a window of type 2 without memory");
             }
         }
@@ -161,7 +151,7 @@ impl<P: Platform> Core<P> {
             whole: offset == 0 && mask & mask::LENGTH != 0,
         };
         let log_page_size = if mask & mask::PAGE_SIZE != 0 {
-            LOG_PAGE_SIZE.get(context)
+            mkc::LOG_PAGE_SIZE.get(context)
         } else {
             mkey.log_page_size
         };
@@ -183,26 +173,26 @@ impl<P: Platform> Core<P> {
         }
         let has_protection = mkey.protection.is_some();
         if mask & mask::SIGNATURE_ERROR != 0 {
-            mkey.awaited_error = SIGNATURE_ERROR.get(context);
+            mkey.awaited_error = mkc::EXPECTED_SIGERR_COUNT.get(context);
         }
         mkey.log_page_size = log_page_size;
         mkey.pd = new_pd;
         mkey.rights = rights;
         if mask & mask::FREE != 0 {
-            mkey.free = FREE.is_set(context);
+            mkey.free = mkc::FREE.is_set(context);
         }
         if mask & mask::LENGTH != 0 {
-            mkey.length = get64(context, LENGTH);
-            mkey.length64 = LENGTH64.is_set(context);
+            mkey.length = get64(context, mkc::LEN);
+            mkey.length64 = mkc::LENGTH64.is_set(context);
         }
         if mask & mask::START != 0 {
-            mkey.start = get64(context, START);
+            mkey.start = get64(context, mkc::START_ADDR);
         }
         if mask & mask::QPN != 0 {
-            mkey.qpn = QPN.get(context);
+            mkey.qpn = mkc::QPN.get(context);
         }
         if mask & mask::KEY != 0 {
-            mkey.variant = VARIANT.get(context) as u8;
+            mkey.variant = mkc::MKEY_7_0.get(context) as u8;
         }
         if had_protection || has_protection {
             self.protected_keys += usize::from(has_protection);
@@ -222,7 +212,7 @@ impl<P: Platform> Core<P> {
         entry: &[u8],
         listed: usize,
     ) -> Result<Option<Arc<Protection>>, &'static str> {
-        if !BSF_EN.is_set(context) {
+        if !mkc::BSF_EN.is_set(context) {
             return Ok(None);
         }
         if TRANSLATION_OFFSET_EN.is_set(umr) || !INLINE.is_set(umr) {
