@@ -21,7 +21,7 @@
 mod channel;
 mod gateway;
 mod id;
-mod kernel;
+pub(crate) mod kernel;
 mod link;
 mod mad;
 mod monitor;
@@ -54,7 +54,6 @@ pub(crate) use gateway::Gateway;
 pub(crate) use gateway::hostile_messages;
 pub use id::ConnectionId;
 pub(crate) use id::Port;
-pub(crate) use kernel::ManagerKernel;
 use monitor::Monitor;
 use ports::{HostPorts, Ports};
 use state::State;

@@ -2,7 +2,8 @@
 
 use uverbs::kernel::Kernel;
 
-use crate::cm::{Manager, ManagerKernel, Port};
+use crate::cm::kernel::ManagerKernel;
+use crate::cm::{Manager, Port};
 use crate::runtime::embedded::Embedded;
 
 impl AsRef<Manager> for Embedded {
