@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
-use crate::state::State;
+use crate::driver::state::State;
 
 /// A device, shared by the threads that give it commands and the one that
 /// drives it.

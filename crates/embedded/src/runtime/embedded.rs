@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use softhca::transport::Counters;
 
-use crate::gids;
-use crate::object::ObjectData;
-use crate::query;
+use crate::driver::gids;
+use crate::driver::object::ObjectData;
+use crate::driver::query;
+use crate::driver::state::State;
 use crate::runtime::device::Device;
 use crate::runtime::runner::Runner;
 use crate::runtime::time::{self, Limit};
 use crate::runtime::wait;
-use crate::state::State;
 
 /// A software HCA in this process.
 ///

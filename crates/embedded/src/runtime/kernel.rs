@@ -13,12 +13,12 @@ use uverbs::discovery::DriverId;
 use uverbs::kernel::Kernel;
 use uverbs::{Command, Context, Error};
 
-use crate::descriptors::Descriptors;
-use crate::driver_ids::{METHOD_OBJ_DESTROY, OBJECT_DEVX_OBJ};
-use crate::event::EventFile;
-use crate::files::File;
+use crate::driver::descriptors::Descriptors;
+use crate::driver::driver_ids::{METHOD_OBJ_DESTROY, OBJECT_DEVX_OBJ};
+use crate::driver::event::EventFile;
+use crate::driver::files::File;
+use crate::driver::request::Request;
 use crate::poll::wait;
-use crate::request::Request;
 use crate::runtime::embedded::Embedded;
 use crate::runtime::time::{self, Limit, Progress};
 use crate::{Result, refuse};

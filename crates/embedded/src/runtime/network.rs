@@ -16,13 +16,13 @@ use uverbs::{Command, Errno, Error};
 use crate::addresses::PortAddresses;
 use crate::directory::{Directory, Sharing};
 use crate::drive::Drive;
-use crate::gids::GidTable;
-use crate::memory::Process;
+use crate::driver::gids::GidTable;
+use crate::driver::memory::Process;
+use crate::driver::state::State;
 use crate::runtime::device::Device;
 use crate::runtime::embedded::Embedded;
 use crate::runtime::runner::{Runner, WireConfig};
 use crate::runtime::time::{self, Progress, SimulatedTime};
-use crate::state::State;
 use crate::wires::udp::{self, UdpPorts};
 use crate::{Result, refuse};
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use crate::pinned::{Locked, Loss};
+use crate::driver::pinned::{Locked, Loss};
 use crate::runtime::embedded::Embedded;
 
 /// Longest time that a change waits for a device. A thread of the device may itself wait for

@@ -8,8 +8,8 @@ use uverbs::abi::verbs::GidEntry;
 use uverbs::kernel::Kernel;
 
 use crate::Result;
-use crate::descriptors::Descriptors;
-use crate::files::{ContextFile, File, UarCounts};
+use crate::driver::descriptors::Descriptors;
+use crate::driver::files::{ContextFile, File, UarCounts};
 use crate::runtime::embedded::Embedded;
 use crate::runtime::kernel::EmbeddedKernel;
 
@@ -43,25 +43,25 @@ impl Embedded {
     /// mlx5_ib's encoding of offsets: of a register page, a UAR that the program has
     /// allocated, or the clock record. `None` if the kernel would refuse the mapping.
     pub fn mapping_offset(offset: i64, length: usize) -> Option<i64> {
-        crate::files::mapping_offset(offset, length)
+        crate::driver::files::mapping_offset(offset, length)
     }
 
     /// Returns whether the page that a program maps at `offset` has doorbell registers, given
     /// that [`mapping_offset`](Self::mapping_offset) allows it.
     pub fn is_doorbell_page(offset: i64) -> bool {
-        crate::files::is_doorbell_page(offset)
+        crate::driver::files::is_doorbell_page(offset)
     }
 
     /// Returns the number of UARs of all open devices of the process. A caller that watches
     /// their pages ([`guard_doorbells`](crate::guard_doorbells)) sees by it whether it knows all.
     pub fn uar_counts() -> UarCounts {
-        crate::files::uar_counts()
+        crate::driver::files::uar_counts()
     }
 
     /// Returns whether the page at this offset of a descriptor's file is that of a UAR that
     /// the program has allocated.
     pub fn is_allocated_uar(offset: i64) -> bool {
-        crate::files::is_allocated_uar(offset)
+        crate::driver::files::is_allocated_uar(offset)
     }
 
     /// Returns the port's GID table; empty entries are zero.

@@ -6,8 +6,8 @@ use uverbs::QpType;
 use uverbs::abi::ids;
 
 use crate::cm::ConnectionId;
-use crate::files::File;
-use crate::object::{ObjectData, SrqKind};
+use crate::driver::files::File;
+use crate::driver::object::{ObjectData, SrqKind};
 use crate::runtime::embedded::Embedded;
 
 /// An object of this process.

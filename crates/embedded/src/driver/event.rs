@@ -47,7 +47,7 @@ pub(crate) struct EventFile {
     nonblocking: AtomicBool,
     kind: FileKind,
     /// The context that created it
-    /// ([`ContextFile::id`](crate::files::ContextFile)).
+    /// ([`ContextFile::id`](crate::driver::files::ContextFile)).
     context: u64,
 }
 

@@ -16,14 +16,14 @@ use uverbs::abi::later::*;
 use uverbs::abi::verbs::CORE_SUPPORT_OPTIONAL_MR_ACCESS;
 use uverbs::abi::write::{DestroyCqResp, DestroyQpResp};
 
-use crate::command::{self, Input, make};
-use crate::driver_ids::*;
-use crate::event::{EventCounter, EventFile, FileKind};
-use crate::files::{ContextFile, File, PER_UAR, REGISTERS, UAR, UARS, uar_mapping};
-use crate::object::{Events, Object, ObjectData};
-use crate::request::Request;
-use crate::spec::{self, ATTR_QUERY_CONTEXT_RESP, Form};
-use crate::state::{State, VECTORS};
+use crate::driver::command::{self, Input, make};
+use crate::driver::driver_ids::*;
+use crate::driver::event::{EventCounter, EventFile, FileKind};
+use crate::driver::files::{ContextFile, File, PER_UAR, REGISTERS, UAR, UARS, uar_mapping};
+use crate::driver::object::{Events, Object, ObjectData};
+use crate::driver::request::Request;
+use crate::driver::spec::{self, ATTR_QUERY_CONTEXT_RESP, Form};
+use crate::driver::state::{State, VECTORS};
 use crate::{Result, refuse};
 
 /// Maximum number of recorded queue pairs that were destroyed with sends outstanding.

@@ -8,13 +8,15 @@ use softhca::command::opcode as op;
 use softhca::layout::flow;
 use softhca::profile::{Group, cap};
 
-use crate::command::{Input, make};
-use crate::driver_ids::*;
-use crate::flow::{Actions, Destination, Headers, LAST_PRIORITY, MAX_TAG, Match, OUTER_HEADERS};
-use crate::object::{Object, ObjectData};
-use crate::queues::require;
-use crate::request::Request;
-use crate::state::State;
+use crate::driver::command::{Input, make};
+use crate::driver::driver_ids::*;
+use crate::driver::flow::{
+    Actions, Destination, Headers, LAST_PRIORITY, MAX_TAG, Match, OUTER_HEADERS,
+};
+use crate::driver::object::{Object, ObjectData};
+use crate::driver::queues::require;
+use crate::driver::request::Request;
+use crate::driver::state::State;
 use crate::{Result, refuse};
 
 /// `MLX5_IB_FLOW_TYPE_NORMAL`.

@@ -16,12 +16,12 @@ use uverbs::abi::write::{
     ReregMrResp, ResizeCq, ResizeCqResp,
 };
 
-use crate::command::{Input, make};
-use crate::event::{EventFile, FileKind};
-use crate::files::File;
-use crate::object::{Object, ObjectData};
-use crate::request::Request;
-use crate::state::State;
+use crate::driver::command::{Input, make};
+use crate::driver::event::{EventFile, FileKind};
+use crate::driver::files::File;
+use crate::driver::object::{Object, ObjectData};
+use crate::driver::request::Request;
+use crate::driver::state::State;
 use crate::{Result, refuse};
 
 const EX_QUERY_DEVICE: u32 = CMD_FLAG_EXTENDED | CMD_QUERY_DEVICE;

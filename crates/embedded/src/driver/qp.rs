@@ -10,12 +10,12 @@ use softhca::layout::{ads, qpc};
 use uverbs::abi::write::{AttachMcast, ModifyQp, QpDest, QueryQp, QueryQpResp};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
-use crate::command::{Input, NUMBER, run};
-use crate::dynamic;
-use crate::object::Qp;
-use crate::query::{PKEYS, multicast_mac};
-use crate::request::Request;
-use crate::state::State;
+use crate::driver::command::{Input, NUMBER, run};
+use crate::driver::dynamic;
+use crate::driver::object::Qp;
+use crate::driver::query::{PKEYS, multicast_mac};
+use crate::driver::request::Request;
+use crate::driver::state::State;
 use crate::{Result, refuse};
 
 const PATH: usize = qpc::AT + qpc::PRIMARY_ADDRESS_PATH;

@@ -16,13 +16,13 @@ use softhca::layout::{
 };
 use uverbs::AccessFlags;
 
-use crate::command::{self, Input, NUMBER, make};
-use crate::driver_ids::*;
-use crate::object::{Object, ObjectData};
-use crate::packet::Packet;
-use crate::queues::{WQ, require};
-use crate::request::Request;
-use crate::state::{State, VECTORS};
+use crate::driver::command::{self, Input, NUMBER, make};
+use crate::driver::driver_ids::*;
+use crate::driver::object::{Object, ObjectData};
+use crate::driver::packet::Packet;
+use crate::driver::queues::{WQ, require};
+use crate::driver::request::Request;
+use crate::driver::state::{State, VECTORS};
 use crate::user::{Access, pin};
 use crate::{Result, refuse};
 
@@ -535,7 +535,7 @@ impl State {
             ranges: Vec::new(),
             data: ObjectData::Uar { number, slot },
         });
-        let (offset, length) = crate::files::uar_mapping(slot);
+        let (offset, length) = crate::driver::files::uar_mapping(slot);
         let context = self.context(fd)?.id;
         self.watch.add_uar(context, offset as usize);
         request.set_handle(ATTR_UAR_HANDLE, handle);

@@ -382,7 +382,7 @@ mod tests {
     use nix::unistd::ftruncate;
 
     use super::*;
-    use crate::files::{UAR, UARS};
+    use crate::driver::files::{UAR, UARS};
 
     #[test]
     fn each_changed_record_and_each_arming_is_a_doorbell() {

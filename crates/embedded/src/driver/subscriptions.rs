@@ -9,13 +9,13 @@ use softhca::bits::get32;
 use softhca::command::opcode as op;
 use softhca::engine::eq::event;
 
-use crate::devx::DevxObject;
-use crate::driver_ids::*;
-use crate::event::{Event, EventCounter, EventFile, FileKind};
-use crate::files::File;
-use crate::object::ObjectData;
-use crate::request::Request;
-use crate::state::State;
+use crate::driver::devx::DevxObject;
+use crate::driver::driver_ids::*;
+use crate::driver::event::{Event, EventCounter, EventFile, FileKind};
+use crate::driver::files::File;
+use crate::driver::object::ObjectData;
+use crate::driver::request::Request;
+use crate::driver::state::State;
 use crate::{Result, refuse};
 
 /// Maximum number of bytes of unread answers of a file.

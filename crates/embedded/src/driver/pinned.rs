@@ -16,10 +16,10 @@ use std::slice;
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use crate::object::Mr;
-use crate::pages::{self, Transfer, page_size};
-use crate::region::WRITABLE;
-use crate::state::State;
+use crate::driver::object::Mr;
+use crate::driver::pages::{self, Transfer, page_size};
+use crate::driver::region::WRITABLE;
+use crate::driver::state::State;
 
 /// First address of moved regions, above all addresses of programs.
 const FIRST: u64 = 1 << 63;

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use softhca::packet::{gid_of_ip, ip_of_gid};
 
-use crate::query::{GID_ROCE_V1, GID_ROCE_V2, multicast_mac};
-use crate::state::PortGid;
+use crate::driver::query::{GID_ROCE_V1, GID_ROCE_V2, multicast_mac};
+use crate::driver::state::PortGid;
 use crate::{Result, refuse};
 
 /// Lengths of the GID tables of an Ethernet and of an InfiniBand port.

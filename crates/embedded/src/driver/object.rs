@@ -10,15 +10,15 @@ use softhca::command::opcode as op;
 use uverbs::abi::write::ModifyQp;
 use uverbs::{AccessFlags, QpType};
 
-use crate::counters::Counters;
-use crate::devx::DevxObject;
-use crate::driver_ids;
-use crate::dynamic::Target;
-use crate::event::{EventCounter, EventFile};
-use crate::flow::Flow;
-use crate::matcher::Matcher;
-use crate::packet::Packet;
-use crate::work_queue::WorkQueue;
+use crate::driver::counters::Counters;
+use crate::driver::devx::DevxObject;
+use crate::driver::driver_ids;
+use crate::driver::dynamic::Target;
+use crate::driver::event::{EventCounter, EventFile};
+use crate::driver::flow::Flow;
+use crate::driver::matcher::Matcher;
+use crate::driver::packet::Packet;
+use crate::driver::work_queue::WorkQueue;
 use crate::{Result, refuse};
 
 /// Memory that the device may access for an object: address and length.

@@ -9,7 +9,7 @@ use softhca::layout::PAGE_LIST;
 pub(crate) use softhca::layout::header::NUMBER;
 use softhca::layout::header::{OPCODE, STATUS};
 
-use crate::memory::Process;
+use crate::driver::memory::Process;
 use crate::{Result, refuse};
 
 /// Input of a command.
@@ -31,7 +31,7 @@ impl Input {
 
     /// Tags the command with a user context.
     pub(crate) fn by(self, uid: u32) -> Self {
-        self.set(crate::devx::UID, uid)
+        self.set(crate::driver::devx::UID, uid)
     }
 
     /// Sets a field.

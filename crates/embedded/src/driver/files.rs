@@ -13,7 +13,7 @@ use ring::{Mapping, ReadOnlyMapping};
 use uverbs::Errno;
 use zerocopy::IntoBytes;
 
-use crate::event::EventFile;
+use crate::driver::event::EventFile;
 use crate::{Result, refuse};
 
 /// Bytes of a UAR.

@@ -13,15 +13,15 @@ use uverbs::abi::verbs::QpCap;
 use uverbs::abi::write::ModifyQp;
 use uverbs::{QpAttrMask as Mask, QpCreateFlags, QpState, QpType};
 
-use crate::command::{Input, NUMBER, make, run};
-use crate::object::{MemoryRange, Object, ObjectData, Qp};
-use crate::qp::lag_port;
-use crate::queues::{
+use crate::driver::command::{Input, NUMBER, make, run};
+use crate::driver::object::{MemoryRange, Object, ObjectData, Qp};
+use crate::driver::qp::lag_port;
+use crate::driver::queues::{
     LOG_STRIDES, MAX_QUEUE_ENTRIES, NO_REGISTER, QpDriver, SEND_BLOCK, SIGNAL_ALL, WQ,
     create_flags, is_queue_size, loopback_flags, queried_cap, require,
 };
-use crate::request::Request;
-use crate::state::State;
+use crate::driver::request::Request;
+use crate::driver::state::State;
 use crate::{Result, refuse};
 
 const LOG_BLOCK: u32 = 6;

@@ -20,15 +20,15 @@ use uverbs::abi::write::{
 use zerocopy::IntoBytes;
 
 use crate::addresses::OTHERS_MAC;
-use crate::command::{Input, run};
-use crate::driver_ids::{ATTR_DRIVER_PORT, ATTR_DRIVER_PORT_NUMBER};
-use crate::files::MEMORY_PAGES;
-use crate::gids::mac_of;
-use crate::queues::{LOG_MAX_STREAMS, MAX_TAGS, require};
-use crate::request::Request;
-use crate::state::State;
-use crate::work_queue::{HASH_FIELDS, LOG_MAX_TABLE, STRIDE_BYTES, STRIDES_PER_RECEIVE};
-use crate::writes::LONGEST_PERIOD;
+use crate::driver::command::{Input, run};
+use crate::driver::driver_ids::{ATTR_DRIVER_PORT, ATTR_DRIVER_PORT_NUMBER};
+use crate::driver::files::MEMORY_PAGES;
+use crate::driver::gids::mac_of;
+use crate::driver::queues::{LOG_MAX_STREAMS, MAX_TAGS, require};
+use crate::driver::request::Request;
+use crate::driver::state::State;
+use crate::driver::work_queue::{HASH_FIELDS, LOG_MAX_TABLE, STRIDE_BYTES, STRIDES_PER_RECEIVE};
+use crate::driver::writes::LONGEST_PERIOD;
 use crate::{Result, refuse};
 
 /// `enum ib_uverbs_gid_type`.

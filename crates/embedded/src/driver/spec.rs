@@ -4,8 +4,8 @@
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
 
-use crate::driver_ids as driver;
-use crate::event::FileKind;
+use crate::driver::driver_ids as driver;
+use crate::driver::event::FileKind;
 
 /// `MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX`: the driver's answer in QUERY_CONTEXT.
 pub(crate) const ATTR_QUERY_CONTEXT_RESP: u16 = uverbs::driver::NAMESPACE;

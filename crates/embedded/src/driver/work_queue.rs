@@ -15,15 +15,15 @@ use uverbs::abi::write::{ExCreateRwqIndTable, ExCreateRwqIndTableResp, ExModifyW
 use uverbs::{QpState, QpType};
 use zerocopy::FromBytes;
 
-use crate::command::{Input, NUMBER, make, run};
-use crate::object::{Events, Object, ObjectData, Qp};
-use crate::packet::{INTERFACE_LENGTH, Packet, PacketQueueContext};
-use crate::queues::{
+use crate::driver::command::{Input, NUMBER, make, run};
+use crate::driver::object::{Events, Object, ObjectData, Qp};
+use crate::driver::packet::{INTERFACE_LENGTH, Packet, PacketQueueContext};
+use crate::driver::queues::{
     FLAGS_OF_LOOPBACK, LOG_STRIDES, NO_REGISTER, NO_USER_INDEX, QueueAddresses, WQ, is_queue_size,
     loopback_flags, require,
 };
-use crate::request::{Request, word};
-use crate::state::State;
+use crate::driver::request::{Request, word};
+use crate::driver::state::State;
 use crate::{Result, refuse};
 
 /// Logarithms of the numbers of bytes of a stride, and of strides of a receive.
@@ -326,7 +326,7 @@ impl State {
             ranges: Vec::new(),
             data: ObjectData::Qp(Box::new(qp)),
         };
-        let answer = crate::packet::answer(&packet, NO_REGISTER, self.uid(fd));
+        let answer = crate::driver::packet::answer(&packet, NO_REGISTER, self.uid(fd));
         self.add_qp(request, object, 0, [0; 5], answer);
         Ok(())
     }

@@ -12,12 +12,12 @@ use uverbs::abi::ids::{ATTR_CORE_IN, OBJECT_FLOW};
 use uverbs::abi::write::{CreateFlow, CreateFlowResp, DestroyFlow};
 use zerocopy::FromBytes;
 
-use crate::command::{Input, make, run};
-use crate::counters::Description;
-use crate::object::{Object, ObjectData};
-use crate::queues::require;
-use crate::request::{Request, word};
-use crate::state::State;
+use crate::driver::command::{Input, make, run};
+use crate::driver::counters::Description;
+use crate::driver::object::{Object, ObjectData};
+use crate::driver::queues::require;
+use crate::driver::request::{Request, word};
+use crate::driver::state::State;
 use crate::{Result, refuse};
 
 /// Maximum number of specifications, the same in all kernels.

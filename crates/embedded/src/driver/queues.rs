@@ -21,11 +21,11 @@ use uverbs::abi::verbs::QpCap;
 use uverbs::abi::write::{ResizeCq, ResizeCqResp};
 use uverbs::{QpCreateFlags, QpType};
 
-use crate::command::{self, Input, NUMBER, make, run};
-use crate::event::EventCounter;
-use crate::object::{Cq, Events, MemoryRange, Object, ObjectData, Qp, Srq, SrqKind};
-use crate::request::Request;
-use crate::state::{State, VECTORS};
+use crate::driver::command::{self, Input, NUMBER, make, run};
+use crate::driver::event::EventCounter;
+use crate::driver::object::{Cq, Events, MemoryRange, Object, ObjectData, Qp, Srq, SrqKind};
+use crate::driver::request::Request;
+use crate::driver::state::{State, VECTORS};
 use crate::user::{Access, pin};
 use crate::{Result, refuse};
 

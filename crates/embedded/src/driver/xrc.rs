@@ -14,12 +14,12 @@ use uverbs::QpType;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::{CreateQpResp, ModifyQp, OpenQp, OpenXrcd, OpenXrcdResp};
 
-use crate::command::{Input, make};
-use crate::event::EventCounter;
-use crate::object::{Events, Object, ObjectData, Objects, Qp, SrqKind, Xrcd};
-use crate::queues::{QpDriver, create_flags};
-use crate::request::Request;
-use crate::state::State;
+use crate::driver::command::{Input, make};
+use crate::driver::event::EventCounter;
+use crate::driver::object::{Events, Object, ObjectData, Objects, Qp, SrqKind, Xrcd};
+use crate::driver::queues::{QpDriver, create_flags};
+use crate::driver::request::Request;
+use crate::driver::state::State;
 use crate::{Result, refuse};
 
 /// Duplicates a descriptor, and returns it with the device and inode of its file.

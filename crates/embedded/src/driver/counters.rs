@@ -12,11 +12,11 @@ use softhca::layout::flow;
 use uverbs::abi::ids::*;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::command::{Input, make, run};
-use crate::object::{Object, ObjectData};
-use crate::queues::require;
-use crate::request::Request;
-use crate::state::State;
+use crate::driver::command::{Input, make, run};
+use crate::driver::object::{Object, ObjectData};
+use crate::driver::queues::require;
+use crate::driver::request::Request;
+use crate::driver::state::State;
 use crate::user::copy_in;
 use crate::{Result, refuse};
 

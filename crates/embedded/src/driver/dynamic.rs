@@ -13,12 +13,12 @@ use uverbs::abi::ids::*;
 use uverbs::abi::write::ModifyQp;
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
-use crate::command::{Input, make, run};
-use crate::object::{Object, ObjectData, Qp};
-use crate::qp::Transition;
-use crate::queues::{QpDriver, create_flags};
-use crate::request::Request;
-use crate::state::State;
+use crate::driver::command::{Input, make, run};
+use crate::driver::object::{Object, ObjectData, Qp};
+use crate::driver::qp::Transition;
+use crate::driver::queues::{QpDriver, create_flags};
+use crate::driver::request::Request;
+use crate::driver::state::State;
 use crate::{Result, refuse};
 
 /// Attributes of a target, which are passed to the device when it becomes ready to receive.

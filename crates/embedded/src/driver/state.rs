@@ -26,16 +26,16 @@ use uverbs::abi::write::{AsyncEventDesc, CompEventDesc};
 use zerocopy::IntoBytes;
 
 use crate::addresses::{HostAddress, OwnGids, PortAddresses};
-use crate::command::{self, Input, make};
-use crate::event::{Event, EventCounter, EventFile};
-use crate::files::File;
-use crate::flow::Flows;
-use crate::gids::{self, GidTable, interface_identifier};
-use crate::memory::Process;
-use crate::object::{ObjectData, Objects};
-use crate::query::{GID_IB, GID_ROCE_V2};
-use crate::subscriptions::Subscription;
-use crate::watch::{Doorbell, DoorbellWatch};
+use crate::driver::command::{self, Input, make};
+use crate::driver::event::{Event, EventCounter, EventFile};
+use crate::driver::files::File;
+use crate::driver::flow::Flows;
+use crate::driver::gids::{self, GidTable, interface_identifier};
+use crate::driver::memory::Process;
+use crate::driver::object::{ObjectData, Objects};
+use crate::driver::query::{GID_IB, GID_ROCE_V2};
+use crate::driver::subscriptions::Subscription;
+use crate::driver::watch::{Doorbell, DoorbellWatch};
 use crate::{Result, refuse};
 
 const PAGE: u64 = 4096;

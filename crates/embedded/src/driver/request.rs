@@ -10,8 +10,8 @@ use uverbs::abi::ids::{ATTR_CORE_IN, ATTR_CORE_OUT, ATTR_UHW_IN, ATTR_UHW_OUT, A
 use uverbs::abi::ioctl::{ATTR_F_MANDATORY, ATTR_F_VALID_OUTPUT, Attr, IoctlHdr};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::descriptors::Descriptors;
-use crate::spec::{Form, Spec};
+use crate::driver::descriptors::Descriptors;
+use crate::driver::spec::{Form, Spec};
 use crate::user::{Access, copyable};
 use crate::{Result, refuse};
 

@@ -7,12 +7,12 @@ use mmap_rs::MmapOptions;
 use uverbs::AccessFlags;
 use uverbs::abi::ids::*;
 
-use crate::driver_ids::*;
-use crate::object::{DeviceMemory, Object, ObjectData};
-use crate::queues::require;
-use crate::region::{OPTIONAL, RegionParameters};
-use crate::request::Request;
-use crate::state::State;
+use crate::driver::driver_ids::*;
+use crate::driver::object::{DeviceMemory, Object, ObjectData};
+use crate::driver::queues::require;
+use crate::driver::region::{OPTIONAL, RegionParameters};
+use crate::driver::request::Request;
+use crate::driver::state::State;
 use crate::{Result, refuse};
 
 /// The largest alignment of an allocation, as a logarithm.

@@ -10,13 +10,14 @@ use uverbs::abi::write::{AllocMw, AllocMwResp, RegMr, RegMrResp, ReregMr, ReregM
 use uverbs::{AccessFlags, MwType};
 use zerocopy::FromBytes;
 
-use crate::command::{Input, NUMBER, make, run};
-use crate::object::{Mr, Object, ObjectData};
-use crate::queues::require;
-use crate::request::Request;
-use crate::state::State;
+use crate::driver::command::{Input, NUMBER, make, run};
+use crate::driver::object::{Mr, Object, ObjectData};
+use crate::driver::pinned;
+use crate::driver::queues::require;
+use crate::driver::request::Request;
+use crate::driver::state::State;
 use crate::user::{Access, copyable, pin};
-use crate::{Result, pinned, refuse};
+use crate::{Result, refuse};
 
 /// The key is not bound to a queue pair.
 const ANY_QUEUE: u32 = 0xff_ffff;
