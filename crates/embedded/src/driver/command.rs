@@ -31,7 +31,7 @@ impl Input {
 
     /// Tags the command with a user context.
     pub(crate) fn by(self, uid: u32) -> Self {
-        self.set(crate::driver::devx::UID, uid)
+        self.set(softhca::layout::header::UID, uid)
     }
 
     /// Sets a field.

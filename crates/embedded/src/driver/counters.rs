@@ -13,6 +13,7 @@ use uverbs::abi::ids::*;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::driver::command::{Input, make, run};
+use crate::driver::data::Counters;
 use crate::driver::object::{Object, ObjectData};
 use crate::driver::queues::require;
 use crate::driver::request::Request;
@@ -29,16 +30,6 @@ const ANSWER: usize = flow::FLOW_STATISTICS + 8 * DESCRIPTIONS as usize;
 /// Bytes of the assignment of packets or bytes to a value, and the maximum number of them.
 const POINT: usize = size_of::<FlowCountersDesc>();
 const MAX_POINTS: u32 = u16::MAX as u32 / POINT as u32;
-
-/// Counters of flows.
-#[derive(Debug)]
-pub(crate) struct Counters {
-    /// The device's counter.
-    pub(crate) number: u32,
-    /// The counted value for each index, as the first flow describes them; not used while no
-    /// flow uses the counters.
-    points: Vec<FlowCountersDesc>,
-}
 
 /// The description of counters that a flow can bring, in memory of the program.
 #[derive(Clone, Copy, Debug)]

@@ -17,9 +17,9 @@ use softhca::layout::{
 use uverbs::AccessFlags;
 
 use crate::driver::command::{self, Input, NUMBER, make};
+use crate::driver::data::{DevxObject, Packet};
 use crate::driver::driver_ids::*;
 use crate::driver::object::{Object, ObjectData};
-use crate::driver::packet::Packet;
 use crate::driver::queues::{WQ, require};
 use crate::driver::request::Request;
 use crate::driver::state::{State, VECTORS};
@@ -41,18 +41,6 @@ mod others {
     pub(super) const QUERY_CONG_PARAMS: u16 = 0x824;
     pub(super) const QUERY_CONG_STATISTICS: u16 = 0x826;
     pub(super) const GET_DROPPED_PACKET_LOG: u16 = 0x78a;
-}
-
-/// An object that a program created by a command.
-#[derive(Debug)]
-pub(crate) struct DevxObject {
-    /// The command that created it.
-    pub(crate) opcode: u16,
-    /// Type of a general object.
-    general: u32,
-    pub(crate) number: u32,
-    /// The command that destroys it.
-    pub(crate) destroy: Input,
 }
 
 impl DevxObject {

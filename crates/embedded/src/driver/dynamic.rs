@@ -14,24 +14,13 @@ use uverbs::abi::write::ModifyQp;
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
 use crate::driver::command::{Input, make, run};
+use crate::driver::data::Target;
 use crate::driver::object::{Object, ObjectData, Qp};
 use crate::driver::qp::Transition;
 use crate::driver::queues::{QpDriver, create_flags};
 use crate::driver::request::Request;
 use crate::driver::state::State;
 use crate::{Result, refuse};
-
-/// Attributes of a target, which are passed to the device when it becomes ready to receive.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
-    pub(crate) state: QpState,
-    pd: u32,
-    cq: u32,
-    srq: u32,
-    scatter: u32,
-    user_index: u32,
-    access_key: u64,
-}
 
 /// Returns the transition of an initiator (`modify_dci_qp_is_ok`).
 pub(crate) fn transition(from: QpState, to: QpState) -> Option<Transition> {

@@ -2,7 +2,7 @@
 //! count them or change their headers. All rules are in one flow table of the device; the first
 //! rule that a frame matches applies.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 
 use softhca::bits::{Field, put_bytes};
@@ -14,6 +14,7 @@ use zerocopy::FromBytes;
 
 use crate::driver::command::{Input, make, run};
 use crate::driver::counters::Description;
+use crate::driver::data::{Actions, Destination, Flow, Headers, Match, Rule};
 use crate::driver::object::{Object, ObjectData};
 use crate::driver::queues::require;
 use crate::driver::request::{Request, word};
@@ -50,17 +51,6 @@ pub(crate) const OUTER_HEADERS: u32 = 1;
 const GROUP_LENGTH: usize = flow::MATCH_CRITERIA + 0x200;
 
 // Fields of the headers that rules match.
-
-/// The header fields that a rule matches: their bits as a mask, and the values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Match {
-    pub(crate) mask: Headers,
-    pub(crate) value: Headers,
-}
-
-/// Outer headers in the layout that rules match.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Headers(pub(crate) [u8; 64]);
 
 impl Default for Headers {
     fn default() -> Self {
@@ -195,27 +185,6 @@ impl Specs {
     }
 }
 
-/// The destination of matching frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Destination {
-    Drop,
-    /// The flow tables of the kernel, which has none here.
-    Kernel,
-    Tir(u32),
-}
-
-/// The actions of a flow on matching frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Actions {
-    pub(crate) destination: Destination,
-    /// The tag of their completions.
-    pub(crate) tag: Option<u32>,
-    /// The number of a counter.
-    pub(crate) counter: Option<u32>,
-    /// The number of a change of their headers.
-    pub(crate) header_change: Option<u32>,
-}
-
 impl Actions {
     /// Returns whether a flow can share the rule of this one, which has created the rule.
     fn permits(&self, other: &Self) -> bool {
@@ -224,34 +193,6 @@ impl Actions {
             && self.header_change == other.header_change
             && other.tag.is_none_or(|tag| tag == self.tag.unwrap_or(0))
     }
-}
-
-/// A rule of the device, shared by flows with the same match.
-#[derive(Debug)]
-struct Rule {
-    group: u32,
-    what: Match,
-    /// The actions of the flow that created it: its tag and its change of headers are those
-    /// of all.
-    first: Actions,
-    /// The actions, one for each flow.
-    actions: Vec<Actions>,
-}
-
-/// The rules for received frames.
-#[derive(Debug, Default)]
-pub(crate) struct Flows {
-    table: Option<u32>,
-    /// By index in the table: lower ones are matched first.
-    rules: BTreeMap<u32, Rule>,
-}
-
-/// A flow.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Flow {
-    /// Index of its rule.
-    index: u32,
-    actions: Actions,
 }
 
 impl State {

@@ -4,12 +4,15 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-use softhca::packet::{gid_of_ip, ip_of_gid};
+use softhca::packet::{Gid, gid_of_ip, ip_of_gid};
 
-use crate::driver::query::{GID_ROCE_V1, GID_ROCE_V2, multicast_mac};
-use crate::driver::state::PortGid;
+use crate::addresses::HostAddress;
 use crate::{Result, refuse};
 
+/// `enum ib_uverbs_gid_type`.
+pub(crate) const GID_IB: u32 = 0;
+pub(crate) const GID_ROCE_V1: u32 = 1;
+pub(crate) const GID_ROCE_V2: u32 = 2;
 /// Lengths of the GID tables of an Ethernet and of an InfiniBand port.
 pub(crate) const ETHERNET: usize = 128;
 pub(crate) const INFINIBAND: usize = 8;
@@ -21,6 +24,42 @@ const FIRST_SUBNET: u8 = 80;
 /// Prefix of the IPv6 addresses, without the last byte, which numbers them.
 const IPV6_PREFIX: [u8; 7] = [0xfd, 0x52, 0x56, 0, 0, 0, 0];
 const LINK_LOCAL: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
+
+/// An entry of the port's GID table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PortGid {
+    pub(crate) gid: Gid,
+    pub(crate) gid_type: u32,
+    /// False while the host does not have the address, and for an entry that never has one: it
+    /// is empty for programs.
+    pub(crate) present: bool,
+}
+
+impl PortGid {
+    pub(crate) const EMPTY: Self = Self {
+        gid: [0; 16],
+        gid_type: GID_ROCE_V2,
+        present: false,
+    };
+
+    pub(crate) fn new(gid: Gid, gid_type: u32) -> Self {
+        Self {
+            gid,
+            gid_type,
+            present: true,
+        }
+    }
+}
+
+impl From<HostAddress> for PortGid {
+    fn from(address: HostAddress) -> Self {
+        Self {
+            gid: gid_of_ip(address.ip),
+            gid_type: GID_ROCE_V2,
+            present: address.present,
+        }
+    }
+}
 
 /// The kind of address of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,6 +218,21 @@ fn gid(address: Address, mac: [u8; 6]) -> [u8; 16] {
     }
     gid[8..].copy_from_slice(&interface_identifier(mac));
     gid
+}
+
+/// Returns the MAC address of a multicast GID.
+pub(crate) fn multicast_mac(gid: &[u8; 16]) -> Option<[u8; 6]> {
+    match ip_of_gid(*gid) {
+        IpAddr::V4(address) if address.is_multicast() => {
+            let [_, b, c, d] = address.octets();
+            Some([0x01, 0, 0x5e, b & 0x7f, c, d])
+        }
+        IpAddr::V6(address) if address.is_multicast() => {
+            let [.., c, d, e, f] = *gid;
+            Some([0x33, 0x33, c, d, e, f])
+        }
+        _ => None,
+    }
 }
 
 /// Returns the MAC address that a GID contains. An IPv4 address contains its end; the

@@ -9,10 +9,9 @@ use softhca::layout::flow;
 use softhca::profile::{Group, cap};
 
 use crate::driver::command::{Input, make};
+use crate::driver::data::{Actions, Destination, Headers, Match, Matcher};
 use crate::driver::driver_ids::*;
-use crate::driver::flow::{
-    Actions, Destination, Headers, LAST_PRIORITY, MAX_TAG, Match, OUTER_HEADERS,
-};
+use crate::driver::flow::{LAST_PRIORITY, MAX_TAG, OUTER_HEADERS};
 use crate::driver::object::{Object, ObjectData};
 use crate::driver::queues::require;
 use crate::driver::request::Request;
@@ -33,13 +32,6 @@ const TABLES: std::ops::RangeInclusive<u64> = 0..=4;
 /// Bytes of an action on headers.
 const CHANGE: usize = 8;
 const CHANGES: usize = 0x10;
-
-/// A matcher.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Matcher {
-    mask: Headers,
-    priority: u16,
-}
 
 /// Returns headers that are shorter than the structure, filled with zeros.
 ///

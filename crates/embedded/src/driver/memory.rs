@@ -12,8 +12,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use ring::copy;
 use softhca::platform::{Clock, Interrupts, Memory, Unmapped, copy_through_buffer};
 
+use crate::driver::moved::{MovedRegions, Part};
 use crate::driver::pages::{read_protected, write_protected};
-use crate::driver::pinned::{MovedRegions, Part};
 use crate::user::{Access, pin};
 
 thread_local! {

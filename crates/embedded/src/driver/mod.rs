@@ -4,6 +4,7 @@
 
 pub(crate) mod command;
 pub(crate) mod counters;
+pub(crate) mod data;
 pub(crate) mod descriptors;
 pub(crate) mod device_memory;
 pub(crate) mod devx;
@@ -16,6 +17,7 @@ pub(crate) mod gids;
 pub(crate) mod matcher;
 pub(crate) mod memory;
 pub(crate) mod methods;
+pub(crate) mod moved;
 pub(crate) mod object;
 pub(crate) mod packet;
 pub(crate) mod pages;

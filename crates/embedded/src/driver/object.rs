@@ -10,15 +10,9 @@ use softhca::command::opcode as op;
 use uverbs::abi::write::ModifyQp;
 use uverbs::{AccessFlags, QpType};
 
-use crate::driver::counters::Counters;
-use crate::driver::devx::DevxObject;
+use crate::driver::data::{Counters, DevxObject, Flow, Matcher, Packet, Target, WorkQueue};
 use crate::driver::driver_ids;
-use crate::driver::dynamic::Target;
 use crate::driver::event::{EventCounter, EventFile};
-use crate::driver::flow::Flow;
-use crate::driver::matcher::Matcher;
-use crate::driver::packet::Packet;
-use crate::driver::work_queue::WorkQueue;
 use crate::{Result, refuse};
 
 /// Memory that the device may access for an object: address and length.

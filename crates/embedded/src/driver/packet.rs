@@ -14,6 +14,7 @@ use uverbs::abi::write::ModifyQp;
 use uverbs::{QpAttrMask as Mask, QpCreateFlags, QpState, QpType};
 
 use crate::driver::command::{Input, NUMBER, make, run};
+use crate::driver::data::Packet;
 use crate::driver::object::{MemoryRange, Object, ObjectData, Qp};
 use crate::driver::qp::lag_port;
 use crate::driver::queues::{
@@ -76,18 +77,6 @@ impl PacketQueueContext {
             .set(rqc::VSD.at(rqc::AT), keeps)
             .set(rqc::FLUSH_IN_ERROR_EN.at(rqc::AT), 1))
     }
-}
-
-/// The device objects of a raw packet queue pair.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Packet {
-    /// The state that the program has set.
-    pub(crate) state: QpState,
-    pub(crate) tis: Option<u32>,
-    pub(crate) sq: Option<u32>,
-    pub(crate) rq: Option<u32>,
-    /// The destination of flows; `None` without a receive queue.
-    pub(crate) tir: Option<u32>,
 }
 
 impl Packet {

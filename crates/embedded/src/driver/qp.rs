@@ -12,8 +12,9 @@ use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
 use crate::driver::command::{Input, NUMBER, run};
 use crate::driver::dynamic;
+use crate::driver::gids::multicast_mac;
 use crate::driver::object::Qp;
-use crate::driver::query::{PKEYS, multicast_mac};
+use crate::driver::query::PKEYS;
 use crate::driver::request::Request;
 use crate::driver::state::State;
 use crate::{Result, refuse};

@@ -1,7 +1,5 @@
 //! Queries of the device, its port and its GIDs.
 
-use std::net::IpAddr;
-
 use mlx5_abi::{
     CqeCompCaps, DciStreamsCaps, HASH_TOEPLITZ, StridingRqCaps, TsoCaps, device_flag, mini_format,
 };
@@ -9,7 +7,6 @@ use mmap_rs::MmapOptions;
 use softhca::command::opcode as op;
 use softhca::fabric::subnet;
 use softhca::layout::vport_state;
-use softhca::packet::ip_of_gid;
 use uverbs::QpType;
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
@@ -23,18 +20,13 @@ use crate::addresses::OTHERS_MAC;
 use crate::driver::command::{Input, run};
 use crate::driver::driver_ids::{ATTR_DRIVER_PORT, ATTR_DRIVER_PORT_NUMBER};
 use crate::driver::files::MEMORY_PAGES;
-use crate::driver::gids::mac_of;
+use crate::driver::gids::{mac_of, multicast_mac};
 use crate::driver::queues::{LOG_MAX_STREAMS, MAX_TAGS, require};
 use crate::driver::request::Request;
 use crate::driver::state::State;
 use crate::driver::work_queue::{HASH_FIELDS, LOG_MAX_TABLE, STRIDE_BYTES, STRIDES_PER_RECEIVE};
 use crate::driver::writes::LONGEST_PERIOD;
 use crate::{Result, refuse};
-
-/// `enum ib_uverbs_gid_type`.
-pub(crate) const GID_IB: u32 = 0;
-pub(crate) const GID_ROCE_V1: u32 = 1;
-pub(crate) const GID_ROCE_V2: u32 = 2;
 
 /// `enum ib_port_state`, `ib_port_phys_state`.
 const ACTIVE: u8 = 4;
@@ -50,21 +42,6 @@ const LINK_ETHERNET: u8 = 2;
 
 /// Length of an InfiniBand port's table of partition keys.
 pub(crate) const PKEYS: u16 = 128;
-
-/// Returns the MAC address of a multicast GID.
-pub(crate) fn multicast_mac(gid: &[u8; 16]) -> Option<[u8; 6]> {
-    match ip_of_gid(*gid) {
-        IpAddr::V4(address) if address.is_multicast() => {
-            let [_, b, c, d] = address.octets();
-            Some([0x01, 0, 0x5e, b & 0x7f, c, d])
-        }
-        IpAddr::V6(address) if address.is_multicast() => {
-            let [.., c, d, e, f] = *gid;
-            Some([0x33, 0x33, c, d, e, f])
-        }
-        _ => None,
-    }
-}
 
 impl State {
     /// Returns the MAC address of a destination.

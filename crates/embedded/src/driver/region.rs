@@ -11,8 +11,8 @@ use uverbs::{AccessFlags, MwType};
 use zerocopy::FromBytes;
 
 use crate::driver::command::{Input, NUMBER, make, run};
+use crate::driver::moved;
 use crate::driver::object::{Mr, Object, ObjectData};
-use crate::driver::pinned;
 use crate::driver::queues::require;
 use crate::driver::request::Request;
 use crate::driver::state::State;
@@ -150,7 +150,7 @@ impl State {
                 false => {
                     platform.grant(wanted.address, wanted.length);
                     platform.moved.add_registered();
-                    pinned::add(wanted.address, wanted.length);
+                    moved::add(wanted.address, wanted.length);
                 }
             }
         }
@@ -194,7 +194,7 @@ impl State {
             false => {
                 platform.revoke(mr.address, mr.length);
                 platform.moved.remove_registered(mr.moved);
-                pinned::remove(mr.address, mr.length);
+                moved::remove(mr.address, mr.length);
             }
         }
     }

@@ -15,7 +15,7 @@ use softhca::fabric::Fabric;
 use softhca::layout::{
     PAGE_LIST, access_register, eqc, hca_cap, header, nic_vport_context, roce_addr_layout,
 };
-use softhca::packet::{Gid, Pool, gid_of_ip, ip_of_gid};
+use softhca::packet::{Gid, Pool, ip_of_gid};
 use softhca::profile::PortKind;
 use softhca::profile::cap;
 use softhca::transport::{Counters, Queue};
@@ -25,16 +25,14 @@ use uverbs::abi::ids;
 use uverbs::abi::write::{AsyncEventDesc, CompEventDesc};
 use zerocopy::IntoBytes;
 
-use crate::addresses::{HostAddress, OwnGids, PortAddresses};
+use crate::addresses::{OwnGids, PortAddresses};
 use crate::driver::command::{self, Input, make};
+use crate::driver::data::{Flows, Subscription};
 use crate::driver::event::{Event, EventCounter, EventFile};
 use crate::driver::files::File;
-use crate::driver::flow::Flows;
-use crate::driver::gids::{self, GidTable, interface_identifier};
+use crate::driver::gids::{self, GID_IB, GID_ROCE_V2, GidTable, PortGid, interface_identifier};
 use crate::driver::memory::Process;
 use crate::driver::object::{ObjectData, Objects};
-use crate::driver::query::{GID_IB, GID_ROCE_V2};
-use crate::driver::subscriptions::Subscription;
 use crate::driver::watch::{Doorbell, DoorbellWatch};
 use crate::{Result, refuse};
 
@@ -96,42 +94,6 @@ pub(crate) struct State {
     pub(crate) has_thread: bool,
     /// One per completion vector. The first also reports all other events.
     events: Vec<EventQueue>,
-}
-
-/// An entry of the port's GID table.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PortGid {
-    pub(crate) gid: Gid,
-    pub(crate) gid_type: u32,
-    /// False while the host does not have the address, and for an entry that never has one: it
-    /// is empty for programs.
-    pub(crate) present: bool,
-}
-
-impl PortGid {
-    pub(crate) const EMPTY: Self = Self {
-        gid: [0; 16],
-        gid_type: GID_ROCE_V2,
-        present: false,
-    };
-
-    pub(crate) fn new(gid: Gid, gid_type: u32) -> Self {
-        Self {
-            gid,
-            gid_type,
-            present: true,
-        }
-    }
-}
-
-impl From<HostAddress> for PortGid {
-    fn from(address: HostAddress) -> Self {
-        Self {
-            gid: gid_of_ip(address.ip),
-            gid_type: GID_ROCE_V2,
-            present: address.present,
-        }
-    }
 }
 
 /// The register PAOS, and a value of its administrative state.

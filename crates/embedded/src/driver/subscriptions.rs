@@ -9,7 +9,7 @@ use softhca::bits::get32;
 use softhca::command::opcode as op;
 use softhca::engine::eq::event;
 
-use crate::driver::devx::DevxObject;
+use crate::driver::data::{DevxObject, Report, Subscription};
 use crate::driver::driver_ids::*;
 use crate::driver::event::{Event, EventCounter, EventFile, FileKind};
 use crate::driver::files::File;
@@ -32,26 +32,6 @@ const PATH_MIGRATED: u8 = 0x01;
 const PATH_MIGRATION_FAILED: u8 = 0x07;
 const XRQ_ERROR: u8 = 0x18;
 const DCT_KEY_VIOLATION: u8 = 0x1d;
-
-/// A subscription of a file to events of a type.
-#[derive(Debug)]
-pub(crate) struct Subscription {
-    channel: Arc<EventFile>,
-    /// The handle of the object; `None` for events of the device.
-    object: Option<u32>,
-    event: u8,
-    report: Report,
-    /// Identifies its events in the file.
-    reported: EventCounter,
-}
-
-#[derive(Debug)]
-enum Report {
-    /// A record in the file, with this cookie.
-    Cookie(u64),
-    /// A count of this eventfd.
-    EventFd(OwnedFd),
-}
 
 /// Returns whether an event belongs to an object.
 fn has_object(number: u16) -> bool {

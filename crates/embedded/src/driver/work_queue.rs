@@ -16,8 +16,9 @@ use uverbs::{QpState, QpType};
 use zerocopy::FromBytes;
 
 use crate::driver::command::{Input, NUMBER, make, run};
-use crate::driver::object::{Events, Object, ObjectData, Qp};
-use crate::driver::packet::{INTERFACE_LENGTH, Packet, PacketQueueContext};
+use crate::driver::data::{Packet, WorkQueue};
+use crate::driver::object::{Object, ObjectData, Qp};
+use crate::driver::packet::{INTERFACE_LENGTH, PacketQueueContext};
 use crate::driver::queues::{
     FLAGS_OF_LOOPBACK, LOG_STRIDES, NO_REGISTER, NO_USER_INDEX, QueueAddresses, WQ, is_queue_size,
     loopback_flags, require,
@@ -43,14 +44,6 @@ const KEY_LENGTH: usize = 40;
 /// Fields of headers that a hash can cover.
 pub(crate) const HASH_FIELDS: u64 =
     hash_field::IPV4 | hash_field::IPV6 | hash_field::PORT_TCP | hash_field::PORT_UDP;
-
-/// A work queue.
-#[derive(Debug)]
-pub(crate) struct WorkQueue {
-    pub(crate) number: u32,
-    state: u32,
-    pub(crate) events: Events,
-}
 
 /// Returns the kind of addresses and ports that a hash covers, as a TIR says it: IPv6,
 /// UDP, and the fields.
