@@ -123,7 +123,7 @@ pub mod qpc {
     pub const USER_INDEX: Field = field(0x10, 23, 0);
     pub const LOG_PAGE_SIZE: Field = field(0x14, 28, 24);
     pub const REMOTE_QPN: Field = field(0x14, 23, 0);
-    /// [`ads`](super::ads).
+    /// [`ads`].
     pub const PRIMARY_ADDRESS_PATH: usize = 0x18;
     pub const LOG_SRA_MAX: Field = field(0x70, 23, 21);
     pub const RETRY_COUNT: Field = field(0x70, 18, 16);
@@ -250,7 +250,7 @@ pub mod dctc {
     pub const AT: usize = 0x10;
     pub const SIZE: usize = 0x40;
     pub const STATE: Field = field(0, 27, 24);
-    /// As in [`qpc`](super::qpc).
+    /// As in [`qpc`].
     pub const DP_ORDERING_FORCE: Field = flag(0x4, 24);
     pub const USER_INDEX: Field = field(0x4, 23, 0);
     pub const CQN: Field = field(0x8, 23, 0);
@@ -309,7 +309,7 @@ pub mod rmpc {
     pub const MODIFY_BITMASK: usize = 0x14;
     pub const AT: usize = 0x20;
     pub const STATE: Field = field(0, 23, 20);
-    /// [`wq`](super::wq).
+    /// [`wq`].
     pub const WQ: usize = 0x30;
 }
 
@@ -364,9 +364,9 @@ pub mod xrqc {
     pub const APPEND_NEXT_INDEX: Field = field(0x20, 15, 0);
     pub const SW_PHASE_CNT: Field = field(0x24, 31, 16);
     pub const HW_PHASE_CNT: Field = field(0x24, 15, 0);
-    /// [`wq`](super::wq).
+    /// [`wq`].
     pub const WQ: usize = 0x80;
-    /// Distance of its pages from [`PAGE_LIST`](super::PAGE_LIST).
+    /// Distance of its pages from [`PAGE_LIST`].
     pub const PAGE_LIST_SHIFT: usize = AT + WQ - super::rmpc::AT - super::rmpc::WQ;
 
     /// Value of [`TOPOLOGY`].
@@ -393,7 +393,7 @@ pub mod rqc {
     pub const FLUSH_IN_ERROR_EN: Field = flag(0, 18);
     pub const USER_INDEX: Field = field(0x4, 23, 0);
     pub const CQN: Field = field(0x8, 23, 0);
-    /// [`wq`](super::wq).
+    /// [`wq`].
     pub const WQ: usize = 0x30;
 
     /// Values of [`STATE`], also of send queues and receive memory pools.

@@ -8,6 +8,7 @@ mod dynamic;
 mod ethernet;
 mod health;
 mod hostile;
+mod layout;
 mod memory;
 mod scripts;
 mod signatures;
