@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use softhca::packet::{Gid, Mac};
+use roce::packet::{Gid, Mac};
 
 use crate::Result;
 use crate::directory::Directory;
@@ -136,7 +136,7 @@ impl AddressList {
 mod tests {
     use std::sync::Arc;
 
-    use softhca::packet::gid_of_ip;
+    use roce::packet::gid_of_ip;
     use uverbs::{AsyncEventFile, AsyncEventType};
 
     use super::*;

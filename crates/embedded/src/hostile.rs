@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use softhca::packet::{LinkKind, Mac, Pool, RecvMeta, Transmit, View};
+use roce::packet::{LinkKind, Mac, Pool, RecvMeta, Transmit, View};
 
 use crate::addresses::AddressList;
 use crate::cm::{Manager, hostile_messages};
@@ -62,7 +62,7 @@ pub fn datagrams(script: &[u8]) {
         };
         if let Ok(packet) = headers.frame(&pool, content) {
             let read = View::read(LinkKind::Ethernet, packet.frame());
-            assert_ne!(read.err(), Some(softhca::packet::ParseError::BadIcrc));
+            assert_ne!(read.err(), Some(roce::packet::ParseError::BadIcrc));
             assert!(Transmit::parse(packet.frame()).is_some());
         }
     }

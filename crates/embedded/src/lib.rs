@@ -65,7 +65,7 @@ pub use runtime::runner::{DoorbellGuard, guard_doorbells};
 pub use runtime::time::Limit;
 pub use runtime::usage;
 pub use scope::set_scope_hooks;
-pub use softhca;
+pub use {roce, softhca};
 
 use uverbs::Errno;
 

@@ -10,7 +10,7 @@ use mlx5::ioctl::UarKind;
 use mlx5::ioctl::devx::{self, DevxObject, EventTarget, Umem, UmemInit};
 use mlx5::{DeviceContext, Devx};
 use ringverbs_embedded::{Embedded, softhca};
-use softhca::bits::{Field, field, flag, get32, put64};
+use roce::bits::{Field, field, flag, get32, put64};
 use softhca::command::opcode as op;
 use uverbs::{Context, Error};
 

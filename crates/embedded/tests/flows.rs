@@ -8,7 +8,7 @@ use mlx5::ioctl::flow::{self, FlowActions, FlowMatcher, FlowTarget, MatcherHandl
 use mlx5::ioctl::ids::*;
 use mlx5::{CounterPoint, DeviceContext, Devx};
 use ringverbs_embedded::{Drive, Embedded, Network};
-use softhca::bits::{field, get64};
+use roce::bits::{field, get64};
 use softhca::command::opcode as op;
 use uverbs::abi::ids::ATTR_CORE_OUT;
 use uverbs::abi::write::{CMD_FLAG_EXTENDED, CreateFlow, FlowAttr, cmd};

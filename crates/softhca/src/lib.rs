@@ -22,7 +22,6 @@ pub mod testing;
 pub mod vfio;
 
 pub use hca::{Hca, Settings};
-pub use roce::{bits, fabric, packet, pcap, transport};
 
 #[cfg(test)]
 mod tests;

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use embedded::softhca::packet::{LinkKind, OpcodeFlags, Pool, Syndrome, View};
-use embedded::softhca::pcap;
+use embedded::roce::packet::{LinkKind, OpcodeFlags, Pool, Syndrome, View};
+use embedded::roce::pcap;
 
 /// The delivery of a frame: whether it was lost, duplicated, corrupted or delayed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use embedded::softhca::fabric::{Delivery as Transit, Tap};
-use embedded::softhca::packet::{LinkKind, Packet as Raw};
+use embedded::roce::fabric::{Delivery as Transit, Tap};
+use embedded::roce::packet::{LinkKind, Packet as Raw};
 
 use crate::capture::{Delivery, Frame, Packet};
 use crate::faults::Rule;

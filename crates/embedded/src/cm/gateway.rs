@@ -22,7 +22,7 @@ use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{self, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use nix::time::{ClockId, clock_gettime};
 use rdmacm::{RejectReason, SidrStatus};
-use softhca::transport::ack_wait;
+use roce::transport::ack_wait;
 use uverbs::Errno;
 use zerocopy::IntoBytes;
 

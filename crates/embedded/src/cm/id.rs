@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use nix::ifaddrs::getifaddrs;
 use rdmacm::abi;
-use softhca::packet::{gid_of_ip, ip_of_gid};
+use roce::packet::{gid_of_ip, ip_of_gid};
 use uverbs::abi::write::{AhAttr, GlobalRoute};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 

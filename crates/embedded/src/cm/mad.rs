@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use softhca::packet::gid_of_ip;
+use roce::packet::gid_of_ip;
 
 use super::wire::{Message, MessageKind};
 use crate::wires::udp::MAD_SIZE;

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::{Backlog, SockFlag, accept4, listen};
-use softhca::packet::gid_of_ip;
+use roce::packet::gid_of_ip;
 use uverbs::Errno;
 
 use super::gateway::Dialer;

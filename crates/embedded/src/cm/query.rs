@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 use rdmacm::abi::{self, query};
 use rdmacm::address::Sockaddr;
 use rdmacm::{Address, IbAddress};
-use softhca::packet::gid_of_ip;
+use roce::packet::gid_of_ip;
 use zerocopy::IntoBytes;
 
 use super::id::{Id, Phase};

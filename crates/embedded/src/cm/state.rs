@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rdmacm::abi::{self, option};
 use rdmacm::param::MAX_REJECT_DATA;
 use rdmacm::{Address, EventKind, RejectReason, SidrStatus, address};
-use softhca::packet::ROCE_V2_PORT;
+use roce::packet::ROCE_V2_PORT;
 use uverbs::{AsyncEventType, Errno};
 use zerocopy::IntoBytes;
 

@@ -10,7 +10,7 @@ use super::id::MTU;
 use rdmacm::param::{
     MAX_ACCEPT_DATA, MAX_CONNECT_DATA, MAX_REJECT_DATA, MAX_UD_ACCEPT_DATA, MAX_UD_CONNECT_DATA,
 };
-use softhca::packet::{gid_of_ip, ip_of_gid};
+use roce::packet::{gid_of_ip, ip_of_gid};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// First word of every message: name and version of the protocol.

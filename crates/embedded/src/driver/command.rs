@@ -2,8 +2,8 @@
 //!
 //! Their fields are those of [`softhca::layout`].
 
+use roce::bits::{Field, put64};
 use softhca::Hca;
-use softhca::bits::{Field, put64};
 use softhca::command::opcode as op;
 use softhca::layout::PAGE_LIST;
 pub(crate) use softhca::layout::header::NUMBER;
@@ -102,7 +102,7 @@ impl Input {
 
     /// Sets bytes, which must fit.
     pub(crate) fn bytes(mut self, at: usize, bytes: &[u8]) -> Self {
-        softhca::bits::put_bytes(&mut self.0, at, bytes);
+        roce::bits::put_bytes(&mut self.0, at, bytes);
         self
     }
 }
@@ -160,7 +160,7 @@ pub(crate) fn is_page(address: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use softhca::bits::{field, get64};
+    use roce::bits::{field, get64};
 
     use super::*;
 

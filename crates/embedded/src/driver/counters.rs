@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use std::os::fd::RawFd;
 
 use mlx5_abi::{CreateFlow, FlowCountersData, FlowCountersDesc};
-use softhca::bits::get64;
+use roce::bits::get64;
 use softhca::command::opcode as op;
 use softhca::layout::flow;
 use uverbs::abi::ids::*;

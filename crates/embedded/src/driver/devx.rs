@@ -6,7 +6,7 @@
 
 use std::os::fd::RawFd;
 
-use softhca::bits::{Field, get_array};
+use roce::bits::{Field, get_array};
 use softhca::command::opcode as op;
 use softhca::layout::header::{OBJ_ID, OBJ_TYPE, SHORT_NUMBER};
 pub(crate) use softhca::layout::header::{OPCODE, UID};

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
 
-use softhca::bits::{Field, put_bytes};
+use roce::bits::{Field, put_bytes};
 use softhca::command::opcode as op;
 use softhca::layout::{flow, fte_match_set_lyr_2_4 as headers};
 use uverbs::abi::ids::{ATTR_CORE_IN, OBJECT_FLOW};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-use softhca::packet::{Gid, gid_of_ip, ip_of_gid};
+use roce::packet::{Gid, gid_of_ip, ip_of_gid};
 
 use crate::addresses::HostAddress;
 use crate::{Result, refuse};

@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 
 use mlx5_abi::MODIFY_QP_OUT_OF_ORDER;
-use softhca::bits::put_bytes;
+use roce::bits::put_bytes;
 use softhca::command::opcode as op;
 use softhca::layout::qpc::{optional, state};
 use softhca::layout::{ads, qpc};

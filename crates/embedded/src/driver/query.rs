@@ -4,8 +4,8 @@ use mlx5_abi::{
     CqeCompCaps, DciStreamsCaps, HASH_TOEPLITZ, StridingRqCaps, TsoCaps, device_flag, mini_format,
 };
 use mmap_rs::MmapOptions;
+use roce::fabric::subnet;
 use softhca::command::opcode as op;
-use softhca::fabric::subnet;
 use softhca::layout::vport_state;
 use uverbs::QpType;
 use uverbs::abi::ids::*;
@@ -358,7 +358,7 @@ impl State {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use softhca::packet::gid_of_ip;
+    use roce::packet::gid_of_ip;
 
     use super::*;
 

@@ -12,7 +12,7 @@ use mlx5_abi::{
     QP_FLAG_TIR_ALLOW_SELF_LB_UC, QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
     SRQ_FLAG_SIGNATURE, mini_format,
 };
-use softhca::bits::Field;
+use roce::bits::Field;
 use softhca::command::opcode as op;
 use softhca::layout::qpc::{rq_type, scatter, st};
 use softhca::layout::{PAGE_LIST, arm_rq, cqc, header, qpc, rmpc, rqc, wq, xrc_srqc, xrqc};

@@ -7,18 +7,18 @@ use std::sync::atomic::AtomicU32;
 
 use mmap_rs::{MmapMut, MmapOptions};
 use nix::net::if_::if_nametoindex;
-use softhca::bits::get32;
+use roce::bits::get32;
+use roce::fabric::Fabric;
+use roce::packet::{Gid, Pool, ip_of_gid};
+use roce::transport::{Counters, Queue};
 use softhca::command::opcode as op;
 use softhca::engine::counters::Stats;
 use softhca::engine::eq::event;
-use softhca::fabric::Fabric;
 use softhca::layout::{
     PAGE_LIST, access_register, eqc, hca_cap, header, nic_vport_context, roce_addr_layout,
 };
-use softhca::packet::{Gid, Pool, ip_of_gid};
 use softhca::profile::PortKind;
 use softhca::profile::cap;
-use softhca::transport::{Counters, Queue};
 use softhca::{Hca, Settings};
 use uverbs::AsyncEventType as Async;
 use uverbs::abi::ids;

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use softhca::bits::get32;
+use roce::bits::get32;
 use softhca::command::opcode as op;
 use softhca::engine::eq::event;
 

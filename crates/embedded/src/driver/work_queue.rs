@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use std::os::fd::RawFd;
 
 use mlx5_abi::{CREATE_WQ_STRIDES, CreateQpRss, CreateWq, CreateWqResp, HASH_TOEPLITZ, hash_field};
-use softhca::bits::put32;
+use roce::bits::put32;
 use softhca::command::opcode as op;
 use softhca::layout::wq::wq_type;
 use softhca::layout::{rqc, rqtc, tirc, wq};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use softhca::transport::Counters;
+use roce::transport::Counters;
 
 use crate::driver::gids;
 use crate::driver::object::ObjectData;
@@ -38,7 +38,7 @@ impl Embedded {
     /// default; an Ethernet port has that one alone.
     pub const INFINIBAND_PKEYS: usize = query::PKEYS as usize;
     /// LID of an InfiniBand port's subnet manager, which answers nothing.
-    pub const SM_LID: u16 = softhca::fabric::subnet::LID;
+    pub const SM_LID: u16 = roce::fabric::subnet::LID;
 
     /// Returns a handle for a thread that polls one completion queue:
     /// [`idle`](Self::idle) then waits for completions of that queue and for remote writes,

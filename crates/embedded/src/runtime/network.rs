@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
+use roce::fabric::Fabric;
+use roce::packet::Pool;
 use softhca::Settings;
-use softhca::fabric::Fabric;
-use softhca::packet::Pool;
 use softhca::profile::{PortKind, Profile};
 use softhca::profiles::PROFILES;
 use uverbs::{Command, Errno, Error};

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::epoll::Epoll;
 use ring::Sleeper;
-use softhca::fabric::Fabric;
-use softhca::packet::Pool;
+use roce::fabric::Fabric;
+use roce::packet::Pool;
 use uverbs::{Errno, threads};
 
 use crate::cleanup::with_cleanup;

@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nix::sys::socket::{ControlMessage, MsgFlags, recv, send, sendmsg};
 use ring::{FrameReceiver, FrameSender, ProtocolViolation};
+use roce::packet::{LinkKind, Packet, Pool};
 use softhca::ancillary;
-use softhca::packet::{LinkKind, Packet, Pool};
 
 use crate::directory::Directory;
 

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant, SystemTime};
 use nix::fcntl::Flock;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{Backlog, SockFlag, accept4, listen};
-use softhca::fabric::{Fabric, Port};
-use softhca::packet::{LinkKind, Packet, Pool};
+use roce::fabric::{Fabric, Port};
+use roce::packet::{LinkKind, Packet, Pool};
 use uverbs::Errno;
 
 use crate::Result;
@@ -464,7 +464,7 @@ mod tests {
             listen(&listener, Backlog::new(1).unwrap()).unwrap();
             listener
         });
-        let device = fabric.port(softhca::fabric::PortConfig::ethernet([2, 0, 0, 0, 0, 1]));
+        let device = fabric.port(roce::fabric::PortConfig::ethernet([2, 0, 0, 0, 0, 1]));
         while segment.blocked.is_none() {
             device.send(0, frame(&pool, 1));
             segment.pump(&poll, false);
@@ -525,9 +525,7 @@ mod tests {
         assert!(!first.search_is_due());
         let mut second = join(1);
         let [sender, receiver] = [(0, 1), (1, 2)].map(|(at, number): (usize, u8)| {
-            fabrics[at].port(softhca::fabric::PortConfig::ethernet([
-                2, 0, 0, 0, 1, number,
-            ]))
+            fabrics[at].port(roce::fabric::PortConfig::ethernet([2, 0, 0, 0, 1, number]))
         });
         let mut everybody = [0xff; 64];
         everybody[6..12].copy_from_slice(&[2, 0, 0, 0, 1, 1]);

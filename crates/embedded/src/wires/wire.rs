@@ -24,7 +24,7 @@ pub(crate) const MAX_FRAME_WAIT: Duration = Duration::from_millis(100);
 
 /// A transport for frames. Each kind has a port of the network's fabric ([`uplink`]).
 ///
-/// [`uplink`]: softhca::fabric::Fabric::uplink
+/// [`uplink`]: roce::fabric::Fabric::uplink
 pub(crate) enum Wire {
     /// Shared memory, to the processes of this host that use the same directory. Lossless.
     Directory(Box<Segment>),

@@ -23,7 +23,7 @@ use nix::sys::socket::{
     Backlog, MsgFlags, SockFlag, accept4, getsockopt, listen, recvmsg, sendmsg, sockopt,
 };
 use nix::unistd::geteuid;
-use softhca::packet::{Gid, gid_of_ip, ip_of_gid};
+use roce::packet::{Gid, gid_of_ip, ip_of_gid};
 use uverbs::Errno;
 
 use crate::directory::{Directory, Sharing};

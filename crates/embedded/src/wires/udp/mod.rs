@@ -10,7 +10,7 @@
 //! socket ([`segmentation`]).
 //!
 //! A datagram contains the UDP payload of a frame. The headers before it, which the ICRC
-//! covers, are removed and restored ([`softhca::packet::RecvMeta`]). Datagrams are
+//! covers, are removed and restored ([`roce::packet::RecvMeta`]). Datagrams are
 //! untrusted: length and ICRC are checked here, the rest by the transport, as for frames of
 //! any network. The port's queue and the socket's buffer bound the unprocessed datagrams.
 
@@ -32,8 +32,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use softhca::fabric::{Fabric, Port};
-use softhca::packet::{
+use roce::fabric::{Fabric, Port};
+use roce::packet::{
     BTH_BYTES, Bth, DEFAULT_PKEY, DatagramError, Deth, Headers, MULTICAST_QPN, Opcode, Packet,
     PacketBuilder, Path, Pool, Psn, RecvMeta, Template, Transmit, View, gid_of_ip, headroom,
 };

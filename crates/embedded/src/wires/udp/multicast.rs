@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
-use softhca::packet::{Gid, RecvMeta, ip_of_gid};
+use roce::packet::{Gid, RecvMeta, ip_of_gid};
 use uverbs::Errno;
 
 use super::socket::{self, FIRST_RECV_MESSAGES, ReceiveBuffers};

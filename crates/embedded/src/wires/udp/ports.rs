@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
+use roce::packet::{Gid, Mtu, ROCE_V2_PORT, gid_of_ip};
 use softhca::Settings;
-use softhca::packet::{Gid, Mtu, ROCE_V2_PORT, gid_of_ip};
 use uverbs::{Command, Errno, Error};
 
 use super::address_monitor::AddressMonitor;

@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use softhca::packet::{BTH_BYTES, OpcodeFlags, Packet, Transmit, headroom, op};
+use roce::packet::{BTH_BYTES, OpcodeFlags, Packet, Transmit, headroom, op};
 
 use super::socket::{
     self, MAX_MESSAGE_BYTES, MAX_SEGMENTS, MAX_SEND_DATAGRAMS, MAX_SEND_MESSAGES, Message,
@@ -218,7 +218,7 @@ fn is_refused(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use softhca::packet::{Bth, PacketBuilder, Path, Pool, Psn, Template, gid_of_ipv4};
+    use roce::packet::{Bth, PacketBuilder, Path, Pool, Psn, Template, gid_of_ipv4};
 
     use super::*;
 

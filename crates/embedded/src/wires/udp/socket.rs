@@ -11,7 +11,7 @@ use nix::cmsg_space;
 use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, SockaddrStorage, getsockopt, recvmsg, sockopt,
 };
-use softhca::packet::{ROCE_V2_PORT, RecvMeta};
+use roce::packet::{ROCE_V2_PORT, RecvMeta};
 
 /// Maximum number of datagrams and of messages sent in one call.
 pub(super) const MAX_SEND_DATAGRAMS: usize = 128;

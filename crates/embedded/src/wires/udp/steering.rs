@@ -16,7 +16,7 @@ use std::thread;
 use std::time::Duration;
 
 use nix::sys::socket::{MsgFlags, SockaddrStorage, sendto};
-use softhca::packet::{ROCE_V2_PORT, gid_of_ip};
+use roce::packet::{ROCE_V2_PORT, gid_of_ip};
 
 use super::agent::QPN;
 use super::group::{ID_BITS, MAX_MEMBERS, Member, QPN_BITS, count_sockets, lock_name};
