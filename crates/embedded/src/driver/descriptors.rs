@@ -14,7 +14,8 @@ pub trait Descriptors: Send + Sync + fmt::Debug {
     fn device(&self, program: RawFd) -> RawFd;
 
     /// Creates and returns a descriptor of the program for a new event file. The device's
-    /// descriptor must be passed to [`Kernel::close`] when the program's last one is closed.
+    /// descriptor must be passed to [`Kernel::close`](uverbs::kernel::Kernel::close) when the
+    /// program's last one is closed.
     ///
     /// # Errors
     /// EMFILE, ENOMEM: the event file is not created.
