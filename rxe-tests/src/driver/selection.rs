@@ -25,6 +25,9 @@ pub const GROUP: &str = "selection";
 /// libibverbs's configuration.
 const CONFIG: &str = "/etc/libibverbs.d";
 
+/// Part of the name of stock's library.
+const STOCK: &str = "librxe";
+
 /// The command, as both ways of installation place it.
 const COMMAND: &str = "/usr/bin/ringverbs";
 
@@ -65,23 +68,33 @@ pub fn run(runner: &Runner, probe: &str, installers: &Installers) -> Result<()> 
             runner,
             "cargo xtask install",
             probe,
-            &stem,
-            install_command,
-            remove_command,
+            [
+                (install_command, "installed", stem.as_str()),
+                (remove_command, "removed", STOCK),
+            ],
         )?;
     }
     if !installers.debs.is_empty() {
-        let (mut install_command, mut remove_command) =
-            (Command::new("dpkg"), Command::new("dpkg"));
-        install_command.arg("-i").args(&installers.debs);
-        remove_command.arg("-r").args(DEB_NAMES);
+        let dpkg = |action: &str| {
+            let mut command = Command::new("dpkg");
+            command.arg(action);
+            command
+        };
+        let (mut unpack, mut configure, mut remove) =
+            (dpkg("--unpack"), dpkg("--configure"), dpkg("-r"));
+        unpack.args(&installers.debs);
+        configure.args(DEB_NAMES);
+        remove.args(DEB_NAMES);
         install_and_remove(
             runner,
             "dpkg",
             probe,
-            &stem,
-            install_command,
-            remove_command,
+            [
+                // Stock serves while the package is not configured.
+                (unpack, "unpacked", STOCK),
+                (configure, "installed", stem.as_str()),
+                (remove, "removed", STOCK),
+            ],
         )?;
     } else if installers.xtask.is_some() {
         let reason = "there is no package: cargo install cargo-deb";
@@ -130,22 +143,16 @@ fn unversioned_libibverbs(runner: &Runner, probe: &str, plugin: &Path, stem: &st
     })
 }
 
-/// Installs ours, which must then serve, and removes it; then stock must serve, and the
-/// system's files must be as before.
-fn install_and_remove(
+/// Runs the commands of an installation and of its removal. After each one the library that
+/// it names must serve, and at last the system's files must be as before.
+fn install_and_remove<const STEPS: usize>(
     runner: &Runner,
     by: &str,
     probe: &str,
-    stem: &str,
-    mut install_command: Command,
-    mut remove_command: Command,
+    steps: [(Command, &str, &str); STEPS],
 ) -> Result<()> {
     let before = configuration()?;
-    let steps = [
-        (&mut install_command, "installed", stem),
-        (&mut remove_command, "removed", "librxe"),
-    ];
-    for (command, state, expect) in steps {
+    for (mut command, state, expect) in steps {
         let began = Instant::now();
         let name = format!("{state} by {by}");
         // dpkg requires programs in root's PATH.
