@@ -32,7 +32,7 @@ const STATE: usize = PROTECTED | WRITABLE;
 const ALLOCATED: usize = 4;
 const FLAGS: usize = STATE | ALLOCATED;
 /// Bounds of the interval between two looks for unknown pages; it doubles each time.
-const MIN_SEARCH_INTERVAL: Duration = Duration::from_millis(10);
+const MIN_SEARCH_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between two looks for a debugger.
 const TRACER_INTERVAL: Duration = Duration::from_millis(100);
@@ -194,29 +194,32 @@ fn is_traced_now() -> bool {
 fn knows_all_pages() -> bool {
     /// One more than the number of changes at which all pages were known.
     static KNOWN: AtomicU64 = AtomicU64::new(0);
+    /// One more than the number of changes at the last search.
+    static SEARCHED: AtomicU64 = AtomicU64::new(0);
     static NEXT_SEARCH: AtomicU64 = AtomicU64::new(0);
     static INTERVAL: AtomicU64 = AtomicU64::new(0);
     let uars = Embedded::uar_counts();
-    if KNOWN.load(Ordering::Relaxed) == uars.changes + 1 {
+    let changes = uars.changes + 1;
+    if KNOWN.load(Ordering::Relaxed) == changes {
         return true;
     }
-    if !are_as_many(uars) {
-        let now = milliseconds();
-        if now < NEXT_SEARCH.load(Ordering::Relaxed) {
-            return false;
-        }
-        search();
-        if !are_as_many(uars) {
-            let shortest = MIN_SEARCH_INTERVAL.as_millis() as u64;
-            let longest = MAX_SEARCH_INTERVAL.as_millis() as u64;
-            let interval = INTERVAL.load(Ordering::Relaxed).clamp(shortest, longest);
-            NEXT_SEARCH.store(now + interval, Ordering::Relaxed);
-            INTERVAL.store(interval * 2, Ordering::Relaxed);
-            return false;
-        }
+    let now = milliseconds();
+    if SEARCHED.swap(changes, Ordering::Relaxed) != changes {
+        INTERVAL.store(0, Ordering::Relaxed);
+    } else if now < NEXT_SEARCH.load(Ordering::Relaxed) {
+        return false;
     }
-    INTERVAL.store(0, Ordering::Relaxed);
-    KNOWN.store(uars.changes + 1, Ordering::Relaxed);
+    // Even if they are as many: a page may be another one at the same address.
+    search();
+    if !are_as_many(uars) {
+        let shortest = MIN_SEARCH_INTERVAL.as_millis() as u64;
+        let longest = MAX_SEARCH_INTERVAL.as_millis() as u64;
+        let interval = INTERVAL.load(Ordering::Relaxed).clamp(shortest, longest);
+        NEXT_SEARCH.store(now + interval, Ordering::Relaxed);
+        INTERVAL.store(interval * 2, Ordering::Relaxed);
+        return false;
+    }
+    KNOWN.store(changes, Ordering::Relaxed);
     true
 }
 
@@ -241,19 +244,29 @@ fn search() {
         return;
     };
     let mappings: Vec<_> = maps.lines().filter_map(registers).collect();
+    // The device's own mappings have other pages too.
+    let mappings = mappings.iter().filter(|it| it.has_only_doorbells());
     for slot in pages() {
-        let page = slot.load(Ordering::Relaxed) & !FLAGS;
-        if !mappings.iter().any(|it| it.pages.contains(&page)) {
+        let entry = slot.load(Ordering::Relaxed);
+        let page = entry & !FLAGS;
+        let Some(mapping) = mappings.clone().find(|it| it.pages.contains(&page)) else {
             // Another mapping may be there by now: its protection stays.
             slot.store(0, Ordering::Release);
-        }
+            continue;
+        };
+        // A page that is marked protected has been mapped again, or `unprotect` runs.
+        let state = match mapping.is_writable {
+            true => WRITABLE,
+            false => entry & STATE,
+        };
+        let found = page | mapping.kind(page) | state;
+        let _ = slot.compare_exchange(entry, found, Ordering::AcqRel, Ordering::Relaxed);
     }
-    for mapping in mappings.iter().filter(|it| it.is_writable) {
+    for mapping in mappings.filter(|it| it.is_writable) {
         for page in mapping.pages.clone().step_by(page_size()) {
-            let offset = (mapping.offset + (page - mapping.pages.start)) as i64;
             let known = |slot: &AtomicUsize| slot.load(Ordering::Relaxed) & !FLAGS == page;
-            if Embedded::is_doorbell_page(offset) && !pages().iter().any(known) {
-                insert(page, Embedded::is_allocated_uar(offset));
+            if !pages().iter().any(known) {
+                insert(page, mapping.kind(page) == ALLOCATED);
             }
         }
     }
@@ -265,6 +278,26 @@ struct Mapping {
     pages: Range<usize>,
     is_writable: bool,
     offset: usize,
+}
+
+impl Mapping {
+    /// Returns the offset of a page in the context's file.
+    fn offset(&self, page: usize) -> i64 {
+        (self.offset + (page - self.pages.start)) as i64
+    }
+
+    fn has_only_doorbells(&self) -> bool {
+        let mut pages = self.pages.clone().step_by(page_size());
+        pages.all(|page| Embedded::is_doorbell_page(self.offset(page)))
+    }
+
+    /// Returns the flag of a page in its entry of the table.
+    fn kind(&self, page: usize) -> usize {
+        match Embedded::is_allocated_uar(self.offset(page)) {
+            true => ALLOCATED,
+            false => 0,
+        }
+    }
 }
 
 /// Returns the mapping of a line of a memory map, if it is one of a context's file.

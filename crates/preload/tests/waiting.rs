@@ -11,10 +11,10 @@ use common::*;
 /// Attempts of a measurement, of which one must be good: the host may be busy.
 const ATTEMPTS: usize = 5;
 
-fn world(provider: Provider) -> Option<(World, PathBuf)> {
+fn world(provider: Provider, source: &str) -> Option<(World, PathBuf)> {
     let world = World::new(provider, "roce");
     let libraries = ["-libverbs", "-lpthread"];
-    let program = compiled("cc", "waiting.c", &libraries, &world.directory)?;
+    let program = compiled("cc", source, &libraries, &world.directory)?;
     Some((world, program))
 }
 
@@ -27,8 +27,12 @@ fn figure(output: &str, word: &str) -> f64 {
 
 /// Runs a mode of the program until `is_good`, with its output, returns true.
 fn measure(provider: Provider, mode: &str, is_good: impl Fn(&str) -> bool) {
+    measure_with(provider, "waiting.c", mode, is_good);
+}
+
+fn measure_with(provider: Provider, source: &str, mode: &str, is_good: impl Fn(&str) -> bool) {
     let _turn = turn();
-    let Some((world, program)) = world(provider) else {
+    let Some((world, program)) = world(provider, source) else {
         return;
     };
     let line = format!("{} {mode}", program.display());
@@ -63,6 +67,13 @@ fn posts_while_another_waits(provider: Provider) {
             figure(output, "median") < 2000.0
         });
     }
+}
+
+/// The same if the pages of doorbells are mapped and unmapped unseen.
+fn posts_to_hidden_pages(provider: Provider) {
+    measure_with(provider, "hidden.c", "12 300", |output| {
+        figure(output, "late") < 3.0
+    });
 }
 
 /// An event takes one wake-up, as a message on a socket does.
@@ -125,6 +136,7 @@ with_each_provider! {
     handlers_are_as_without_devices: handles_signals_as_without_devices;
     work_between_polls_is_not_delayed: works_between_polls;
     a_post_wakes_the_sleeping_device: posts_while_another_waits;
+    a_post_to_a_hidden_page_wakes_it: posts_to_hidden_pages;
     events_take_one_wake_up: exchanges_by_events;
     waits_end_by_signals_and_cancellation: takes_signals;
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use roce::transport::Counters;
 
+use crate::driver::files::uar_counts;
 use crate::driver::gids;
 use crate::driver::object::ObjectData;
 use crate::driver::query;
@@ -250,13 +251,15 @@ impl Embedded {
             self.runner.wake();
             return result;
         }
-        let before = state.activity();
+        let before = (state.activity(), uar_counts().changes);
         let deadline = state.hca.deadline();
         let result = command(&mut state);
         let busy = state.settle();
         let sooner = |at| deadline.is_none_or(|before| at < before);
         let sooner = state.hca.deadline().is_some_and(sooner);
-        let wakes = busy || sooner || state.activity() != before;
+        // The thread's guard does not know the page of a new UAR.
+        let after = (state.activity(), uar_counts().changes);
+        let wakes = busy || sooner || after != before;
         drop(state);
         if wakes {
             self.runner.wake();

@@ -20,6 +20,7 @@ use crate::cleanup::with_cleanup;
 use crate::cm::Manager;
 use crate::directory::Directory;
 use crate::drive::Drive;
+use crate::driver::files::uar_counts;
 use crate::runtime::device::Device;
 use crate::runtime::exit_flush::{Flush, flush_at_exit};
 use crate::runtime::time::SimulatedTime;
@@ -670,6 +671,7 @@ fn run(shared: &Shared, drive: Drive) {
     let mut devices: Vec<Arc<Device>> = Vec::new();
     let mut backoff = Backoff::NEW;
     let (mut polling_turns, mut event_waits, mut rest) = (0, 0, MIN_REST);
+    let mut uar_changes = 0;
     while !shared.stop.load(Ordering::Relaxed) {
         if shared.thread_flush.load(Ordering::Relaxed) == REQUESTED {
             shared.flush();
@@ -693,6 +695,12 @@ fn run(shared: &Shared, drive: Drive) {
             continue;
         }
         rest = MIN_REST;
+        let uar_changes_before = uar_changes;
+        uar_changes = uar_counts().changes;
+        if uar_changes != uar_changes_before {
+            // The program has not yet mapped the page.
+            backoff = Backoff::NEW;
+        }
         if devices.len() != shared.device_count.load(Ordering::Acquire) {
             devices.clone_from(&shared.devices());
         }
