@@ -133,6 +133,17 @@ fn exits(provider: Provider) {
     worlds.into_iter().for_each(World::finish);
 }
 
+/// A child of fork with a device of its own does not wait for the threads of its parent.
+fn heirs(provider: Provider) {
+    let _turn = turn();
+    let world = World::new(provider, "roce");
+    let Some(program) = compiled("cc", "heir.c", &["-libverbs"], &world.directory) else {
+        return;
+    };
+    world.start(program.to_str().unwrap(), "heir.txt").good();
+    world.finish();
+}
+
 /// A process that ends at once when it has received something, or knows of a wrong request,
 /// has sent the answer.
 fn ends_at_once(provider: Provider) {
@@ -226,6 +237,7 @@ fn killed(provider: Provider) {
 with_each_provider! {
     exit_after_connections: exits;
     exit_after_completions: ends_at_once;
+    exit_in_a_child_with_a_device: heirs;
     hide_system_calls: interposers;
     use_processes_and_descriptors: modes;
     become_daemons: daemons;

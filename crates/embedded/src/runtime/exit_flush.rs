@@ -41,8 +41,12 @@ pub(crate) fn flush_at_exit(network: Weak<dyn Flush>) {
     // SAFETY: `at_exit` may be called at any time, and exists until the process
     // ends.
     REGISTERED.call_once(|| _ = unsafe { libc::atexit(at_exit) });
-    PROCESS.store(process::id(), Ordering::Relaxed);
     let mut networks = NETWORKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = process::id();
+    if PROCESS.swap(process, Ordering::Relaxed) != process {
+        // Networks of the parent process, which have no threads here.
+        mem::forget(mem::take(&mut *networks));
+    }
     networks.retain(|network| network.strong_count() != 0);
     networks.push(network);
 }
