@@ -226,13 +226,21 @@ fn run_sets_the_environment_of_the_plugin() {
 
 /// Returns `LD_PRELOAD` of a program that a copy of the command runs on embedded devices.
 fn preloaded(command: &Path, directory: &Path) -> String {
-    let output = Command::new(command)
+    let mut command = Command::new(command);
+    command
         .args(["run", "--embedded", "--directory"])
         .arg(directory.join("network"))
         .args(["--", "sh", "-c", "echo $LD_PRELOAD"])
-        .env_remove("LD_PRELOAD")
-        .output()
-        .unwrap();
+        .env_remove("LD_PRELOAD");
+    let output = loop {
+        match command.output() {
+            // Another test's child has inherited the descriptor by which the copy was written.
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            output => break output.unwrap(),
+        }
+    };
     assert!(output.status.success(), "{}", stderr(&output));
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }

@@ -9,10 +9,14 @@
 //! the pages are counted: if they are not as many as the devices' UARs, they are looked up in
 //! the process's memory map.
 
+use std::fs::File;
 use std::hint;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
+use std::os::fd::{FromRawFd, IntoRawFd};
+use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -74,6 +78,65 @@ impl Drop for Lock {
 /// Called in a child of fork.
 pub(crate) fn after_fork() {
     LOCKED.store(false, Ordering::Release);
+    MAPS.forget();
+    STATUS.forget();
+}
+
+/// Opens the files that the guard reads. Called when the program opens its first device.
+pub(crate) fn open_files() {
+    MAPS.open();
+    STATUS.open();
+}
+
+static MAPS: ProcFile = ProcFile::new("/proc/self/maps");
+static STATUS: ProcFile = ProcFile::new("/proc/self/status");
+
+/// A file about this process that stays open: opening it takes a low descriptor for a moment,
+/// which a thread of the program may be about to get.
+struct ProcFile {
+    path: &'static str,
+    /// -1 if it is not open.
+    descriptor: AtomicI32,
+}
+
+impl ProcFile {
+    const fn new(path: &'static str) -> Self {
+        Self {
+            path,
+            descriptor: AtomicI32::new(-1),
+        }
+    }
+
+    fn open(&self) {
+        if self.descriptor.load(Ordering::Relaxed) == -1 {
+            if let Ok(file) = File::open(self.path) {
+                self.descriptor.store(file.into_raw_fd(), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Called in a child of fork, which closes the descriptors of its parent's devices.
+    fn forget(&self) {
+        self.descriptor.store(-1, Ordering::Relaxed);
+    }
+
+    /// Returns the contents; `None` if they cannot be read.
+    fn read(&self) -> Option<String> {
+        self.open();
+        let descriptor = self.descriptor.load(Ordering::Relaxed);
+        if descriptor == -1 {
+            return None;
+        }
+        // SAFETY: the descriptor stays open, and is not closed here.
+        let file = ManuallyDrop::new(unsafe { File::from_raw_fd(descriptor) });
+        let (mut contents, mut part) = (Vec::new(), [0; 4096]);
+        loop {
+            match file.read_at(&mut part, contents.len() as u64).ok()? {
+                0 => return String::from_utf8(contents).ok(),
+                length => contents.extend_from_slice(&part[..length]),
+            }
+        }
+    }
 }
 
 fn pages() -> &'static [AtomicUsize] {
@@ -164,7 +227,7 @@ pub(crate) fn unprotect(address: usize) -> bool {
 
 /// Returns whether a debugger would report each fault to its user.
 fn is_traced() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = STATUS.read().unwrap_or_default();
     let tracer = status
         .lines()
         .find_map(|line| line.strip_prefix("TracerPid:"));
@@ -240,7 +303,7 @@ fn are_as_many(uars: UarCounts) -> bool {
 /// Puts pages of doorbells into the table, and takes others out of it, as the memory map says.
 fn search() {
     // Without it nothing is known, and nothing changes.
-    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else {
+    let Some(maps) = MAPS.read() else {
         return;
     };
     let mappings: Vec<_> = maps.lines().filter_map(registers).collect();

@@ -302,6 +302,7 @@ fn join() -> Result<&'static [Embedded], Errno> {
     }
     embedded::set_scope_hooks(internal::enter_scope, internal::leave_scope);
     fault::install();
+    doorbells::open_files();
     embedded::guard_doorbells(&doorbells::Guard);
     // C providers do not call `notify_doorbell`: the guard does.
     let network = match &config.host {

@@ -62,9 +62,10 @@ fn works_between_polls(provider: Provider) {
 
 /// One thread posts after a pause, and another one gets the event.
 fn posts_while_another_waits(provider: Provider) {
-    for delay in ["20", "300"] {
+    // With sleeps that no doorbell ends it was 10 ms and 24 to 97 ms.
+    for (delay, limit) in [(20, 6000.0), (300, 12_000.0)] {
         measure(provider, &format!("event {delay} 9"), |output| {
-            figure(output, "median") < 2000.0
+            figure(output, "median") < limit
         });
     }
 }
@@ -72,7 +73,7 @@ fn posts_while_another_waits(provider: Provider) {
 /// The same if the pages of doorbells are mapped and unmapped unseen.
 fn posts_to_hidden_pages(provider: Provider) {
     measure_with(provider, "hidden.c", "12 300", |output| {
-        figure(output, "late") < 3.0
+        figure(output, "late") < 12.0
     });
 }
 

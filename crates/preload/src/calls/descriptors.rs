@@ -17,6 +17,22 @@ use crate::process::{ProcessState, wake_devices};
 use crate::real::{self, Optional};
 use crate::table::{self, Lookup, Object, ObjectKind, find};
 
+/// Maximum number of attempts of [`replace`].
+const MAX_ATTEMPTS: usize = 1000;
+
+/// Calls dup2(2) or dup3(2) until another thread is not just opening the same number (EBUSY):
+/// that may be a thread of the devices, which the program does not know.
+fn replace(duplicate: impl Fn() -> c_int) -> c_int {
+    for _ in 0..MAX_ATTEMPTS {
+        let fd = duplicate();
+        if fd >= 0 || real::errno() != libc::EBUSY {
+            return fd;
+        }
+        std::thread::yield_now();
+    }
+    duplicate()
+}
+
 /// Registers a duplicate that the C library has created.
 fn register_duplicate(object: Lookup, fd: c_int) -> c_int {
     if fd < 0 {
@@ -260,7 +276,7 @@ export! {
         }
         let (object, before) = (find(from), find(to));
         // SAFETY: guaranteed by the caller.
-        let fd = unsafe { real::dup2(from, to) };
+        let fd = replace(|| unsafe { real::dup2(from, to) });
         if fd >= 0 {
             unregister(&before, to);
         }
@@ -273,7 +289,7 @@ export! {
         }
         let (object, before) = (find(from), find(to));
         // SAFETY: guaranteed by the caller.
-        let fd = unsafe { real::dup3(from, to, flags) };
+        let fd = replace(|| unsafe { real::dup3(from, to, flags) });
         if fd >= 0 {
             unregister(&before, to);
         }
