@@ -225,12 +225,13 @@ fn check_packages(build: bool) -> Line {
     line
 }
 
-/// Checks advisories on the dependencies.
+/// Checks advisories on the dependencies. A run does not install cargo-deny, so that a lack of
+/// it is no failure in CI either.
 fn check_advisories() -> Line {
     const WHAT: &str = "advisories";
     match dependencies::advisories() {
         Ok(mut deny) => run_check(WHAT, &mut deny),
-        Err(error) => unavailable(WHAT, &error),
+        Err(error) => skipped(WHAT, &error.to_string()),
     }
 }
 
