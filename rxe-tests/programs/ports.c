@@ -15,14 +15,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define CHECK(x)                                                              \
-	do {                                                                  \
-		if (!(x)) {                                                   \
-			fprintf(stderr, "line %d: %s: %s\n", __LINE__, #x,    \
-				strerror(errno));                             \
-			_exit(1);                                             \
-		}                                                             \
-	} while (0)
+#include "check.h"
 
 #define PORT 7480
 

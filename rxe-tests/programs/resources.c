@@ -21,14 +21,7 @@
 #include <rdma/rdma_cma.h>
 #endif
 
-#define CHECK(x)                                                              \
-	do {                                                                  \
-		if (!(x)) {                                                   \
-			fprintf(stderr, "line %d: %s: %s\n", __LINE__, #x,    \
-				strerror(errno));                             \
-			_exit(1);                                             \
-		}                                                             \
-	} while (0)
+#include "check.h"
 
 #define COMMAND(name)                                                         \
 	RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, RDMA_NLDEV_CMD_##name)
