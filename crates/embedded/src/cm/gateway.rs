@@ -35,7 +35,8 @@ use super::ports::Ports;
 use super::wire::{Message, MessageKind};
 use crate::Result;
 use crate::random::random;
-use crate::wires::udp::{ID_BITS, ManagementAgent, Outgoing};
+use crate::wires::udp::ID_BITS;
+use crate::wires::udp::agent::{ManagementAgent, Outgoing};
 
 /// Maximum number of communications and of queued datagrams. The oldest one that has ended
 /// makes room; without one, requests are dropped.
@@ -994,7 +995,7 @@ pub(crate) fn hostile_messages(
 ) {
     let peer = IpAddr::from([192, 0, 2, 2 + (flags >> 6)]);
     let own = IpAddr::from([192, 0, 2, 1]);
-    let mut bytes = [0; super::mad::SIZE];
+    let mut bytes = [0; crate::wires::udp::agent::MAD_SIZE];
     for (to, from) in bytes.iter_mut().zip(script) {
         *to = *from;
     }
@@ -1094,6 +1095,16 @@ mod tests {
             }
         }
 
+        /// Sends a connection request of an id of this side to the peer.
+        fn dial(&mut self) -> End {
+            let id = self.gateway.dialer.dial();
+            let request = Message::new(MessageKind::Request, &[]);
+            let request = request.with_addresses((OWN, 5).into(), (PEER, 7471).into());
+            id.send(request.as_bytes());
+            while self.gateway.turn() {}
+            id
+        }
+
         /// Receives a message of the peer's communication with a number.
         fn receive(&mut self, kind: MessageKind, local_id: u32, remote_id: u32) {
             let addresses = ((PEER, 5).into(), (OWN, 7471).into());
@@ -1180,11 +1191,7 @@ mod tests {
     #[test]
     fn an_acknowledged_request_is_repeated() {
         let mut server = Server::new();
-        let id = server.gateway.dialer.dial();
-        let request = Message::new(MessageKind::Request, &[]);
-        let request = request.with_addresses((OWN, 5).into(), (PEER, 7471).into());
-        id.send(request.as_bytes());
-        while server.gateway.turn() {}
+        let id = server.dial();
         let number = server.sent().pop().unwrap().sender_id();
         let acknowledge = |server: &mut Server| {
             let header = MadHeader {
@@ -1218,11 +1225,7 @@ mod tests {
 
     /// Connects an id; returns it with the number of its communication.
     fn connected(server: &mut Server, peer_id: u32) -> (End, u32) {
-        let id = server.gateway.dialer.dial();
-        let request = Message::new(MessageKind::Request, &[]);
-        let request = request.with_addresses((OWN, 5).into(), (PEER, 7471).into());
-        id.send(request.as_bytes());
-        while server.gateway.turn() {}
+        let id = server.dial();
         let number = server.sent().pop().unwrap().sender_id();
         server.receive(MessageKind::Reply, peer_id, number);
         id.send(Message::new(MessageKind::Ready, &[]).as_bytes());
@@ -1277,11 +1280,7 @@ mod tests {
     #[test]
     fn a_refused_request_is_rejected() {
         let mut server = Server::new();
-        let id = server.gateway.dialer.dial();
-        let request = Message::new(MessageKind::Request, &[]);
-        let request = request.with_addresses((OWN, 5).into(), (PEER, 7471).into());
-        id.send(request.as_bytes());
-        while server.gateway.turn() {}
+        let id = server.dial();
         let sent = server.sent().pop().unwrap();
         // Of another request, of which nothing is known.
         server.gateway.end_peers((OWN, PEER), monotonic_time());

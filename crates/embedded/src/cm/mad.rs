@@ -9,22 +9,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use roce::packet::gid_of_ip;
 
 use super::wire::{Message, MessageKind};
-use crate::wires::udp::MAD_SIZE;
-
-/// Size of a management datagram.
-pub(crate) const SIZE: usize = MAD_SIZE;
+use crate::wires::udp::agent::{self, ATTRIBUTE, LOCAL_ID, MAD_SIZE, REMOTE_ID};
 
 /// Base version, class, class version and method (Send).
 const HEADER: [u8; 4] = [1, 0x07, 2, 0x03];
 const TRANSACTION: usize = 8;
-const ATTRIBUTE: usize = 16;
-const BODY: usize = 24;
+const BODY: usize = LOCAL_ID;
 
 /// Type of a message: the attribute of its datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(super) enum Attribute {
-    Request = 0x10,
+    Request = agent::REQUEST,
     /// Message receipt acknowledgement (MRA): the answer takes longer.
     Mra = 0x11,
     Reject = 0x12,
@@ -32,8 +28,8 @@ pub(super) enum Attribute {
     Ready = 0x14,
     Disconnect = 0x15,
     Disconnected = 0x16,
-    ServiceRequest = 0x17,
-    ServiceReply = 0x18,
+    ServiceRequest = agent::SERVICE_REQUEST,
+    ServiceReply = agent::SERVICE_REPLY,
 }
 
 use Attribute as A;
@@ -100,10 +96,6 @@ pub(super) enum Subject {
     Reply = 1,
     Other = 2,
 }
-
-/// Offsets in the body.
-const LOCAL_ID: usize = BODY;
-const REMOTE_ID: usize = BODY + 4;
 
 mod request {
     use super::BODY;
@@ -175,7 +167,7 @@ const ACK_DELAY: u8 = 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mad {
     pub(super) attribute: Attribute,
-    bytes: Box<[u8; SIZE]>,
+    bytes: Box<[u8; MAD_SIZE]>,
 }
 
 /// Header fields of a message: ids of both ends, and parameters of the sender.
@@ -192,7 +184,7 @@ impl Mad {
     fn new(attribute: Attribute, header: &MadHeader) -> Self {
         let mut mad = Self {
             attribute,
-            bytes: Box::new([0; SIZE]),
+            bytes: Box::new([0; MAD_SIZE]),
         };
         mad.put(0, &HEADER);
         mad.put(TRANSACTION, &header.transaction.to_be_bytes());
@@ -204,7 +196,7 @@ impl Mad {
         mad
     }
 
-    pub(super) fn bytes(&self) -> &[u8; SIZE] {
+    pub(super) fn bytes(&self) -> &[u8; MAD_SIZE] {
         &self.bytes
     }
 
@@ -229,7 +221,7 @@ impl Mad {
 
     /// Parses a datagram; `None` if it is not a message of the connection manager.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; SIZE] = bytes.try_into().ok()?;
+        let bytes: &[u8; MAD_SIZE] = bytes.try_into().ok()?;
         let number = u16::from_be_bytes([bytes[ATTRIBUTE], bytes[ATTRIBUTE + 1]]);
         let mut all = Attribute::ALL.into_iter();
         let attribute = all.find(|it| *it as u16 == number)?;
@@ -595,11 +587,11 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_are_parsed_or_rejected(
-            mut bytes in proptest::collection::vec(any::<u8>(), SIZE),
+            mut bytes in proptest::collection::vec(any::<u8>(), MAD_SIZE),
             attribute in 0x0fu8..0x1a,
-            length in 0..SIZE + 3,
+            length in 0..MAD_SIZE + 3,
         ) {
-            prop_assert!(length == SIZE || Mad::parse(&vec![0; length]).is_none());
+            prop_assert!(length == MAD_SIZE || Mad::parse(&vec![0; length]).is_none());
             bytes[..4].copy_from_slice(&HEADER);
             (bytes[16], bytes[17]) = (0, attribute);
             // The header of rdma_cm, if it is a request.

@@ -85,7 +85,7 @@ impl Wire {
 
 /// The result of a call of [`Link::pump`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Moved {
+pub(crate) struct Pumped {
     /// Frames were moved, or a frame waits.
     pub(crate) busy: bool,
     /// All frames that the fabric had for the wire have left this process, if that was asked.
@@ -149,8 +149,8 @@ impl Link {
     }
 
     /// As [`Wire::pump`]; with `confirm`, tells whether all frames were sent.
-    pub(crate) fn pump(&self, answer_expected: bool, confirm: bool) -> Moved {
-        let pump = |wire: &mut Wire, epoll: &Epoll| Moved {
+    pub(crate) fn pump(&self, answer_expected: bool, confirm: bool) -> Pumped {
+        let pump = |wire: &mut Wire, epoll: &Epoll| Pumped {
             busy: self.pump_wire(wire, epoll, answer_expected),
             sent_all: confirm && wire.has_sent_all(),
         };
@@ -158,7 +158,7 @@ impl Link {
             // The thread that has the wire may be waiting for this processor, which a
             // caller that drives in a loop would occupy until the next tick.
             thread::yield_now();
-            Moved::default()
+            Pumped::default()
         })
     }
 

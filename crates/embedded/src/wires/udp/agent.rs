@@ -1,4 +1,4 @@
-//! What handles management datagrams of hosts: the connection manager, above the wires.
+//! The interface between the wire and the connection manager: management datagrams of hosts.
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -8,6 +8,18 @@ use crate::Result;
 
 /// Size of a management datagram in bytes.
 pub(crate) const MAD_SIZE: usize = 256;
+/// Offset of a management datagram in a UDP datagram: after BTH and DETH.
+pub(super) const MAD: usize = 20;
+/// Offsets in a management datagram of the connection manager: the attribute, the body and the
+/// ids at its beginning.
+pub(crate) const ATTRIBUTE: usize = 16;
+pub(crate) const LOCAL_ID: usize = 24;
+pub(crate) const REMOTE_ID: usize = 28;
+/// Attributes of requests, which are for no known id, and of the message that names the
+/// receiver's id as the sender's.
+pub(crate) const REQUEST: u16 = 0x10;
+pub(crate) const SERVICE_REQUEST: u16 = 0x17;
+pub(crate) const SERVICE_REPLY: u16 = 0x18;
 /// The queue pair of the general services interface, and its queue key.
 pub(crate) const QPN: u32 = 1;
 pub(crate) const QKEY: u32 = 0x8001_0000;

@@ -15,7 +15,7 @@
 //! any network. The port's queue and the socket's buffer bound the unprocessed datagrams.
 
 mod address_monitor;
-mod agent;
+pub(crate) mod agent;
 mod group;
 mod multicast;
 mod ports;
@@ -44,9 +44,7 @@ use crate::addresses::{AddressList, DEVICE_MAC, MAX_ADDRESSES, OTHERS_MAC};
 use crate::random::random;
 use crate::wires::wire::MAX_FRAME_WAIT;
 use address_monitor::AddressMonitor;
-use agent::QKEY;
-use agent::QPN;
-pub(crate) use agent::{MAD_SIZE, ManagementAgent, Outgoing};
+use agent::{MAD, MAD_SIZE, ManagementAgent, Outgoing, QKEY, QPN};
 pub(crate) use group::ID_BITS;
 use group::{Forwarded, Group, MessageKind, QPN_BITS};
 use multicast::MulticastGroups;
@@ -74,9 +72,6 @@ const MAX_MANAGEMENT: usize = 8192;
 const STEERING_INTERVAL: Duration = Duration::from_secs(1);
 /// Opcode of an unreliable datagram, SEND Only.
 const UD_SEND: u8 = 0x64;
-/// The management datagram in the payload of a UDP datagram, without its ICRC: after BTH and
-/// DETH.
-const MAD: std::ops::Range<usize> = 20..20 + MAD_SIZE;
 /// Bits of the transport's source port that select the socket's.
 const SOURCE_PORT_MASK: u16 = 0x3fff;
 
@@ -269,7 +264,7 @@ impl UdpWire {
             };
             let local = endpoint.local.address;
             for (remote, payload) in socket::refusals(endpoint.management_sender()) {
-                let mad = payload.get(MAD).unwrap_or(&[]);
+                let mad = payload.get(MAD..MAD + MAD_SIZE).unwrap_or(&[]);
                 let refused = self.gateway.handle_refusal((local, remote), mad);
                 if let (Some(sent), Some(group)) = (refused, &mut self.group) {
                     let forwarded = Forwarded {

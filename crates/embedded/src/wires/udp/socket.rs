@@ -562,7 +562,7 @@ mod tests {
             };
             report_refusals(&socket, address).unwrap();
             assert_eq!(refusals(socket.as_fd()), []);
-            // Nobody has port 4791 there, unless a device uses it.
+            // No process has bound port 4791 of this address, unless a device uses it.
             let to = ScopedAddress {
                 address: match address {
                     IpAddr::V4(_) => [127, 49, 0, 31].into(),

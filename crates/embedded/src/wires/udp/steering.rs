@@ -18,7 +18,7 @@ use std::time::Duration;
 use nix::sys::socket::{MsgFlags, SockaddrStorage, sendto};
 use roce::packet::{ROCE_V2_PORT, gid_of_ip};
 
-use super::agent::QPN;
+use super::agent::{self, MAD, QPN};
 use super::group::{ID_BITS, MAX_MEMBERS, Member, QPN_BITS, count_sockets, lock_name};
 use super::socket::{self, ScopedAddress};
 use crate::directory::Directory;
@@ -29,16 +29,14 @@ const MAX_ATTEMPTS: u32 = 50;
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 /// Offset of the destination QP, after a byte of other bits, in a datagram.
 const QPN_OFFSET: u32 = 4;
-/// Offsets in a management datagram of the connection manager, after BTH and DETH: the last
-/// byte of the attribute, and the first of the ids.
-const ATTRIBUTE: u32 = 20 + 17;
-const LOCAL_ID: u32 = 20 + 24;
-const REMOTE_ID: u32 = 20 + 28;
-/// Attributes of the messages that are for no known id: requests; and of the one that names
-/// the receiver's id as the sender's.
-const REQUEST: u32 = 0x10;
-const SERVICE_REQUEST: u32 = 0x17;
-const SERVICE_REPLY: u32 = 0x18;
+/// Offsets of a management datagram's fields in a datagram: the last byte of the attribute, and
+/// the first of the ids.
+const ATTRIBUTE: u32 = (MAD + agent::ATTRIBUTE + 1) as u32;
+const LOCAL_ID: u32 = (MAD + agent::LOCAL_ID) as u32;
+const REMOTE_ID: u32 = (MAD + agent::REMOTE_ID) as u32;
+const REQUEST: u32 = agent::REQUEST as u32;
+const SERVICE_REQUEST: u32 = agent::SERVICE_REQUEST as u32;
+const SERVICE_REPLY: u32 = agent::SERVICE_REPLY as u32;
 
 /// Number of attempts of a member to take the lock when it has received a probe.
 const MAX_RECORD_ATTEMPTS: u32 = 3;
