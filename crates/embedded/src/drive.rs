@@ -1,6 +1,6 @@
 //! The modes of driving a device.
 
-/// What runs the engine.
+/// The mode of driving: which thread runs the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Drive {
     /// A dedicated thread. It spins for 60 microseconds after the last activity,

@@ -143,6 +143,11 @@ fn pages() -> &'static [AtomicUsize] {
     &PAGES[..END.load(Ordering::Acquire).min(MAX_PAGES)]
 }
 
+/// Returns the address of an entry's page; 0 if the entry is free.
+fn page_of(slot: &AtomicUsize) -> usize {
+    slot.load(Ordering::Relaxed) & !FLAGS
+}
+
 /// Sets the protection of a page of doorbells.
 fn set_writable(page: usize, writable: bool) -> bool {
     let protection = match writable {
@@ -180,7 +185,7 @@ fn insert(page: usize, allocated: bool) {
 
 /// Removes the pages of a range, before the program unmaps, moves or protects it.
 pub(crate) fn remove(range: &Range<usize>) {
-    let is_inside = |slot: &AtomicUsize| range.contains(&(slot.load(Ordering::Relaxed) & !FLAGS));
+    let is_inside = |slot: &AtomicUsize| range.contains(&page_of(slot));
     if !pages().iter().any(is_inside) {
         return;
     }
@@ -196,8 +201,7 @@ pub(crate) fn remove(range: &Range<usize>) {
 /// As [`remove`], if the pages stay mapped with other addresses or rights: their doorbells
 /// are no longer noticed.
 pub(crate) fn remove_mapped(range: &Range<usize>) {
-    let page = |slot: &AtomicUsize| slot.load(Ordering::Relaxed) & !FLAGS;
-    if pages().iter().any(|slot| range.contains(&page(slot))) {
+    if pages().iter().any(|slot| range.contains(&page_of(slot))) {
         INCOMPLETE.store(true, Ordering::Relaxed);
         remove(range);
     }
@@ -207,8 +211,8 @@ pub(crate) fn remove_mapped(range: &Range<usize>) {
 /// wakes the device's thread. Runs in a signal handler.
 pub(crate) fn unprotect(address: usize) -> bool {
     let page = address & !(page_size() - 1);
-    let is_page = |slot: &&AtomicUsize| slot.load(Ordering::Relaxed) & !FLAGS == page;
-    let Some(slot) = pages().iter().find(is_page).filter(|_| page != 0) else {
+    let of_page = pages().iter().find(|slot| page_of(slot) == page);
+    let Some(slot) = of_page.filter(|_| page != 0) else {
         return false;
     };
     if !set_writable(page, true) {
@@ -327,8 +331,7 @@ fn search() {
     }
     for mapping in mappings.filter(|it| it.is_writable) {
         for page in mapping.pages.clone().step_by(page_size()) {
-            let known = |slot: &AtomicUsize| slot.load(Ordering::Relaxed) & !FLAGS == page;
-            if !pages().iter().any(known) {
+            if !pages().iter().any(|slot| page_of(slot) == page) {
                 insert(page, mapping.kind(page) == ALLOCATED);
             }
         }

@@ -1,4 +1,4 @@
-//! What tests leave out, so that a run can count it.
+//! Skipped tests and parts of tests, which a run counts.
 
 use std::env;
 use std::fs::OpenOptions;

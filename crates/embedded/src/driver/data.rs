@@ -1,5 +1,4 @@
-//! What the driver keeps about objects of a program, beside those of [`object`](super::object)
-//! itself.
+//! Structures of the objects of a program that [`object`](super::object) does not define.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

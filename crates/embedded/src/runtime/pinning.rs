@@ -1,4 +1,4 @@
-//! What an interceptor of the program's calls tells the devices about its mappings.
+//! Notifications of changes of the program's mappings, for an interceptor of its calls.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};

@@ -90,7 +90,7 @@ fn a_failed_bind_that_the_raw_layer_has_seen() {
     assert_eq!(place.cq.poll_raw(1, |_| ()), 1);
     drop(place.cq.poll_one().unwrap().unwrap());
     let Err(refused) = first.close() else {
-        // What a stray write does.
+        // Shows the effect of a stray write.
         let mut mine = again(&place.domain, at.addr, at.rkey).expect("address and key come again");
         mine.fill(7);
         a.post(WorkRequest::write(

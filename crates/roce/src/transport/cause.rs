@@ -8,7 +8,7 @@ use super::host::{Access, Fault, Operation, QpEvent, Status};
 use super::io::Counters;
 use crate::packet::{NakCode, ParseError, Psn};
 
-/// Why something did not happen.
+/// The cause of a drop, a refusal or a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cause {
     /// A packet was dropped.
@@ -210,7 +210,7 @@ pub enum Refusal {
         length: u32,
         /// Kind of access.
         access: Access,
-        /// What the engine found.
+        /// The fault of the access.
         fault: Fault,
         /// A receive ends with an error by it.
         receive: bool,
@@ -232,7 +232,7 @@ pub enum Refusal {
     AbsentMemory,
 }
 
-/// What the peer gets for a refused request, and what becomes of the queue pair.
+/// The response to a refused request, and the state of the queue pair after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Response {
     /// A NAK. The queue pair is in error afterwards, with this event.
@@ -276,16 +276,6 @@ impl Refusal {
             Self::InvalidatedKey(_) => Response::Nothing,
             Self::NoReceive => Response::NotReady,
             Self::AbsentMemory => Response::AbsentMemory,
-        }
-    }
-
-    /// Returns whether a receive ends with an error by it.
-    #[must_use]
-    pub fn ends_receive(self) -> bool {
-        match self {
-            Self::RemoteMemory { receive, .. } => receive,
-            Self::ReceiveLength { .. } | Self::ReceiveMemory(_) | Self::InvalidatedKey(_) => true,
-            _ => false,
         }
     }
 

@@ -263,7 +263,7 @@ impl Reply {
     }
 }
 
-/// What a refused request means for this side.
+/// Completion and event of a refused request.
 pub(super) struct RefusedRequest<L> {
     /// The receive that it took.
     pub recv: Option<(RecvWork<L>, RecvDone)>,

@@ -338,7 +338,7 @@ fn installed_packages() -> String {
         mlx5::NEEDS,
     ];
     let packages: Vec<_> = needs.concat().iter().map(|(_, package)| *package).collect();
-    // What these depend on, and the image is made of.
+    // Dependencies of these, and a package of the base system.
     packages.join(" ") + " libc6-dev libibverbs1 dpkg"
 }
 

@@ -13,7 +13,7 @@ pub(super) struct Line {
     pub(super) passed: usize,
     pub(super) failed: usize,
     pub(super) skipped: usize,
-    /// What the skipped tests have said: the reason, and the test.
+    /// The skipped tests: the reason, and the name of the test.
     pub(super) skips: Vec<(String, String)>,
     /// Number of tests that passed after the first attempt.
     pub(super) retried: usize,
