@@ -7,7 +7,9 @@ use testing::c_headers::{are_installed, compile};
 
 use super::*;
 
-const INCLUDES: &str = "#include <stddef.h>\n#include <rdma/mlx5-abi.h>\n";
+const INCLUDES: &str = "#include <stddef.h>\n#include <rdma/mlx5-abi.h>\n\
+    #include <rdma/mlx5_user_ioctl_cmds.h>\n#include <rdma/mlx5_user_ioctl_verbs.h>\n\
+    #include <rdma/ib_user_ioctl_cmds.h>\n";
 
 /// A structure by its name in C, with names, offsets and sizes of its fields.
 pub struct Structure {
@@ -127,6 +129,35 @@ const CONSTANTS: &[(&str, u64)] = &[
         "MLX5_RX_HASH_SRC_PORT_UDP | MLX5_RX_HASH_DST_PORT_UDP",
         hash_field::PORT_UDP,
     ),
+    ("MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF", ids::UAR_TYPE_BLUE_FLAME),
+    ("MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC", ids::UAR_TYPE_NON_CACHED),
+    (
+        "MLX5_IB_ATTR_CREATE_FLOW_FLAGS_DEFAULT_MISS",
+        ids::FLOW_DEFAULT_MISS as u64,
+    ),
+    ("MLX5_IB_ATTR_CREATE_FLOW_FLAGS_DROP", ids::FLOW_DROP as u64),
+    ("1 << UVERBS_ID_NS_SHIFT", ids::NAMESPACE as u64),
+    ("MLX5_IB_UAPI_QUERY_PORT_VPORT", port_flag::VPORT),
+    (
+        "MLX5_IB_UAPI_QUERY_PORT_VPORT_VHCA_ID",
+        port_flag::VPORT_VHCA_ID,
+    ),
+    (
+        "MLX5_IB_UAPI_QUERY_PORT_VPORT_STEERING_ICM_RX",
+        port_flag::VPORT_STEERING_ICM_RX,
+    ),
+    (
+        "MLX5_IB_UAPI_QUERY_PORT_VPORT_STEERING_ICM_TX",
+        port_flag::VPORT_STEERING_ICM_TX,
+    ),
+    (
+        "MLX5_IB_UAPI_QUERY_PORT_VPORT_REG_C0",
+        port_flag::VPORT_REG_C0,
+    ),
+    (
+        "MLX5_IB_UAPI_QUERY_PORT_ESW_OWNER_VHCA_ID",
+        port_flag::ESW_OWNER_VHCA_ID,
+    ),
     ("MLX5_IB_CREATE_WQ_STRIDING_RQ", CREATE_WQ_STRIDES as u64),
 ];
 
@@ -153,6 +184,9 @@ fn assertions() -> String {
         "offsetof(struct mlx5_ib_create_qp, sq_buf_addr) == {send_queue}"
     ));
     for (name, value) in CONSTANTS {
+        assert(format!("({name}) == {value}"));
+    }
+    for (name, value) in ids::OF_LINUX_6_1 {
         assert(format!("({name}) == {value}"));
     }
     c

@@ -1,5 +1,6 @@
 //! Driver data of verbs commands on ConnectX: structures and flags of the kernel's
-//! `include/uapi/rdma/mlx5-abi.h`, in native byte order.
+//! `include/uapi/rdma/mlx5-abi.h`, in native byte order, and the numbers of its ioctl
+//! interface ([`ids`]).
 //!
 //! Structures are named as in C, without the prefix `mlx5_ib_`; fields have the same
 //! names. They convert to and from bytes, so they have no hidden padding. Kernels add
@@ -8,6 +9,7 @@
 
 #[cfg(test)]
 mod c_headers;
+pub mod ids;
 
 /// Declares structures: the name in C, the name in Rust, the size in bytes.
 macro_rules! driver_data {
@@ -99,6 +101,25 @@ driver_data! {
         num_uars_per_page: u32,
         num_dyn_bfregs: u32,
         dump_fill_mkey: u32,
+    }
+
+    /// A register of the port's steering.
+    "mlx5_ib_uapi_reg" Reg, 8 {
+        value: u32,
+        mask: u32,
+    }
+
+    /// Answer to the driver's QUERY_PORT ([`ids::METHOD_QUERY_DRIVER_PORT`]).
+    "mlx5_ib_uapi_query_port" QueryPort, 40 {
+        /// [`port_flag`]: the valid fields.
+        flags: u64,
+        vport: u16,
+        vport_vhca_id: u16,
+        esw_owner_vhca_id: u16,
+        rsvd0: u16,
+        vport_steering_icm_rx: u64,
+        vport_steering_icm_tx: u64,
+        reg_c0: Reg,
     }
 
     /// Answer to ALLOC_PD.
@@ -483,6 +504,22 @@ pub mod device_flag {
     pub const SCAT2CQE_DCT: u32 = 1 << 3;
     /// Receives can be consumed in any order.
     pub const OOO_DP: u32 = 1 << 4;
+}
+
+/// Bits of [`QueryPort::flags`]: the field is valid (`MLX5_IB_UAPI_QUERY_PORT_...`).
+pub mod port_flag {
+    /// `vport`.
+    pub const VPORT: u64 = 1 << 0;
+    /// `vport_vhca_id`.
+    pub const VPORT_VHCA_ID: u64 = 1 << 1;
+    /// `vport_steering_icm_rx`.
+    pub const VPORT_STEERING_ICM_RX: u64 = 1 << 2;
+    /// `vport_steering_icm_tx`.
+    pub const VPORT_STEERING_ICM_TX: u64 = 1 << 3;
+    /// `reg_c0`.
+    pub const VPORT_REG_C0: u64 = 1 << 4;
+    /// `esw_owner_vhca_id`.
+    pub const ESW_OWNER_VHCA_ID: u64 = 1 << 5;
 }
 
 /// `MLX5_SRQ_FLAG_SIGNATURE`: receives begin with a signature.

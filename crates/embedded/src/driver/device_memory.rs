@@ -3,11 +3,11 @@
 
 use std::os::fd::RawFd;
 
+use mlx5_abi::ids::*;
 use mmap_rs::MmapOptions;
 use uverbs::AccessFlags;
 use uverbs::abi::ids::*;
 
-use crate::driver::driver_ids::*;
 use crate::driver::object::{DeviceMemory, Object, ObjectData};
 use crate::driver::queues::require;
 use crate::driver::region::{OPTIONAL, RegionParameters};

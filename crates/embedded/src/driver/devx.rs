@@ -6,6 +6,7 @@
 
 use std::os::fd::RawFd;
 
+use mlx5_abi::ids::*;
 use roce::bits::{Field, get_array};
 use softhca::command::opcode as op;
 use softhca::layout::header::{OBJ_ID, OBJ_TYPE, SHORT_NUMBER};
@@ -18,7 +19,6 @@ use uverbs::AccessFlags;
 
 use crate::driver::command::{self, Input, NUMBER, make};
 use crate::driver::data::{DevxObject, Packet};
-use crate::driver::driver_ids::*;
 use crate::driver::object::{Object, ObjectData};
 use crate::driver::queues::{WQ, require};
 use crate::driver::request::Request;
@@ -103,41 +103,41 @@ fn creates(opcode: u16) -> Option<(Field, u16)> {
     })
 }
 
-/// Returns the command that creates the object that a command queries, and the number
-/// of the object.
-fn queried(input: &[u8]) -> Option<(u16, u32)> {
-    let (creator, number) = match OPCODE.get(input) as u16 {
-        op::QUERY_GENERAL_OBJECT => (op::CREATE_GENERAL_OBJECT, OBJ_ID),
-        op::QUERY_MKEY => (op::CREATE_MKEY, NUMBER),
-        op::QUERY_CQ => (op::CREATE_CQ, NUMBER),
-        op::QUERY_RMP => (op::CREATE_RMP, NUMBER),
-        op::QUERY_SQ => (op::CREATE_SQ, NUMBER),
-        op::QUERY_RQ => (op::CREATE_RQ, NUMBER),
-        op::QUERY_RQT => (op::CREATE_RQT, NUMBER),
-        op::QUERY_TIR => (op::CREATE_TIR, NUMBER),
-        op::QUERY_TIS => (op::CREATE_TIS, NUMBER),
-        op::QUERY_Q_COUNTER => (op::ALLOC_Q_COUNTER, q_counter::COUNTER_SET_ID),
-        op::QUERY_FLOW_COUNTER => (op::ALLOC_FLOW_COUNTER, flow::FLOW_COUNTER_ID),
-        op::QUERY_QP => (op::CREATE_QP, NUMBER),
-        op::QUERY_XRC_SRQ => (op::CREATE_XRC_SRQ, NUMBER),
-        op::QUERY_XRQ => (op::CREATE_XRQ, NUMBER),
-        op::QUERY_DCT => (op::CREATE_DCT, NUMBER),
-        _ => return None,
-    };
-    Some((creator, number.get(input)))
+/// What a command does to an existing object.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Query,
+    Modify,
 }
 
-/// As [`queried`], for a command that modifies.
-fn modified(input: &[u8]) -> Option<(u16, u32)> {
-    let (creator, number) = match OPCODE.get(input) as u16 {
-        op::MODIFY_GENERAL_OBJECT => (op::CREATE_GENERAL_OBJECT, OBJ_ID),
-        op::MODIFY_CQ => (op::CREATE_CQ, NUMBER),
-        op::MODIFY_RMP => (op::CREATE_RMP, NUMBER),
-        op::MODIFY_SQ => (op::CREATE_SQ, NUMBER),
-        op::MODIFY_RQ => (op::CREATE_RQ, NUMBER),
-        op::MODIFY_RQT => (op::CREATE_RQT, NUMBER),
-        op::MODIFY_TIR => (op::CREATE_TIR, NUMBER),
-        op::MODIFY_TIS => (op::CREATE_TIS, NUMBER),
+/// Returns what a command does to an object, the command that creates the object, and the
+/// field with its number.
+fn subject(opcode: u16) -> Option<(Use, u16, Field)> {
+    use Use::{Modify, Query};
+    Some(match opcode {
+        op::QUERY_GENERAL_OBJECT => (Query, op::CREATE_GENERAL_OBJECT, OBJ_ID),
+        op::QUERY_MKEY => (Query, op::CREATE_MKEY, NUMBER),
+        op::QUERY_CQ => (Query, op::CREATE_CQ, NUMBER),
+        op::QUERY_RMP => (Query, op::CREATE_RMP, NUMBER),
+        op::QUERY_SQ => (Query, op::CREATE_SQ, NUMBER),
+        op::QUERY_RQ => (Query, op::CREATE_RQ, NUMBER),
+        op::QUERY_RQT => (Query, op::CREATE_RQT, NUMBER),
+        op::QUERY_TIR => (Query, op::CREATE_TIR, NUMBER),
+        op::QUERY_TIS => (Query, op::CREATE_TIS, NUMBER),
+        op::QUERY_Q_COUNTER => (Query, op::ALLOC_Q_COUNTER, q_counter::COUNTER_SET_ID),
+        op::QUERY_FLOW_COUNTER => (Query, op::ALLOC_FLOW_COUNTER, flow::FLOW_COUNTER_ID),
+        op::QUERY_QP => (Query, op::CREATE_QP, NUMBER),
+        op::QUERY_XRC_SRQ => (Query, op::CREATE_XRC_SRQ, NUMBER),
+        op::QUERY_XRQ => (Query, op::CREATE_XRQ, NUMBER),
+        op::QUERY_DCT => (Query, op::CREATE_DCT, NUMBER),
+        op::MODIFY_GENERAL_OBJECT => (Modify, op::CREATE_GENERAL_OBJECT, OBJ_ID),
+        op::MODIFY_CQ => (Modify, op::CREATE_CQ, NUMBER),
+        op::MODIFY_RMP => (Modify, op::CREATE_RMP, NUMBER),
+        op::MODIFY_SQ => (Modify, op::CREATE_SQ, NUMBER),
+        op::MODIFY_RQ => (Modify, op::CREATE_RQ, NUMBER),
+        op::MODIFY_RQT => (Modify, op::CREATE_RQT, NUMBER),
+        op::MODIFY_TIR => (Modify, op::CREATE_TIR, NUMBER),
+        op::MODIFY_TIS => (Modify, op::CREATE_TIS, NUMBER),
         op::RST2INIT_QP
         | op::INIT2RTR_QP
         | op::INIT2INIT_QP
@@ -145,13 +145,12 @@ fn modified(input: &[u8]) -> Option<(u16, u32)> {
         | op::RTS2RTS_QP
         | op::SQERR2RTS_QP
         | op::TO_ERR_QP
-        | op::TO_RST_QP => (op::CREATE_QP, NUMBER),
-        op::ARM_XRC_SRQ => (op::CREATE_XRC_SRQ, NUMBER),
-        op::ARM_XRQ => (op::CREATE_XRQ, NUMBER),
-        op::ARM_RQ => (op::CREATE_RMP, NUMBER),
+        | op::TO_RST_QP => (Modify, op::CREATE_QP, NUMBER),
+        op::ARM_XRC_SRQ => (Modify, op::CREATE_XRC_SRQ, NUMBER),
+        op::ARM_XRQ => (Modify, op::CREATE_XRQ, NUMBER),
+        op::ARM_RQ => (Modify, op::CREATE_RMP, NUMBER),
         _ => return None,
-    };
-    Some((creator, number.get(input)))
+    })
 }
 
 /// Sets the flags that a queue's memory is registered memory (umem), so that the device
@@ -243,28 +242,28 @@ impl State {
 
     /// Executes a command that belongs to no object.
     pub(crate) fn devx_other(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let input = self.tagged(fd, request, ATTR_OTHER_IN)?;
+        let input = self.tagged(fd, request, ATTR_DEVX_OTHER_IN)?;
         if !is_general(OPCODE.get(&input) as u16) {
             return refuse(libc::EINVAL);
         }
-        self.execute_command(request, &input, ATTR_OTHER_OUT)
+        self.execute_command(request, &input, ATTR_DEVX_OTHER_OUT)
             .map(drop)
     }
 
     pub(crate) fn devx_query_eqn(&mut self, request: &mut Request) -> Result<()> {
-        let vector: u32 = request.value(ATTR_QUERY_EQN_VECTOR)?;
+        let vector: u32 = request.value(ATTR_DEVX_QUERY_EQN_VECTOR)?;
         if vector >= VECTORS {
             return refuse(libc::EINVAL);
         }
         let number = self.event_queue(vector);
-        request.answer(ATTR_QUERY_EQN_NUMBER, &number);
+        request.answer(ATTR_DEVX_QUERY_EQN_NUMBER, &number);
         Ok(())
     }
 
     /// # Safety
     /// As for [`State::execute`].
     pub(crate) unsafe fn devx_create(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let mut input = self.tagged(fd, request, ATTR_OBJ_IN)?;
+        let mut input = self.tagged(fd, request, ATTR_DEVX_OBJ_CREATE_IN)?;
         let opcode = OPCODE.get(&input) as u16;
         if header::TUNNELED.is_set(&input) {
             return refuse(libc::EINVAL);
@@ -274,13 +273,13 @@ impl State {
         };
         match opcode {
             // The number is beyond the minimum length of answers.
-            op::CREATE_PSV if request.room(ATTR_OBJ_OUT) < psv::SIZE => {
+            op::CREATE_PSV if request.room(ATTR_DEVX_OBJ_CREATE_OUT) < psv::SIZE => {
                 return refuse(libc::EINVAL);
             }
             op::CREATE_MKEY => require_umem_of_key(&mut input)?,
             _ => require_umem(&mut input),
         }
-        let output = self.execute_command(request, &input, ATTR_OBJ_OUT)?;
+        let output = self.execute_command(request, &input, ATTR_DEVX_OBJ_CREATE_OUT)?;
         let number = match opcode {
             op::ATTACH_TO_MCG => NUMBER.get(&input),
             _ => field.get(&output),
@@ -319,7 +318,7 @@ impl State {
             ranges: Vec::new(),
             data: ObjectData::Devx(object),
         });
-        request.set_handle(ATTR_OBJ_HANDLE, handle);
+        request.set_handle(ATTR_DEVX_OBJ_CREATE_HANDLE, handle);
         Ok(())
     }
 
@@ -376,26 +375,26 @@ impl State {
 
     pub(crate) fn devx_query(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let input = self.checked_query(fd, request)?;
-        self.execute_command(request, &input, ATTR_OBJ_OUT)
+        self.execute_command(request, &input, ATTR_DEVX_OBJ_QUERY_OUT)
             .map(drop)
     }
 
     /// Returns a query of the object that the request names.
     pub(crate) fn checked_query(&self, fd: RawFd, request: &Request) -> Result<Vec<u8>> {
-        let input = self.tagged(fd, request, ATTR_OBJ_IN)?;
-        self.check_subject(fd, request, &input, queried(&input))?;
+        let input = self.tagged(fd, request, ATTR_DEVX_OBJ_QUERY_IN)?;
+        self.check_subject(fd, request, &input, Use::Query)?;
         Ok(input)
     }
 
     pub(crate) fn devx_modify(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let mut input = self.tagged(fd, request, ATTR_OBJ_IN)?;
-        self.check_subject(fd, request, &input, modified(&input))?;
+        let mut input = self.tagged(fd, request, ATTR_DEVX_OBJ_MODIFY_IN)?;
+        self.check_subject(fd, request, &input, Use::Modify)?;
         let now_errored = OPCODE.get(&input) as u16 == op::TO_ERR_QP;
         if now_errored {
             self.flush_sends(None);
         }
         require_umem(&mut input);
-        self.execute_command(request, &input, ATTR_OBJ_OUT)?;
+        self.execute_command(request, &input, ATTR_DEVX_OBJ_MODIFY_OUT)?;
         let resets = match OPCODE.get(&input) as u16 {
             op::MODIFY_SQ => sqc::STATE.at(sqc::AT).get(&input) == rqc::state::RST,
             opcode => opcode == op::TO_RST_QP,
@@ -408,16 +407,12 @@ impl State {
 
     /// Checks that a command is about the object that the request names: one of DevX,
     /// or one of verbs.
-    fn check_subject(
-        &self,
-        fd: RawFd,
-        request: &Request,
-        input: &[u8],
-        subject: Option<(u16, u32)>,
-    ) -> Result<()> {
-        let Some((creator, number)) = subject else {
+    fn check_subject(&self, fd: RawFd, request: &Request, input: &[u8], access: Use) -> Result<()> {
+        let of_command = subject(OPCODE.get(input) as u16);
+        let Some((_, creator, field)) = of_command.filter(|(used, ..)| *used == access) else {
             return refuse(libc::EINVAL);
         };
+        let number = field.get(input);
         if header::TUNNELED.is_set(input) {
             return refuse(libc::EINVAL);
         }
@@ -426,7 +421,11 @@ impl State {
             _ => 0,
         };
         let is = |of: u16, has: u32| (of, has) == (creator, number);
-        let same = match &self.objects.get(fd, request.handle(ATTR_OBJ_HANDLE)?)?.data {
+        let same = match &self
+            .objects
+            .get(fd, request.handle(ATTR_DEVX_OBJ_QUERY_HANDLE)?)?
+            .data
+        {
             ObjectData::Devx(it) => is(it.opcode, it.number) && it.general == general,
             ObjectData::Cq(cq) => is(op::CREATE_CQ, cq.number),
             ObjectData::Srq(srq) => is(srq.kind.create_opcode(), srq.number),
@@ -457,9 +456,9 @@ impl State {
         if uid == 0 {
             return refuse(libc::EINVAL);
         }
-        let address: u64 = request.value(ATTR_UMEM_ADDRESS)?;
-        let length: u64 = request.value(ATTR_UMEM_LENGTH)?;
-        let access = request.flags(ATTR_UMEM_ACCESS, KNOWN.bits())?;
+        let address: u64 = request.value(ATTR_DEVX_UMEM_REG_ADDR)?;
+        let length: u64 = request.value(ATTR_DEVX_UMEM_REG_LEN)?;
+        let access = request.flags(ATTR_DEVX_UMEM_REG_ACCESS, KNOWN.bits())?;
         let access = AccessFlags::from_bits_retain(access);
         let writable = access.contains(AccessFlags::LOCAL_WRITE);
         if access.contains(AccessFlags::REMOTE_WRITE) && !writable {
@@ -470,8 +469,8 @@ impl State {
             false => Access::Read,
         };
         pin(address, length, need)?;
-        let sizes = match request.has(ATTR_UMEM_PAGE_SIZES) {
-            true => request.value(ATTR_UMEM_PAGE_SIZES)?,
+        let sizes = match request.has(ATTR_DEVX_UMEM_REG_PAGE_SIZES) {
+            true => request.value(ATTR_DEVX_UMEM_REG_PAGE_SIZES)?,
             false => u64::MAX,
         };
         // As in the kernel, page sizes larger than the memory do not count.
@@ -493,15 +492,15 @@ impl State {
             ranges: vec![(address, length)],
             data: ObjectData::Umem { number },
         });
-        request.set_handle(ATTR_UMEM_HANDLE, handle);
-        request.answer(ATTR_UMEM_NUMBER, &number);
+        request.set_handle(ATTR_DEVX_UMEM_REG_HANDLE, handle);
+        request.answer(ATTR_DEVX_UMEM_REG_NUMBER, &number);
         Ok(())
     }
 
     pub(crate) fn alloc_uar(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         /// With BlueFlame registers, and without.
         const TYPES: std::ops::RangeInclusive<u64> = 0..=1;
-        let kind: u64 = request.constant(ATTR_UAR_TYPE)?;
+        let kind: u64 = request.constant(ATTR_ALLOC_UAR_TYPE)?;
         if !TYPES.contains(&kind) {
             return refuse(libc::EINVAL);
         }
@@ -526,10 +525,10 @@ impl State {
         let (offset, length) = crate::driver::files::uar_mapping(slot);
         let context = self.context(fd)?.id;
         self.watch.add_uar(context, offset as usize);
-        request.set_handle(ATTR_UAR_HANDLE, handle);
-        request.answer(ATTR_UAR_MMAP_OFFSET, &offset);
-        request.answer(ATTR_UAR_MMAP_LENGTH, &length);
-        request.answer(ATTR_UAR_PAGE, &number);
+        request.set_handle(ATTR_ALLOC_UAR_HANDLE, handle);
+        request.answer(ATTR_ALLOC_UAR_MMAP_OFFSET, &offset);
+        request.answer(ATTR_ALLOC_UAR_MMAP_LENGTH, &length);
+        request.answer(ATTR_ALLOC_UAR_PAGE_ID, &number);
         Ok(())
     }
 

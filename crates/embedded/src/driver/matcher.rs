@@ -4,13 +4,13 @@
 
 use std::os::fd::RawFd;
 
+use mlx5_abi::ids::*;
 use softhca::command::opcode as op;
 use softhca::layout::flow;
 use softhca::profile::{Group, cap};
 
 use crate::driver::command::{Input, make};
 use crate::driver::data::{Actions, Destination, Headers, Match, Matcher};
-use crate::driver::driver_ids::*;
 use crate::driver::flow::{LAST_PRIORITY, MAX_TAG, OUTER_HEADERS};
 use crate::driver::object::{Object, ObjectData};
 use crate::driver::queues::require;
@@ -49,22 +49,25 @@ fn outer_headers(bytes: &[u8]) -> Result<Headers> {
 
 impl State {
     pub(crate) fn create_matcher(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let flags = request.flags(ATTR_MATCHER_FLAGS, SENT)?;
-        let has_table = request.has(ATTR_MATCHER_TABLE);
+        let flags = request.flags(ATTR_FLOW_MATCHER_FLOW_FLAGS, SENT)?;
+        let has_table = request.has(ATTR_FLOW_MATCHER_FT_TYPE);
         require(!has_table || flags == 0)?;
-        let is_received = !has_table || request.constant::<u64>(ATTR_MATCHER_TABLE)? == RECEIVED;
-        let criteria: u8 = request.value(ATTR_MATCHER_CRITERIA)?;
+        let is_received =
+            !has_table || request.constant::<u64>(ATTR_FLOW_MATCHER_FT_TYPE)? == RECEIVED;
+        let criteria: u8 = request.value(ATTR_FLOW_MATCHER_MATCH_CRITERIA)?;
         let supported = flags == 0
             && is_received
             && u32::from(criteria) & !OUTER_HEADERS == 0
-            && request.enumerator(ATTR_MATCHER_TYPE) == Some(NORMAL)
+            && request.enumerator(ATTR_FLOW_MATCHER_FLOW_TYPE) == Some(NORMAL)
             && self.is_ethernet();
         if !supported {
             return refuse(libc::EOPNOTSUPP);
         }
-        let priority: u16 = request.value(ATTR_MATCHER_TYPE)?;
+        let priority: u16 = request.value(ATTR_FLOW_MATCHER_FLOW_TYPE)?;
         require(u32::from(priority) < LAST_PRIORITY - 1)?;
-        let mask = request.bytes(ATTR_MATCHER_MASK).unwrap_or_default();
+        let mask = request
+            .bytes(ATTR_FLOW_MATCHER_MATCH_MASK)
+            .unwrap_or_default();
         let mask = match criteria {
             0 => Headers::default(),
             _ => outer_headers(&mask)?,
@@ -76,18 +79,18 @@ impl State {
             ranges: Vec::new(),
             data: ObjectData::Matcher(Matcher { mask, priority }),
         });
-        request.set_handle(ATTR_MATCHER_HANDLE, handle);
+        request.set_handle(ATTR_FLOW_MATCHER_CREATE_HANDLE, handle);
         Ok(())
     }
 
     pub(crate) fn create_matched_flow(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let flags = request.flags(ATTR_FLOW_FLAGS, DEFAULT_MISS | DROP)?;
-        let matcher_handle = request.handle(ATTR_FLOW_MATCHER)?;
+        let flags = request.flags(ATTR_CREATE_FLOW_FLAGS, DEFAULT_MISS | DROP)?;
+        let matcher_handle = request.handle(ATTR_CREATE_FLOW_MATCHER)?;
         let Matcher { mask, priority } = *self.objects.matcher(fd, matcher_handle)?;
-        let qp = request.optional_handle(ATTR_FLOW_QP);
-        let devx = request.optional_handle(ATTR_FLOW_DEVX);
-        let tag = match request.has(ATTR_FLOW_TAG) {
-            true => Some(request.value(ATTR_FLOW_TAG)?),
+        let qp = request.optional_handle(ATTR_CREATE_FLOW_DEST_QP);
+        let devx = request.optional_handle(ATTR_CREATE_FLOW_DEST_DEVX);
+        let tag = match request.has(ATTR_CREATE_FLOW_TAG) {
+            true => Some(request.value(ATTR_CREATE_FLOW_TAG)?),
             false => None,
         };
         require(tag.is_none_or(|tag| tag <= MAX_TAG))?;
@@ -110,10 +113,10 @@ impl State {
             _ => return refuse(libc::EINVAL),
         };
         let mut counter = None;
-        for handle in request.handles(ATTR_FLOW_COUNTERS) {
-            if request.has(ATTR_FLOW_COUNTER_OFFSETS) {
+        for handle in request.handles(ATTR_CREATE_FLOW_COUNTERS) {
+            if request.has(ATTR_CREATE_FLOW_COUNTERS_OFFSET) {
                 // The device has no series of counters that offsets could select from.
-                let offsets = request.bytes(ATTR_FLOW_COUNTER_OFFSETS);
+                let offsets = request.bytes(ATTR_CREATE_FLOW_COUNTERS_OFFSET);
                 require(offsets.is_some_and(|offsets| offsets == [0; 4]))?;
             }
             match &self.objects.get(fd, handle)?.data {
@@ -125,12 +128,14 @@ impl State {
             dependencies.push(handle);
         }
         let mut header_change = None;
-        for handle in request.handles(ATTR_FLOW_ACTIONS) {
+        for handle in request.handles(ATTR_CREATE_FLOW_ACTIONS) {
             let change = self.objects.header_change(fd, handle)?;
             require(header_change.replace(change).is_none())?;
             dependencies.push(handle);
         }
-        let value = request.bytes(ATTR_FLOW_VALUE).unwrap_or_default();
+        let value = request
+            .bytes(ATTR_CREATE_FLOW_MATCH_VALUE)
+            .unwrap_or_default();
         let mut value = outer_headers(&value)?;
         for (byte, mask) in value.0.iter_mut().zip(mask.0) {
             *byte &= mask;
@@ -149,15 +154,15 @@ impl State {
             ranges: Vec::new(),
             data: ObjectData::Flow(flow),
         });
-        request.set_handle(ATTR_FLOW_HANDLE, handle);
+        request.set_handle(ATTR_CREATE_FLOW_HANDLE, handle);
         Ok(())
     }
 
     pub(crate) fn create_header_change(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let changes = request
-            .bytes(ATTR_CHANGE_HEADER_ACTIONS)
+            .bytes(ATTR_MODIFY_HEADER_ACTIONS)
             .unwrap_or_default();
-        let table: u64 = request.constant(ATTR_CHANGE_HEADER_TABLE)?;
+        let table: u64 = request.constant(ATTR_MODIFY_HEADER_TABLE)?;
         let flow_tables = self.hca.settings().profile.group(Group::FlowTable);
         let most = cap::FT_HEADER_CHANGE_ACTIONS.get(&flow_tables);
         if most == 0 {
@@ -179,7 +184,7 @@ impl State {
             ranges: Vec::new(),
             data: ObjectData::HeaderChange { number },
         });
-        request.set_handle(ATTR_CHANGE_HEADER_HANDLE, handle);
+        request.set_handle(ATTR_MODIFY_HEADER_HANDLE, handle);
         Ok(())
     }
 }

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use mlx5_abi::ids::*;
 use mlx5_abi::{
     ALLOC_UCTX_DEVX, AllocUcontextReq, AllocUcontextResp, CLOCK_INFO_V1, INLINE_MODE_NONE,
     LIB_CAP_DYN_UAR, commands_with_driver_data, context_flag,
@@ -17,12 +18,11 @@ use uverbs::abi::verbs::CORE_SUPPORT_OPTIONAL_MR_ACCESS;
 use uverbs::abi::write::{DestroyCqResp, DestroyQpResp};
 
 use crate::driver::command::{self, Input, make};
-use crate::driver::driver_ids::*;
 use crate::driver::event::{EventCounter, EventFile, FileKind};
 use crate::driver::files::{ContextFile, File, PER_UAR, REGISTERS, UAR, UARS, uar_mapping};
 use crate::driver::object::{Events, Object, ObjectData};
 use crate::driver::request::Request;
-use crate::driver::spec::{self, ATTR_QUERY_CONTEXT_RESP, Form};
+use crate::driver::spec::{self, Form};
 use crate::driver::state::{State, VECTORS};
 use crate::{Result, refuse};
 
@@ -99,46 +99,58 @@ impl State {
             (OBJECT_RWQ_IND_TBL, METHOD_RWQ_IND_TBL_DESTROY) => {
                 self.remove(fd, request, ATTR_DESTROY_RWQ_IND_TBL_HANDLE)
             }
-            (OBJECT_DEVX, METHOD_OTHER) => self.devx_other(fd, request),
-            (OBJECT_DEVX, METHOD_QUERY_EQN) => self.devx_query_eqn(request),
+            (OBJECT_DEVX, METHOD_DEVX_OTHER) => self.devx_other(fd, request),
+            (OBJECT_DEVX, METHOD_DEVX_QUERY_EQN) => self.devx_query_eqn(request),
             // Dynamic UARs without an object are not supported.
-            (OBJECT_DEVX, METHOD_QUERY_UAR) => refuse(libc::EINVAL),
+            (OBJECT_DEVX, METHOD_DEVX_QUERY_UAR) => refuse(libc::EINVAL),
             // SAFETY: guaranteed by the caller.
-            (OBJECT_DEVX_OBJ, METHOD_OBJ_CREATE) => unsafe { self.devx_create(fd, request) },
-            (OBJECT_DEVX_OBJ, METHOD_OBJ_QUERY) => self.devx_query(fd, request),
-            (OBJECT_DEVX_OBJ, METHOD_OBJ_MODIFY) => self.devx_modify(fd, request),
-            (OBJECT_DEVX_OBJ, METHOD_OBJ_DESTROY) => self.remove(fd, request, ATTR_OBJ_HANDLE),
+            (OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_CREATE) => unsafe { self.devx_create(fd, request) },
+            (OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_QUERY) => self.devx_query(fd, request),
+            (OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_MODIFY) => self.devx_modify(fd, request),
+            (OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_DESTROY) => {
+                self.remove(fd, request, ATTR_DEVX_OBJ_DESTROY_HANDLE)
+            }
             // SAFETY: guaranteed by the caller.
-            (OBJECT_DEVX_UMEM, METHOD_UMEM_REG) => unsafe { self.register_umem(fd, request) },
-            (OBJECT_DEVX_UMEM, METHOD_UMEM_DEREG) => self.remove(fd, request, ATTR_UMEM_HANDLE),
-            (OBJECT_DEVX, METHOD_SUBSCRIBE_EVENT) => self.devx_subscribe(fd, request),
-            (OBJECT_DEVX_OBJ, METHOD_OBJ_ASYNC_QUERY) => self.devx_query_async(fd, request),
-            (OBJECT_DEVX_ASYNC_CMD_FD, METHOD_FILE_ALLOC) => self.alloc_command_file(fd, request),
-            (OBJECT_DEVX_ASYNC_EVENT_FD, METHOD_FILE_ALLOC) => self.alloc_devx_events(fd, request),
+            (OBJECT_DEVX_UMEM, METHOD_DEVX_UMEM_REG) => unsafe { self.register_umem(fd, request) },
+            (OBJECT_DEVX_UMEM, METHOD_DEVX_UMEM_DEREG) => {
+                self.remove(fd, request, ATTR_DEVX_UMEM_DEREG_HANDLE)
+            }
+            (OBJECT_DEVX, METHOD_DEVX_SUBSCRIBE_EVENT) => self.devx_subscribe(fd, request),
+            (OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_ASYNC_QUERY) => self.devx_query_async(fd, request),
+            (OBJECT_DEVX_ASYNC_CMD_FD, METHOD_DEVX_CMD_FD_ALLOC) => {
+                self.alloc_command_file(fd, request)
+            }
+            (OBJECT_DEVX_ASYNC_EVENT_FD, METHOD_DEVX_EVENT_FD_ALLOC) => {
+                self.alloc_devx_events(fd, request)
+            }
             (OBJECT_PD, METHOD_PD_QUERY) => {
-                let number = self.objects.pd(fd, request.handle(ATTR_PD_HANDLE)?)?;
-                request.answer(ATTR_PD_NUMBER, &number);
+                let number = self.objects.pd(fd, request.handle(ATTR_QUERY_PD_HANDLE)?)?;
+                request.answer(ATTR_QUERY_PD_NUMBER, &number);
                 Ok(())
             }
-            (OBJECT_FLOW_MATCHER, METHOD_MATCHER_CREATE) => self.create_matcher(fd, request),
-            (OBJECT_FLOW_MATCHER, METHOD_MATCHER_DESTROY) => {
-                self.remove(fd, request, ATTR_MATCHER_HANDLE)
+            (OBJECT_FLOW_MATCHER, METHOD_FLOW_MATCHER_CREATE) => self.create_matcher(fd, request),
+            (OBJECT_FLOW_MATCHER, METHOD_FLOW_MATCHER_DESTROY) => {
+                self.remove(fd, request, ATTR_FLOW_MATCHER_DESTROY_HANDLE)
             }
-            (OBJECT_FLOW, METHOD_FLOW_CREATE) => self.create_matched_flow(fd, request),
-            (OBJECT_FLOW, METHOD_FLOW_DESTROY) => self.remove(fd, request, ATTR_FLOW_HANDLE),
+            (OBJECT_FLOW, METHOD_CREATE_FLOW) => self.create_matched_flow(fd, request),
+            (OBJECT_FLOW, METHOD_DESTROY_FLOW) => {
+                self.remove(fd, request, ATTR_DESTROY_FLOW_HANDLE)
+            }
             (OBJECT_COUNTERS, METHOD_COUNTERS_CREATE) => self.create_counters(fd, request),
             (OBJECT_COUNTERS, METHOD_COUNTERS_READ) => self.read_counters(fd, request),
             (OBJECT_COUNTERS, METHOD_COUNTERS_DESTROY) => {
                 self.remove(fd, request, ATTR_DESTROY_COUNTERS_HANDLE)
             }
-            (OBJECT_FLOW_ACTION, METHOD_CHANGE_HEADER) => self.create_header_change(fd, request),
+            (OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_MODIFY_HEADER) => {
+                self.create_header_change(fd, request)
+            }
             // The device has no tunnels.
-            (OBJECT_FLOW_ACTION, METHOD_REFORMAT) => refuse(libc::EOPNOTSUPP),
+            (OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_REFORMAT) => refuse(libc::EOPNOTSUPP),
             (OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_DESTROY) => {
                 self.remove(fd, request, ATTR_DESTROY_FLOW_ACTION_HANDLE)
             }
             (OBJECT_UAR, METHOD_UAR_ALLOC) => self.alloc_uar(fd, request),
-            (OBJECT_UAR, METHOD_UAR_DESTROY) => self.remove(fd, request, ATTR_UAR_HANDLE),
+            (OBJECT_UAR, METHOD_UAR_DESTROY) => self.remove(fd, request, ATTR_DESTROY_UAR_HANDLE),
             _ => refuse(libc::EPROTONOSUPPORT),
         };
         // As in the kernel: driver output is marked written.

@@ -8,7 +8,6 @@ pub(crate) mod data;
 pub(crate) mod descriptors;
 pub(crate) mod device_memory;
 pub(crate) mod devx;
-pub(crate) mod driver_ids;
 pub(crate) mod dynamic;
 pub(crate) mod event;
 pub(crate) mod files;

@@ -11,7 +11,6 @@ use uverbs::abi::write::ModifyQp;
 use uverbs::{AccessFlags, QpType};
 
 use crate::driver::data::{Counters, DevxObject, Flow, Matcher, Packet, Target, WorkQueue};
-use crate::driver::driver_ids;
 use crate::driver::event::{EventCounter, EventFile};
 use crate::{Result, refuse};
 
@@ -263,12 +262,12 @@ impl ObjectData {
             Self::Ah => ids::OBJECT_AH,
             Self::Dm(_) => ids::OBJECT_DM,
             Self::Flow(_) => ids::OBJECT_FLOW,
-            Self::Matcher(_) => driver_ids::OBJECT_FLOW_MATCHER,
+            Self::Matcher(_) => mlx5_abi::ids::OBJECT_FLOW_MATCHER,
             Self::Counters(_) => ids::OBJECT_COUNTERS,
             Self::HeaderChange { .. } => ids::OBJECT_FLOW_ACTION,
-            Self::Uar { .. } => driver_ids::OBJECT_UAR,
-            Self::Umem { .. } => driver_ids::OBJECT_DEVX_UMEM,
-            Self::Devx(_) => driver_ids::OBJECT_DEVX_OBJ,
+            Self::Uar { .. } => mlx5_abi::ids::OBJECT_UAR,
+            Self::Umem { .. } => mlx5_abi::ids::OBJECT_DEVX_UMEM,
+            Self::Devx(_) => mlx5_abi::ids::OBJECT_DEVX_OBJ,
         }
     }
 }

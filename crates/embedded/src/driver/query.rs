@@ -1,7 +1,9 @@
 //! Queries of the device, its port and its GIDs.
 
+use mlx5_abi::ids::{ATTR_QUERY_DRIVER_PORT, ATTR_QUERY_DRIVER_PORT_NUMBER};
 use mlx5_abi::{
-    CqeCompCaps, DciStreamsCaps, HASH_TOEPLITZ, StridingRqCaps, TsoCaps, device_flag, mini_format,
+    CqeCompCaps, DciStreamsCaps, HASH_TOEPLITZ, QueryPort, StridingRqCaps, TsoCaps, device_flag,
+    mini_format,
 };
 use mmap_rs::MmapOptions;
 use roce::fabric::subnet;
@@ -18,7 +20,6 @@ use zerocopy::IntoBytes;
 
 use crate::addresses::OTHERS_MAC;
 use crate::driver::command::{Input, run};
-use crate::driver::driver_ids::{ATTR_DRIVER_PORT, ATTR_DRIVER_PORT_NUMBER};
 use crate::driver::files::MEMORY_PAGES;
 use crate::driver::gids::{mac_of, multicast_mac};
 use crate::driver::queues::{LOG_MAX_STREAMS, MAX_TAGS, require};
@@ -143,8 +144,8 @@ impl State {
 
     /// Answers `mlx5dv_query_port`: no attribute is valid, since there is no switch.
     pub(crate) fn query_driver_port(request: &mut Request) -> Result<()> {
-        require(request.value::<u32>(ATTR_DRIVER_PORT_NUMBER)? == 1)?;
-        request.answer_struct(ATTR_DRIVER_PORT, &0u64);
+        require(request.value::<u32>(ATTR_QUERY_DRIVER_PORT_NUMBER)? == 1)?;
+        request.answer_struct(ATTR_QUERY_DRIVER_PORT, &QueryPort::default());
         Ok(())
     }
 

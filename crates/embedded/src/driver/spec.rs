@@ -4,11 +4,8 @@
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
 
-use crate::driver::driver_ids as driver;
 use crate::driver::event::FileKind;
-
-/// `MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX`: the driver's answer in QUERY_CONTEXT.
-pub(crate) const ATTR_QUERY_CONTEXT_RESP: u16 = uverbs::driver::NAMESPACE;
+use mlx5_abi::ids as driver;
 
 /// Type of an attribute.
 #[derive(Clone, Copy, Debug)]
@@ -178,7 +175,7 @@ pub(crate) fn method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> 
                 [
                     out(ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, 4).optional(),
                     out(ATTR_QUERY_CONTEXT_CORE_SUPPORT, 8).optional(),
-                    out_struct(ATTR_QUERY_CONTEXT_RESP, 72),
+                    out_struct(driver::ATTR_QUERY_CONTEXT_RESP, 72),
                 ]
             }
         }
@@ -438,110 +435,122 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
         (OBJECT_DEVICE, METHOD_QUERY_DRIVER_PORT) => {
             &const {
                 [
-                    exactly(ATTR_DRIVER_PORT_NUMBER, 4),
-                    out_struct(ATTR_DRIVER_PORT, 8),
+                    exactly(ATTR_QUERY_DRIVER_PORT_NUMBER, 4),
+                    out_struct(ATTR_QUERY_DRIVER_PORT, 8),
                 ]
             }
         }
-        (OBJECT_DEVX, METHOD_OTHER) => {
+        (OBJECT_DEVX, METHOD_DEVX_OTHER) => {
             &const {
                 [
-                    in_struct(ATTR_OTHER_IN, HEADER),
-                    out_struct(ATTR_OTHER_OUT, HEADER),
+                    in_struct(ATTR_DEVX_OTHER_IN, HEADER),
+                    out_struct(ATTR_DEVX_OTHER_OUT, HEADER),
                 ]
             }
         }
-        (OBJECT_DEVX, METHOD_QUERY_UAR) => {
+        (OBJECT_DEVX, METHOD_DEVX_QUERY_UAR) => {
             &const {
                 [
-                    exactly(ATTR_QUERY_UAR_USER_INDEX, 4),
-                    out(ATTR_QUERY_UAR_DEVICE_INDEX, 4),
+                    exactly(ATTR_DEVX_QUERY_UAR_USER_INDEX, 4),
+                    out(ATTR_DEVX_QUERY_UAR_DEVICE_INDEX, 4),
                 ]
             }
         }
-        (OBJECT_DEVX, METHOD_QUERY_EQN) => {
+        (OBJECT_DEVX, METHOD_DEVX_QUERY_EQN) => {
             &const {
                 [
-                    exactly(ATTR_QUERY_EQN_VECTOR, 4),
-                    out(ATTR_QUERY_EQN_NUMBER, 4),
+                    exactly(ATTR_DEVX_QUERY_EQN_VECTOR, 4),
+                    out(ATTR_DEVX_QUERY_EQN_NUMBER, 4),
                 ]
             }
         }
-        (OBJECT_DEVX_OBJ, METHOD_OBJ_CREATE) => {
+        (OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_CREATE) => {
             &const {
                 [
-                    new_object(ATTR_OBJ_HANDLE),
-                    in_struct(ATTR_OBJ_IN, HEADER),
-                    out_struct(ATTR_OBJ_OUT, HEADER),
+                    new_object(ATTR_DEVX_OBJ_CREATE_HANDLE),
+                    in_struct(ATTR_DEVX_OBJ_CREATE_IN, HEADER),
+                    out_struct(ATTR_DEVX_OBJ_CREATE_OUT, HEADER),
                 ]
             }
         }
-        (OBJECT_DEVX_OBJ, METHOD_OBJ_MODIFY | METHOD_OBJ_QUERY) => {
+        (OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_MODIFY | METHOD_DEVX_OBJ_QUERY) => {
             &const {
                 [
-                    Spec::new(ATTR_OBJ_HANDLE, Form::AnyObject),
-                    in_struct(ATTR_OBJ_IN, HEADER),
-                    out_struct(ATTR_OBJ_OUT, HEADER),
+                    Spec::new(ATTR_DEVX_OBJ_QUERY_HANDLE, Form::AnyObject),
+                    in_struct(ATTR_DEVX_OBJ_QUERY_IN, HEADER),
+                    out_struct(ATTR_DEVX_OBJ_QUERY_OUT, HEADER),
                 ]
             }
         }
-        (OBJECT_DEVX, METHOD_SUBSCRIBE_EVENT) => {
+        (OBJECT_DEVX, METHOD_DEVX_SUBSCRIBE_EVENT) => {
             &const {
                 let channel = Form::Fd(FileKind::DevxEvents { omit_data: false });
                 [
-                    Spec::new(ATTR_SUBSCRIBE_CHANNEL, channel),
-                    object(ATTR_SUBSCRIBE_OBJECT, OBJECT_DEVX_OBJ).optional(),
-                    in_struct(ATTR_SUBSCRIBE_EVENTS, 2),
-                    exactly(ATTR_SUBSCRIBE_EVENTFD, 4).optional(),
-                    exactly(ATTR_SUBSCRIBE_COOKIE, 8).optional(),
+                    Spec::new(ATTR_DEVX_SUBSCRIBE_CHANNEL, channel),
+                    object(ATTR_DEVX_SUBSCRIBE_OBJECT, OBJECT_DEVX_OBJ).optional(),
+                    in_struct(ATTR_DEVX_SUBSCRIBE_EVENTS, 2),
+                    exactly(ATTR_DEVX_SUBSCRIBE_EVENTFD, 4).optional(),
+                    exactly(ATTR_DEVX_SUBSCRIBE_COOKIE, 8).optional(),
                 ]
             }
         }
-        (OBJECT_DEVX_OBJ, METHOD_OBJ_ASYNC_QUERY) => {
+        (OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_ASYNC_QUERY) => {
             &const {
                 let file = Form::Fd(FileKind::DevxAnswers);
                 [
-                    Spec::new(ATTR_OBJ_HANDLE, Form::AnyObject),
-                    in_struct(ATTR_OBJ_IN, HEADER),
-                    Spec::new(ATTR_ASYNC_QUERY_FD, file),
-                    exactly(ATTR_ASYNC_QUERY_WR_ID, 8),
-                    constant(ATTR_ASYNC_QUERY_LENGTH),
+                    Spec::new(ATTR_DEVX_ASYNC_QUERY_HANDLE, Form::AnyObject),
+                    in_struct(ATTR_DEVX_ASYNC_QUERY_IN, HEADER),
+                    Spec::new(ATTR_DEVX_ASYNC_QUERY_FD, file),
+                    exactly(ATTR_DEVX_ASYNC_QUERY_WR_ID, 8),
+                    constant(ATTR_DEVX_ASYNC_QUERY_LENGTH),
                 ]
             }
         }
-        (OBJECT_DEVX_ASYNC_CMD_FD, METHOD_FILE_ALLOC) => &const { [new_object(ATTR_FILE_HANDLE)] },
-        (OBJECT_DEVX_ASYNC_EVENT_FD, METHOD_FILE_ALLOC) => {
-            &const { [new_object(ATTR_FILE_HANDLE), flags(ATTR_FILE_FLAGS)] }
+        (OBJECT_DEVX_ASYNC_CMD_FD, METHOD_DEVX_CMD_FD_ALLOC) => {
+            &const { [new_object(ATTR_DEVX_CMD_FD_HANDLE)] }
         }
-        (OBJECT_DEVX_OBJ, METHOD_OBJ_DESTROY) => {
-            &const { [object(ATTR_OBJ_HANDLE, OBJECT_DEVX_OBJ)] }
-        }
-        (OBJECT_DEVX_UMEM, METHOD_UMEM_REG) => {
+        (OBJECT_DEVX_ASYNC_EVENT_FD, METHOD_DEVX_EVENT_FD_ALLOC) => {
             &const {
                 [
-                    new_object(ATTR_UMEM_HANDLE),
-                    exactly(ATTR_UMEM_ADDRESS, 8),
-                    exactly(ATTR_UMEM_LENGTH, 8),
-                    flags(ATTR_UMEM_ACCESS),
-                    constant(ATTR_UMEM_PAGE_SIZES).optional(),
-                    out(ATTR_UMEM_NUMBER, 4),
+                    new_object(ATTR_DEVX_EVENT_FD_HANDLE),
+                    flags(ATTR_DEVX_EVENT_FD_FLAGS),
                 ]
             }
         }
-        (OBJECT_DEVX_UMEM, METHOD_UMEM_DEREG) => {
-            &const { [object(ATTR_UMEM_HANDLE, OBJECT_DEVX_UMEM)] }
+        (OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_DESTROY) => {
+            &const { [object(ATTR_DEVX_OBJ_DESTROY_HANDLE, OBJECT_DEVX_OBJ)] }
+        }
+        (OBJECT_DEVX_UMEM, METHOD_DEVX_UMEM_REG) => {
+            &const {
+                [
+                    new_object(ATTR_DEVX_UMEM_REG_HANDLE),
+                    exactly(ATTR_DEVX_UMEM_REG_ADDR, 8),
+                    exactly(ATTR_DEVX_UMEM_REG_LEN, 8),
+                    flags(ATTR_DEVX_UMEM_REG_ACCESS),
+                    constant(ATTR_DEVX_UMEM_REG_PAGE_SIZES).optional(),
+                    out(ATTR_DEVX_UMEM_REG_NUMBER, 4),
+                ]
+            }
+        }
+        (OBJECT_DEVX_UMEM, METHOD_DEVX_UMEM_DEREG) => {
+            &const { [object(ATTR_DEVX_UMEM_DEREG_HANDLE, OBJECT_DEVX_UMEM)] }
         }
         (OBJECT_PD, METHOD_PD_QUERY) => {
-            &const { [object(ATTR_PD_HANDLE, OBJECT_PD), out(ATTR_PD_NUMBER, 4)] }
+            &const {
+                [
+                    object(ATTR_QUERY_PD_HANDLE, OBJECT_PD),
+                    out(ATTR_QUERY_PD_NUMBER, 4),
+                ]
+            }
         }
         (OBJECT_UAR, METHOD_UAR_ALLOC) => {
             &const {
                 [
-                    new_object(ATTR_UAR_HANDLE),
-                    constant(ATTR_UAR_TYPE),
-                    out(ATTR_UAR_MMAP_OFFSET, 8),
-                    out(ATTR_UAR_MMAP_LENGTH, 4),
-                    out(ATTR_UAR_PAGE, 4),
+                    new_object(ATTR_ALLOC_UAR_HANDLE),
+                    constant(ATTR_ALLOC_UAR_TYPE),
+                    out(ATTR_ALLOC_UAR_MMAP_OFFSET, 8),
+                    out(ATTR_ALLOC_UAR_MMAP_LENGTH, 4),
+                    out(ATTR_ALLOC_UAR_PAGE_ID, 4),
                 ]
             }
         }
@@ -565,24 +574,29 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
                 ]
             }
         }
-        (OBJECT_FLOW_MATCHER, METHOD_MATCHER_CREATE) => {
+        (OBJECT_FLOW_MATCHER, METHOD_FLOW_MATCHER_CREATE) => {
             &const {
                 // `enum mlx5_ib_flow_type`: the first has a priority.
                 let types = Form::Enum(&[2, 0, 0, 0]);
                 [
-                    new_object(ATTR_MATCHER_HANDLE),
-                    match_parameters(ATTR_MATCHER_MASK),
-                    Spec::new(ATTR_MATCHER_TYPE, types),
-                    exactly(ATTR_MATCHER_CRITERIA, 1),
-                    flags(ATTR_MATCHER_FLAGS),
-                    constant(ATTR_MATCHER_TABLE).optional(),
+                    new_object(ATTR_FLOW_MATCHER_CREATE_HANDLE),
+                    match_parameters(ATTR_FLOW_MATCHER_MATCH_MASK),
+                    Spec::new(ATTR_FLOW_MATCHER_FLOW_TYPE, types),
+                    exactly(ATTR_FLOW_MATCHER_MATCH_CRITERIA, 1),
+                    flags(ATTR_FLOW_MATCHER_FLOW_FLAGS),
+                    constant(ATTR_FLOW_MATCHER_FT_TYPE).optional(),
                 ]
             }
         }
-        (OBJECT_FLOW_MATCHER, METHOD_MATCHER_DESTROY) => {
-            &const { [object(ATTR_MATCHER_HANDLE, OBJECT_FLOW_MATCHER)] }
+        (OBJECT_FLOW_MATCHER, METHOD_FLOW_MATCHER_DESTROY) => {
+            &const {
+                [object(
+                    ATTR_FLOW_MATCHER_DESTROY_HANDLE,
+                    OBJECT_FLOW_MATCHER,
+                )]
+            }
         }
-        (OBJECT_FLOW, METHOD_FLOW_CREATE) => {
+        (OBJECT_FLOW, METHOD_CREATE_FLOW) => {
             &const {
                 let actions = Form::Objects {
                     kind: OBJECT_FLOW_ACTION,
@@ -593,30 +607,32 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
                     max: 1,
                 };
                 [
-                    new_object(ATTR_FLOW_HANDLE),
-                    match_parameters(ATTR_FLOW_VALUE),
-                    object(ATTR_FLOW_QP, OBJECT_QP).optional(),
-                    object(ATTR_FLOW_DEVX, OBJECT_DEVX_OBJ).optional(),
-                    object(ATTR_FLOW_MATCHER, OBJECT_FLOW_MATCHER),
-                    Spec::new(ATTR_FLOW_ACTIONS, actions).optional(),
-                    exactly(ATTR_FLOW_TAG, 4).optional(),
-                    Spec::new(ATTR_FLOW_COUNTERS, counters).optional(),
-                    in_struct(ATTR_FLOW_COUNTER_OFFSETS, 4).optional(),
-                    flags(ATTR_FLOW_FLAGS),
+                    new_object(ATTR_CREATE_FLOW_HANDLE),
+                    match_parameters(ATTR_CREATE_FLOW_MATCH_VALUE),
+                    object(ATTR_CREATE_FLOW_DEST_QP, OBJECT_QP).optional(),
+                    object(ATTR_CREATE_FLOW_DEST_DEVX, OBJECT_DEVX_OBJ).optional(),
+                    object(ATTR_CREATE_FLOW_MATCHER, OBJECT_FLOW_MATCHER),
+                    Spec::new(ATTR_CREATE_FLOW_ACTIONS, actions).optional(),
+                    exactly(ATTR_CREATE_FLOW_TAG, 4).optional(),
+                    Spec::new(ATTR_CREATE_FLOW_COUNTERS, counters).optional(),
+                    in_struct(ATTR_CREATE_FLOW_COUNTERS_OFFSET, 4).optional(),
+                    flags(ATTR_CREATE_FLOW_FLAGS),
                 ]
             }
         }
-        (OBJECT_FLOW, METHOD_FLOW_DESTROY) => &const { [object(ATTR_FLOW_HANDLE, OBJECT_FLOW)] },
-        (OBJECT_FLOW_ACTION, METHOD_CHANGE_HEADER) => {
+        (OBJECT_FLOW, METHOD_DESTROY_FLOW) => {
+            &const { [object(ATTR_DESTROY_FLOW_HANDLE, OBJECT_FLOW)] }
+        }
+        (OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_MODIFY_HEADER) => {
             &const {
                 [
-                    new_object(ATTR_CHANGE_HEADER_HANDLE),
-                    in_struct(ATTR_CHANGE_HEADER_ACTIONS, 8),
-                    constant(ATTR_CHANGE_HEADER_TABLE),
+                    new_object(ATTR_MODIFY_HEADER_HANDLE),
+                    in_struct(ATTR_MODIFY_HEADER_ACTIONS, 8),
+                    constant(ATTR_MODIFY_HEADER_TABLE),
                 ]
             }
         }
-        (OBJECT_FLOW_ACTION, METHOD_REFORMAT) => {
+        (OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_REFORMAT) => {
             &const {
                 [
                     new_object(ATTR_REFORMAT_HANDLE),
@@ -626,7 +642,9 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
                 ]
             }
         }
-        (OBJECT_UAR, METHOD_UAR_DESTROY) => &const { [object(ATTR_UAR_HANDLE, OBJECT_UAR)] },
+        (OBJECT_UAR, METHOD_UAR_DESTROY) => {
+            &const { [object(ATTR_DESTROY_UAR_HANDLE, OBJECT_UAR)] }
+        }
         _ => return None,
     })
 }

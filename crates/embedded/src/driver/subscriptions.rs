@@ -4,13 +4,13 @@
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
+use mlx5_abi::ids::*;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use roce::bits::get32;
 use softhca::command::opcode as op;
 use softhca::engine::eq::event;
 
 use crate::driver::data::{DevxObject, Report, Subscription};
-use crate::driver::driver_ids::*;
 use crate::driver::event::{Event, EventCounter, EventFile, FileKind};
 use crate::driver::files::File;
 use crate::driver::object::ObjectData;
@@ -103,31 +103,41 @@ fn eventfd(fd: RawFd) -> Result<OwnedFd> {
 }
 
 impl State {
-    fn alloc_file(&mut self, fd: RawFd, request: &mut Request, kind: FileKind) -> Result<()> {
+    fn alloc_file(
+        &mut self,
+        fd: RawFd,
+        request: &mut Request,
+        (kind, handle): (FileKind, u16),
+    ) -> Result<()> {
         let id = self.context(fd)?.id;
         let (events, number) = EventFile::new(kind, id)?;
         let published = request.publish(number)?;
         self.files.insert(number, File::Events(events));
-        request.set_handle(ATTR_FILE_HANDLE, published as u32);
+        request.set_handle(handle, published as u32);
         Ok(())
     }
 
     pub(crate) fn alloc_command_file(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        self.alloc_file(fd, request, FileKind::DevxAnswers)
+        self.alloc_file(
+            fd,
+            request,
+            (FileKind::DevxAnswers, ATTR_DEVX_CMD_FD_HANDLE),
+        )
     }
 
     pub(crate) fn alloc_devx_events(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let flags = request.flags(ATTR_FILE_FLAGS, OMIT_DATA)?;
+        let flags = request.flags(ATTR_DEVX_EVENT_FD_FLAGS, OMIT_DATA)?;
         let omit_data = flags & OMIT_DATA != 0;
-        self.alloc_file(fd, request, FileKind::DevxEvents { omit_data })
+        let kind = FileKind::DevxEvents { omit_data };
+        self.alloc_file(fd, request, (kind, ATTR_DEVX_EVENT_FD_HANDLE))
     }
 
     /// Executes a query whose answer is read from a file.
     pub(crate) fn devx_query_async(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let input = self.checked_query(fd, request)?;
-        let length: u16 = request.constant(ATTR_ASYNC_QUERY_LENGTH)?;
-        let wr_id: u64 = request.value(ATTR_ASYNC_QUERY_WR_ID)?;
-        let Some(file) = self.event_file(request, ATTR_ASYNC_QUERY_FD) else {
+        let length: u16 = request.constant(ATTR_DEVX_ASYNC_QUERY_LENGTH)?;
+        let wr_id: u64 = request.value(ATTR_DEVX_ASYNC_QUERY_WR_ID)?;
+        let Some(file) = self.event_file(request, ATTR_DEVX_ASYNC_QUERY_FD) else {
             return refuse(libc::EBADF);
         };
         if file.unread() + usize::from(length) > MAX_UNREAD_BYTES {
@@ -147,13 +157,15 @@ impl State {
         if self.uid(fd) == 0 {
             return refuse(libc::EINVAL);
         }
-        let Some(channel) = self.event_file(request, ATTR_SUBSCRIBE_CHANNEL) else {
+        let Some(channel) = self.event_file(request, ATTR_DEVX_SUBSCRIBE_CHANNEL) else {
             return refuse(libc::EBADF);
         };
-        let object = request.optional_handle(ATTR_SUBSCRIBE_OBJECT);
-        let by_eventfd = request.has(ATTR_SUBSCRIBE_EVENTFD);
-        let has_cookie = request.has(ATTR_SUBSCRIBE_COOKIE);
-        let list = request.bytes(ATTR_SUBSCRIBE_EVENTS).unwrap_or_default();
+        let object = request.optional_handle(ATTR_DEVX_SUBSCRIBE_OBJECT);
+        let by_eventfd = request.has(ATTR_DEVX_SUBSCRIBE_EVENTFD);
+        let has_cookie = request.has(ATTR_DEVX_SUBSCRIBE_COOKIE);
+        let list = request
+            .bytes(ATTR_DEVX_SUBSCRIBE_EVENTS)
+            .unwrap_or_default();
         if by_eventfd && has_cookie || list.len() % 2 != 0 || list.len() / 2 > MAX_EVENTS {
             return refuse(libc::EINVAL);
         }
@@ -175,10 +187,10 @@ impl State {
         for number in numbers {
             let report = match (by_eventfd, has_cookie) {
                 (true, _) => {
-                    let fd: u32 = request.value(ATTR_SUBSCRIBE_EVENTFD)?;
+                    let fd: u32 = request.value(ATTR_DEVX_SUBSCRIBE_EVENTFD)?;
                     Report::EventFd(eventfd(fd as RawFd)?)
                 }
-                (false, true) => Report::Cookie(request.value(ATTR_SUBSCRIBE_COOKIE)?),
+                (false, true) => Report::Cookie(request.value(ATTR_DEVX_SUBSCRIBE_COOKIE)?),
                 (false, false) => Report::Cookie(0),
             };
             new.push(Subscription {

@@ -5,6 +5,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mlx5_abi::ids::{METHOD_DEVX_OBJ_DESTROY, OBJECT_DEVX_OBJ};
 use nix::poll::{PollFd, PollFlags, PollTimeout, ppoll};
 use nix::sys::time::TimeSpec;
 use uverbs::abi::ids::{ATTR_DESTROY_QP_HANDLE, METHOD_QP_DESTROY, OBJECT_QP};
@@ -14,7 +15,6 @@ use uverbs::kernel::Kernel;
 use uverbs::{Command, Context, Error};
 
 use crate::driver::descriptors::Descriptors;
-use crate::driver::driver_ids::{METHOD_OBJ_DESTROY, OBJECT_DEVX_OBJ};
 use crate::driver::event::EventFile;
 use crate::driver::files::File;
 use crate::driver::request::Request;
@@ -132,7 +132,7 @@ unsafe impl Kernel for EmbeddedKernel {
         let mut request = unsafe { Request::read(argument, self.descriptors.clone()) }?;
         let ends_queue = [
             (OBJECT_QP, METHOD_QP_DESTROY),
-            (OBJECT_DEVX_OBJ, METHOD_OBJ_DESTROY),
+            (OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_DESTROY),
         ]
         .contains(&(request.object, request.method));
         let done = self.embedded.command(|state| {

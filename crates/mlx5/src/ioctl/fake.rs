@@ -3,8 +3,7 @@
 use uverbs::abi::ids::*;
 use uverbs::kernel::fake::{AttrSpec, AttrType as Ty, MethodSpec};
 
-// QUERY_PORT is also a method of verbs.
-use super::ids::{METHOD_QUERY_PORT, *};
+use super::ids::*;
 
 const fn must(id: u16, ty: Ty) -> AttrSpec {
     AttrSpec {
@@ -175,11 +174,11 @@ pub const METHODS: &[MethodSpec] = &[
     },
     MethodSpec {
         object: OBJECT_DEVICE,
-        method: METHOD_QUERY_PORT,
+        method: METHOD_QUERY_DRIVER_PORT,
         udata: false,
         attrs: &[
-            must(ATTR_QUERY_PORT_NUMBER, Ty::In(4, 4)),
-            must(ATTR_QUERY_PORT_ANSWER, Ty::Out(8)),
+            must(ATTR_QUERY_DRIVER_PORT_NUMBER, Ty::In(4, 4)),
+            must(ATTR_QUERY_DRIVER_PORT, Ty::Out(8)),
         ],
     },
     MethodSpec {

@@ -24,7 +24,7 @@ static QUERY_PORT: DriverMethod = DriverMethod {
     name: "QUERY_PORT",
     object: "device",
     object_id: uverbs::abi::ids::OBJECT_DEVICE,
-    method_id: ids::METHOD_QUERY_PORT,
+    method_id: ids::METHOD_QUERY_DRIVER_PORT,
 };
 
 /// Queries the driver's attributes of a port, `struct mlx5_ib_uapi_query_port`; its first word
@@ -35,8 +35,8 @@ static QUERY_PORT: DriverMethod = DriverMethod {
 pub fn query_port(context: &Context, port: u32, answer: &mut [u8]) -> Result<(), Error> {
     // SAFETY: the only input is a number.
     let mut ioctl = unsafe { Ioctl::driver(&QUERY_PORT) };
-    ioctl.u32(ids::ATTR_QUERY_PORT_NUMBER, port);
-    let slot = ioctl.output(ids::ATTR_QUERY_PORT_ANSWER, answer);
+    ioctl.u32(ids::ATTR_QUERY_DRIVER_PORT_NUMBER, port);
+    let slot = ioctl.output(ids::ATTR_QUERY_DRIVER_PORT, answer);
     ioctl.run(context)?.written(slot)
 }
 
