@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::driver::command::{Input, make, run};
 use crate::driver::data::Counters;
-use crate::driver::object::{Object, ObjectData};
+use crate::driver::object::{Object, ObjectData, Summary};
 use crate::driver::queues::require;
 use crate::driver::request::Request;
 use crate::driver::state::State;
@@ -86,19 +86,34 @@ impl Description {
     }
 }
 
+impl ObjectData for Counters {
+    fn kind(&self) -> u16 {
+        OBJECT_COUNTERS
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "flow counters",
+            number: self.number,
+            length: 0,
+        }
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        state.destroy_number(op::DEALLOC_FLOW_COUNTER, self.number)
+    }
+}
+
 impl State {
     pub(crate) fn create_counters(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let number = make(&mut self.hca, &Input::new(op::ALLOC_FLOW_COUNTER, 16))?;
-        let handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: Vec::new(),
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::Counters(Counters {
+        let handle = self.objects.insert(Object::new(
+            fd,
+            Counters {
                 number,
                 points: Vec::new(),
-            }),
-        });
+            },
+        ));
         request.set_handle(ATTR_CREATE_COUNTERS_HANDLE, handle);
         Ok(())
     }

@@ -112,6 +112,12 @@ pub(crate) struct Matcher {
     pub(crate) priority: u16,
 }
 
+/// A flow action: a change of headers.
+#[derive(Debug)]
+pub(crate) struct HeaderChange {
+    pub(crate) number: u32,
+}
+
 /// The device objects of a raw packet queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {

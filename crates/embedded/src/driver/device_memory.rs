@@ -8,7 +8,7 @@ use mmap_rs::MmapOptions;
 use uverbs::AccessFlags;
 use uverbs::abi::ids::*;
 
-use crate::driver::object::{DeviceMemory, Object, ObjectData};
+use crate::driver::object::{DeviceMemory, Object, ObjectData, Summary};
 use crate::driver::queues::require;
 use crate::driver::region::{OPTIONAL, RegionParameters};
 use crate::driver::request::Request;
@@ -27,6 +27,30 @@ const ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::ZERO_BASED)
     .union(AccessFlags::from_bits_retain(OPTIONAL));
 
+impl ObjectData for DeviceMemory {
+    fn kind(&self) -> u16 {
+        OBJECT_DM
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "device memory",
+            number: self.page,
+            length: self.length,
+        }
+    }
+
+    fn destroy(&mut self, _: &mut State) -> Result<()> {
+        Ok(())
+    }
+
+    fn release(&self, state: &mut State, file: RawFd, _: u32) {
+        if let Ok(context) = state.context(file) {
+            context.memory.free(self.page, self.pages);
+        }
+    }
+}
+
 impl State {
     pub(crate) fn alloc_dm(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         if request.has(ATTR_ALLOC_DM_TYPE) && request.constant::<u64>(ATTR_ALLOC_DM_TYPE)? != MEMIC
@@ -42,18 +66,15 @@ impl State {
         let pages = length.div_ceil(MmapOptions::page_size() as u64);
         let pages = u32::try_from(pages).or(refuse(libc::ENOMEM))?;
         let (page, mapping) = self.context(fd)?.allocate_memory(pages)?;
-        let handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: Vec::new(),
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::Dm(DeviceMemory {
+        let handle = self.objects.insert(Object::new(
+            fd,
+            DeviceMemory {
                 mapping,
                 page,
                 pages,
                 length,
-            }),
-        });
+            },
+        ));
         request.set_handle(ATTR_ALLOC_DM_HANDLE, handle);
         request.answer(ATTR_ALLOC_DM_START_OFFSET, &0u64);
         request.answer(ATTR_ALLOC_DM_PAGE_INDEX, &(page as u16));
@@ -62,7 +83,7 @@ impl State {
 
     pub(crate) fn query_dm(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let handle = request.handle(ATTR_QUERY_DM_HANDLE)?;
-        let &DeviceMemory { page, length, .. } = self.objects.dm(fd, handle)?;
+        let &DeviceMemory { page, length, .. } = self.objects.typed::<DeviceMemory>(fd, handle)?;
         request.answer(ATTR_QUERY_DM_START_OFFSET, &0u64);
         request.answer(ATTR_QUERY_DM_PAGE_INDEX, &(page as u16));
         request.answer(ATTR_QUERY_DM_LENGTH, &length);
@@ -76,7 +97,7 @@ impl State {
         let access = AccessFlags::from_bits_retain(flags);
         require(access.contains(AccessFlags::ZERO_BASED) && (access - ACCESS).is_empty())?;
         let dm = request.handle(ATTR_REG_DM_MR_DM_HANDLE)?;
-        let memory = self.objects.dm(fd, dm)?;
+        let memory = self.objects.typed::<DeviceMemory>(fd, dm)?;
         require(offset <= memory.length && length <= memory.length - offset)?;
         let address = memory.address();
         let pd = request.handle(ATTR_REG_DM_MR_PD_HANDLE)?;

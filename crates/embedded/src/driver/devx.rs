@@ -18,8 +18,9 @@ use softhca::layout::{
 use uverbs::AccessFlags;
 
 use crate::driver::command::{self, Input, NUMBER, make};
-use crate::driver::data::{DevxObject, Packet};
-use crate::driver::object::{Object, ObjectData};
+use crate::driver::data::DevxObject;
+use crate::driver::files::uar_mapping;
+use crate::driver::object::{Created, Object, ObjectData, Summary};
 use crate::driver::queues::{WQ, require};
 use crate::driver::request::Request;
 use crate::driver::state::{State, VECTORS};
@@ -43,10 +44,101 @@ mod others {
     pub(super) const GET_DROPPED_PACKET_LOG: u16 = 0x78a;
 }
 
-impl DevxObject {
-    /// Returns the number of a queue with doorbell records that are watched.
-    pub(crate) fn watched_queue(&self) -> Option<u32> {
+impl ObjectData for DevxObject {
+    fn kind(&self) -> u16 {
+        OBJECT_DEVX_OBJ
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "DevX object",
+            number: self.number,
+            length: 0,
+        }
+    }
+
+    fn send_queue(&self) -> Option<u32> {
         matches!(self.opcode, op::CREATE_QP | op::CREATE_SQ).then_some(self.number)
+    }
+
+    fn represents(&self, object: Created) -> bool {
+        object
+            == Created {
+                opcode: self.opcode,
+                number: self.number,
+                general: self.general,
+            }
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        state.destroy_devx(self)
+    }
+
+    fn release(&self, state: &mut State, _: RawFd, handle: u32) {
+        state.unsubscribe_object(handle);
+    }
+}
+
+/// A UAR.
+#[derive(Debug)]
+struct Uar {
+    number: u32,
+    /// Its slot in the context's file.
+    slot: u32,
+}
+
+impl ObjectData for Uar {
+    fn kind(&self) -> u16 {
+        OBJECT_UAR
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "UAR",
+            number: self.number,
+            length: 0,
+        }
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.number)
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        state.destroy_number(op::DEALLOC_UAR, self.number)
+    }
+
+    fn release(&self, state: &mut State, file: RawFd, _: u32) {
+        if let Ok(context) = state.context(file) {
+            context.free_uar_slot(self.slot);
+            let id = context.id;
+            let at = uar_mapping(self.slot).0 as usize;
+            state.watch.remove_uar(id, at);
+        }
+    }
+}
+
+/// Registered memory of DevX.
+#[derive(Debug)]
+struct Umem {
+    number: u32,
+}
+
+impl ObjectData for Umem {
+    fn kind(&self) -> u16 {
+        OBJECT_DEVX_UMEM
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "DevX memory",
+            number: self.number,
+            length: 0,
+        }
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        state.destroy_number(op::DESTROY_UMEM, self.number)
     }
 }
 
@@ -308,16 +400,10 @@ impl State {
         };
         // SAFETY: guaranteed by the caller.
         if let Err(errno) = unsafe { self.watch_object(&object) } {
-            self.destroy_devx(object.opcode, object.number, &object.destroy)?;
+            self.destroy_devx(&object)?;
             return Err(errno);
         }
-        let handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: Vec::new(),
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::Devx(object),
-        });
+        let handle = self.objects.insert(Object::new(fd, object));
         request.set_handle(ATTR_DEVX_OBJ_CREATE_HANDLE, handle);
         Ok(())
     }
@@ -351,16 +437,12 @@ impl State {
     }
 
     /// Destroys the device's part of an object.
-    pub(crate) fn destroy_devx(
-        &mut self,
-        creator: u16,
-        number: u32,
-        destroy: &Input,
-    ) -> Result<()> {
+    fn destroy_devx(&mut self, object: &DevxObject) -> Result<()> {
+        let (creator, number) = (object.opcode, object.number);
         if creator == op::CREATE_DCT {
             return self.destroy_dc_target(number);
         }
-        let done = command::run(&mut self.hca, destroy, 16);
+        let done = command::run(&mut self.hca, &object.destroy, 16);
         // Fails if the membership has ended with its queue pair.
         if creator != op::ATTACH_TO_MCG {
             done?;
@@ -420,27 +502,13 @@ impl State {
             op::CREATE_GENERAL_OBJECT => OBJ_TYPE.get(input),
             _ => 0,
         };
-        let is = |of: u16, has: u32| (of, has) == (creator, number);
-        let same = match &self
-            .objects
-            .get(fd, request.handle(ATTR_DEVX_OBJ_QUERY_HANDLE)?)?
-            .data
-        {
-            ObjectData::Devx(it) => is(it.opcode, it.number) && it.general == general,
-            ObjectData::Cq(cq) => is(op::CREATE_CQ, cq.number),
-            ObjectData::Srq(srq) => is(srq.kind.create_opcode(), srq.number),
-            ObjectData::Wq(wq) => is(op::CREATE_RQ, wq.number),
-            ObjectData::WqTable { number } => is(op::CREATE_RQT, *number),
-            ObjectData::Qp(qp) if qp.target.is_some() => is(op::CREATE_DCT, qp.number),
-            ObjectData::Qp(qp) if qp.packet.is_some() => qp
-                .packet
-                .iter()
-                .flat_map(Packet::objects)
-                .any(|(of, has)| is(of, has)),
-            ObjectData::Qp(qp) => is(op::CREATE_QP, qp.number),
-            _ => false,
+        let created = Created {
+            opcode: creator,
+            number,
+            general,
         };
-        if same { Ok(()) } else { refuse(libc::EINVAL) }
+        let handle = request.handle(ATTR_DEVX_OBJ_QUERY_HANDLE)?;
+        require(self.objects.get(fd, handle)?.data.represents(created))
     }
 
     /// Registers memory (umem).
@@ -485,13 +553,9 @@ impl State {
         let number = make(&mut self.hca, &input)?;
         // SAFETY: guaranteed by the caller.
         unsafe { self.hca.platform_mut().grant(address, length) };
-        let handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: Vec::new(),
-            uses: 0,
-            ranges: vec![(address, length)],
-            data: ObjectData::Umem { number },
-        });
+        let handle = self
+            .objects
+            .insert(Object::new(fd, Umem { number }).with_memory(vec![(address, length)]));
         request.set_handle(ATTR_DEVX_UMEM_REG_HANDLE, handle);
         request.answer(ATTR_DEVX_UMEM_REG_NUMBER, &number);
         Ok(())
@@ -515,14 +579,8 @@ impl State {
                 return Err(errno);
             }
         };
-        let handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: Vec::new(),
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::Uar { number, slot },
-        });
-        let (offset, length) = crate::driver::files::uar_mapping(slot);
+        let handle = self.objects.insert(Object::new(fd, Uar { number, slot }));
+        let (offset, length) = uar_mapping(slot);
         let context = self.context(fd)?.id;
         self.watch.add_uar(context, offset as usize);
         request.set_handle(ATTR_ALLOC_UAR_HANDLE, handle);

@@ -15,7 +15,7 @@ use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
 use crate::driver::command::{Input, make, run};
 use crate::driver::data::Target;
-use crate::driver::object::{Object, ObjectData, Qp};
+use crate::driver::object::{Object, Qp};
 use crate::driver::qp::Transition;
 use crate::driver::queues::{QpDriver, create_flags};
 use crate::driver::request::Request;
@@ -77,13 +77,7 @@ impl State {
             target: Some(target),
             ..Qp::without_queues(0, QpType::DRIVER, events)
         };
-        let object = Object {
-            file: fd,
-            dependencies: vec![pd, cq, srq],
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::Qp(Box::new(qp)),
-        };
+        let object = Object::new(fd, qp).using(vec![pd, cq, srq]);
         self.add_qp(request, object, 0, [0; 5], CreateQpResp::default());
         Ok(())
     }

@@ -14,8 +14,8 @@ use zerocopy::FromBytes;
 
 use crate::driver::command::{Input, make, run};
 use crate::driver::counters::Description;
-use crate::driver::data::{Actions, Destination, Flow, Headers, Match, Rule};
-use crate::driver::object::{Object, ObjectData};
+use crate::driver::data::{Actions, Destination, Flow, HeaderChange, Headers, Match, Rule};
+use crate::driver::object::{Object, ObjectData, Summary};
 use crate::driver::queues::require;
 use crate::driver::request::{Request, word};
 use crate::driver::state::State;
@@ -195,6 +195,24 @@ impl Actions {
     }
 }
 
+impl ObjectData for Flow {
+    fn kind(&self) -> u16 {
+        OBJECT_FLOW
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "flow",
+            number: 0,
+            length: 0,
+        }
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        state.remove_flow(self)
+    }
+}
+
 impl State {
     /// # Safety
     /// As for [`State::execute`].
@@ -247,8 +265,8 @@ impl State {
         require(attr.kind != MATCHING || priority < last - 1)?;
         let tir = self.tir_of(fd, requested.qp_handle)?;
         let header_change = specs.action.map(|handle| {
-            let number = self.objects.header_change(fd, handle);
-            number.or(refuse(libc::EINVAL))
+            let change = self.objects.typed::<HeaderChange>(fd, handle);
+            change.map(|it| it.number).or(refuse(libc::EINVAL))
         });
         let header_change = header_change.transpose()?;
         let counter = match specs.counters {
@@ -267,13 +285,9 @@ impl State {
         };
         let flow = self.add_flow(priority, specs.what, actions)?;
         let used = [specs.action, specs.counters].into_iter().flatten();
-        let flow_handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: [requested.qp_handle].into_iter().chain(used).collect(),
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::Flow(flow),
-        });
+        let flow_handle = self.objects.insert(
+            Object::new(fd, flow).using([requested.qp_handle].into_iter().chain(used).collect()),
+        );
         request.core_answer(&CreateFlowResp {
             comp_mask: 0,
             flow_handle,

@@ -8,11 +8,14 @@ use mlx5_abi::ids::*;
 use softhca::command::opcode as op;
 use softhca::layout::flow;
 use softhca::profile::{Group, cap};
+use uverbs::abi::ids::OBJECT_FLOW_ACTION;
 
 use crate::driver::command::{Input, make};
-use crate::driver::data::{Actions, Destination, Headers, Match, Matcher};
+use crate::driver::data::{
+    Actions, Destination, DevxObject, HeaderChange, Headers, Match, Matcher,
+};
 use crate::driver::flow::{LAST_PRIORITY, MAX_TAG, OUTER_HEADERS};
-use crate::driver::object::{Object, ObjectData};
+use crate::driver::object::{Object, ObjectData, Summary};
 use crate::driver::queues::require;
 use crate::driver::request::Request;
 use crate::driver::state::State;
@@ -47,6 +50,42 @@ fn outer_headers(bytes: &[u8]) -> Result<Headers> {
     Ok(headers)
 }
 
+impl ObjectData for Matcher {
+    fn kind(&self) -> u16 {
+        OBJECT_FLOW_MATCHER
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "flow matcher",
+            number: 0,
+            length: 0,
+        }
+    }
+
+    fn destroy(&mut self, _: &mut State) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl ObjectData for HeaderChange {
+    fn kind(&self) -> u16 {
+        OBJECT_FLOW_ACTION
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "flow action",
+            number: self.number,
+            length: 0,
+        }
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        state.destroy_number(op::DEALLOC_MODIFY_HEADER_CONTEXT, self.number)
+    }
+}
+
 impl State {
     pub(crate) fn create_matcher(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let flags = request.flags(ATTR_FLOW_MATCHER_FLOW_FLAGS, SENT)?;
@@ -72,13 +111,9 @@ impl State {
             0 => Headers::default(),
             _ => outer_headers(&mask)?,
         };
-        let handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: Vec::new(),
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::Matcher(Matcher { mask, priority }),
-        });
+        let handle = self
+            .objects
+            .insert(Object::new(fd, Matcher { mask, priority }));
         request.set_handle(ATTR_FLOW_MATCHER_CREATE_HANDLE, handle);
         Ok(())
     }
@@ -86,7 +121,7 @@ impl State {
     pub(crate) fn create_matched_flow(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let flags = request.flags(ATTR_CREATE_FLOW_FLAGS, DEFAULT_MISS | DROP)?;
         let matcher_handle = request.handle(ATTR_CREATE_FLOW_MATCHER)?;
-        let Matcher { mask, priority } = *self.objects.matcher(fd, matcher_handle)?;
+        let Matcher { mask, priority } = *self.objects.typed(fd, matcher_handle)?;
         let qp = request.optional_handle(ATTR_CREATE_FLOW_DEST_QP);
         let devx = request.optional_handle(ATTR_CREATE_FLOW_DEST_DEVX);
         let tag = match request.has(ATTR_CREATE_FLOW_TAG) {
@@ -98,15 +133,14 @@ impl State {
         dependencies.extend(qp.or(devx));
         let destination = match (qp, devx, flags) {
             (Some(qp), None, 0) => Destination::Tir(self.tir_of(fd, qp)?),
-            (None, Some(object), 0) => match &self.objects.get(fd, object)?.data {
-                ObjectData::Devx(object) if object.opcode == op::CREATE_TIR => {
-                    Destination::Tir(object.number)
+            (None, Some(object), 0) => {
+                let object: &DevxObject = self.objects.typed(fd, object)?;
+                match object.opcode {
+                    op::CREATE_TIR => Destination::Tir(object.number),
+                    op::CREATE_FLOW_TABLE => return refuse(libc::EOPNOTSUPP),
+                    _ => return refuse(libc::EINVAL),
                 }
-                ObjectData::Devx(object) if object.opcode == op::CREATE_FLOW_TABLE => {
-                    return refuse(libc::EOPNOTSUPP);
-                }
-                _ => return refuse(libc::EINVAL),
-            },
+            }
             (None, None, DROP) => Destination::Drop,
             (None, None, DEFAULT_MISS) => Destination::Kernel,
             // No destination, or several.
@@ -119,17 +153,14 @@ impl State {
                 let offsets = request.bytes(ATTR_CREATE_FLOW_COUNTERS_OFFSET);
                 require(offsets.is_some_and(|offsets| offsets == [0; 4]))?;
             }
-            match &self.objects.get(fd, handle)?.data {
-                ObjectData::Devx(object) if object.opcode == op::ALLOC_FLOW_COUNTER => {
-                    counter = Some(object.number);
-                }
-                _ => return refuse(libc::EINVAL),
-            }
+            let object: &DevxObject = self.objects.typed(fd, handle)?;
+            require(object.opcode == op::ALLOC_FLOW_COUNTER)?;
+            counter = Some(object.number);
             dependencies.push(handle);
         }
         let mut header_change = None;
         for handle in request.handles(ATTR_CREATE_FLOW_ACTIONS) {
-            let change = self.objects.header_change(fd, handle)?;
+            let change = self.objects.typed::<HeaderChange>(fd, handle)?.number;
             require(header_change.replace(change).is_none())?;
             dependencies.push(handle);
         }
@@ -147,13 +178,9 @@ impl State {
             header_change,
         };
         let flow = self.add_flow(priority.into(), Match { mask, value }, actions)?;
-        let handle = self.objects.insert(Object {
-            file: fd,
-            dependencies,
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::Flow(flow),
-        });
+        let handle = self
+            .objects
+            .insert(Object::new(fd, flow).using(dependencies));
         request.set_handle(ATTR_CREATE_FLOW_HANDLE, handle);
         Ok(())
     }
@@ -177,13 +204,9 @@ impl State {
             .set(flow::NUM_OF_ACTIONS, count)
             .bytes(CHANGES, &changes);
         let number = make(&mut self.hca, &input)?;
-        let handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: Vec::new(),
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::HeaderChange { number },
-        });
+        let handle = self
+            .objects
+            .insert(Object::new(fd, HeaderChange { number }));
         request.set_handle(ATTR_MODIFY_HEADER_HANDLE, handle);
         Ok(())
     }

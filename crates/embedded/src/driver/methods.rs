@@ -3,7 +3,6 @@
 use std::mem::offset_of;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use mlx5_abi::ids::*;
 use mlx5_abi::{
@@ -15,12 +14,11 @@ use softhca::platform::Clock;
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
 use uverbs::abi::verbs::CORE_SUPPORT_OPTIONAL_MR_ACCESS;
-use uverbs::abi::write::{DestroyCqResp, DestroyQpResp};
 
-use crate::driver::command::{self, Input, make};
-use crate::driver::event::{EventCounter, EventFile, FileKind};
-use crate::driver::files::{ContextFile, File, PER_UAR, REGISTERS, UAR, UARS, uar_mapping};
-use crate::driver::object::{Events, Object, ObjectData};
+use crate::driver::command::{self, Input, NUMBER, make};
+use crate::driver::event::{EventFile, FileKind};
+use crate::driver::files::{ContextFile, File, PER_UAR, REGISTERS, UAR, UARS};
+use crate::driver::object::Object;
 use crate::driver::request::Request;
 use crate::driver::spec::{self, Form};
 use crate::driver::state::{State, VECTORS};
@@ -291,32 +289,7 @@ impl State {
     fn remove(&mut self, fd: RawFd, request: &mut Request, id: u16) -> Result<()> {
         let handle = request.handle(id)?;
         let object = self.destroy(fd, handle, request.object)?;
-        match object.data {
-            ObjectData::Cq(cq) => {
-                let counts = DestroyCqResp {
-                    comp_events_reported: cq.completions.load(Ordering::Relaxed),
-                    async_events_reported: cq.events.reported.load(Ordering::Relaxed),
-                };
-                request.answer(ATTR_DESTROY_CQ_RESP, &counts);
-            }
-            ObjectData::Qp(qp) => answer_events(request, ATTR_DESTROY_QP_RESP, &qp.events),
-            ObjectData::Srq(srq) => answer_events(request, ATTR_DESTROY_SRQ_RESP, &srq.events),
-            ObjectData::Wq(wq) => answer_events(request, ATTR_DESTROY_WQ_RESP, &wq.events),
-            ObjectData::Pd { .. }
-            | ObjectData::Mr(_)
-            | ObjectData::Xrcd(_)
-            | ObjectData::WqTable { .. }
-            | ObjectData::Mw { .. }
-            | ObjectData::Ah
-            | ObjectData::Dm(_)
-            | ObjectData::Flow(_)
-            | ObjectData::Matcher(_)
-            | ObjectData::Counters(_)
-            | ObjectData::HeaderChange { .. }
-            | ObjectData::Uar { .. }
-            | ObjectData::Umem { .. }
-            | ObjectData::Devx(_) => {}
-        }
+        object.data.report(request);
         Ok(())
     }
 
@@ -324,69 +297,37 @@ impl State {
     /// it does so only under the lock that the caller holds.
     pub(crate) fn destroy(&mut self, fd: RawFd, handle: u32, kind: u16) -> Result<Object> {
         let object = self.objects.unused(fd, handle, kind)?;
-        let queue = match &object.data {
-            ObjectData::Qp(qp) => Some(qp.number),
-            ObjectData::Devx(object) => object.watched_queue(),
-            _ => None,
-        };
-        if let Some(number) = queue {
+        if let Some(number) = object.data.send_queue() {
             // Doorbells that were not polled yet are not included.
             let unfinished = self.hca.outstanding_sends(number);
             if unfinished != 0 && self.abandoned.len() < MAX_ABANDONED {
                 self.abandoned.push((number, unfinished));
             }
         }
-        self.destroy_in_device(fd, handle)?;
-        let Some(object) = self.objects.remove(handle) else {
+        let Some(mut object) = self.objects.remove(handle) else {
             return refuse(libc::ENOENT);
         };
+        if let Err(errno) = object.data.destroy(self) {
+            self.objects.restore(handle, object);
+            return Err(errno);
+        }
         for (address, length) in object.ranges.iter().copied() {
             self.hca.platform_mut().revoke(address, length);
         }
-        match &object.data {
-            ObjectData::Cq(cq) => {
-                if let Some(channel) = &cq.channel {
-                    channel.forget(&cq.completions);
-                }
-                self.forget_events(fd, &cq.events);
-            }
-            ObjectData::Qp(qp) => {
-                self.forget_events(fd, &qp.events);
-                if let Some(register) = qp.register {
-                    self.context(fd)?.free_register(register);
-                }
-            }
-            ObjectData::Srq(srq) => self.forget_events(fd, &srq.events),
-            ObjectData::Wq(wq) => self.forget_events(fd, &wq.events),
-            ObjectData::Mr(mr) => self.revoke_region(mr),
-            ObjectData::Dm(dm) => self.context(fd)?.memory.free(dm.page, dm.pages),
-            ObjectData::Pd { .. }
-            | ObjectData::Xrcd(_)
-            | ObjectData::WqTable { .. }
-            | ObjectData::Mw { .. }
-            | ObjectData::Ah
-            | ObjectData::Flow(_)
-            | ObjectData::Matcher(_)
-            | ObjectData::Counters(_)
-            | ObjectData::HeaderChange { .. }
-            | ObjectData::Umem { .. } => {}
-            ObjectData::Devx(_) => self.unsubscribe_object(handle),
-            ObjectData::Uar { slot, .. } => {
-                let context = self.context(fd)?;
-                context.free_uar_slot(*slot);
-                let id = context.id;
-                self.watch.remove_uar(id, uar_mapping(*slot).0 as usize);
+        if let Some(events) = object.data.events() {
+            let default = self.files.get(&fd).and_then(File::default_events);
+            if let Some(file) = events.file.as_ref().or(default) {
+                file.forget(&events.reported);
             }
         }
+        object.data.release(self, fd, handle);
         Ok(object)
     }
 
-    fn forget_events(&self, fd: RawFd, events: &Events) {
-        let forget = |file: &Arc<EventFile>, of: &EventCounter| file.forget(of);
-        let default = self.files.get(&fd).and_then(File::default_events);
-        if let Some(file) = events.file.as_ref().or(default) {
-            forget(file, &events.reported);
-        }
+    /// Destroys an object of the device.
+    pub(crate) fn destroy_number(&mut self, opcode: u16, number: u32) -> Result<()> {
+        let input = Input::new(opcode, 16).set(NUMBER, number);
+        command::run(&mut self.hca, &input, 16).map(drop)
     }
 
     /// Destroys a context whose descriptor is being closed.
@@ -466,11 +407,4 @@ fn answer_context(request: &mut Request) {
     request.answer(ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &VECTORS);
     let support = CORE_SUPPORT_OPTIONAL_MR_ACCESS;
     request.answer(ATTR_GET_CONTEXT_CORE_SUPPORT, &support);
-}
-
-fn answer_events(request: &mut Request, id: u16, events: &Events) {
-    let counts = DestroyQpResp {
-        events_reported: events.reported.load(Ordering::Relaxed),
-    };
-    request.answer(id, &counts);
 }

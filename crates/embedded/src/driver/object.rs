@@ -1,17 +1,22 @@
 //! Objects of the contexts, by handle.
 
+use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
+use std::fmt::Debug;
 use std::ops::Range;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use ring::Mapping;
 use softhca::command::opcode as op;
-use uverbs::abi::write::ModifyQp;
+use uverbs::abi::write::{DestroyQpResp, ModifyQp};
 use uverbs::{AccessFlags, QpType};
 
-use crate::driver::data::{Counters, DevxObject, Flow, Matcher, Packet, Target, WorkQueue};
+use crate::driver::data::{Counters, Packet, Target, WorkQueue};
 use crate::driver::event::{EventCounter, EventFile};
+use crate::driver::request::Request;
+use crate::driver::state::State;
 use crate::{Result, refuse};
 
 /// Memory that the device may access for an object: address and length.
@@ -26,6 +31,16 @@ pub(crate) struct Events {
     /// `None`: the context's first event file.
     pub(crate) file: Option<Arc<EventFile>>,
     pub(crate) reported: EventCounter,
+}
+
+impl Events {
+    /// Answers the command that has destroyed the object.
+    pub(crate) fn report(&self, request: &mut Request, id: u16) {
+        let counts = DestroyQpResp {
+            events_reported: self.reported.load(Ordering::Relaxed),
+        };
+        request.answer(id, &counts);
+    }
 }
 
 /// A completion queue.
@@ -154,11 +169,6 @@ pub(crate) struct Mr {
 }
 
 impl Mr {
-    /// Returns its entry in the index of regions, if its memory is pinned.
-    fn entry(&self, handle: u32) -> Option<(u32, u64, u32)> {
-        (!self.is_on_demand()).then_some((log_length(self.length), self.address, handle))
-    }
-
     /// Returns whether it has on-demand paging.
     pub(crate) fn is_on_demand(&self) -> bool {
         self.access.contains(AccessFlags::ON_DEMAND)
@@ -166,7 +176,7 @@ impl Mr {
 }
 
 /// Returns the logarithm of a power of two that is not less than a length.
-fn log_length(length: u64) -> u32 {
+pub(crate) fn log_length(length: u64) -> u32 {
     length
         .checked_next_power_of_two()
         .map_or(64, u64::trailing_zeros)
@@ -192,83 +202,120 @@ impl DeviceMemory {
     }
 }
 
-/// Type-specific data of an object.
+/// A protection domain.
 #[derive(Debug)]
-pub(crate) enum ObjectData {
-    Pd {
-        number: u32,
-    },
-    Mr(Mr),
-    Cq(Cq),
-    Qp(Box<Qp>),
-    Srq(Srq),
-    Wq(WorkQueue),
-    /// An indirection table of work queues.
-    WqTable {
-        number: u32,
-    },
-    Xrcd(Xrcd),
-    Mw {
-        key: u32,
-    },
-    Ah,
-    Dm(DeviceMemory),
-    /// A steering rule that directs packets to a queue pair.
-    Flow(Flow),
-    Matcher(Matcher),
-    Counters(Counters),
-    /// A flow action: a change of headers.
-    HeaderChange {
-        number: u32,
-    },
-    /// A UAR: its number in the device, and its slot in the context's file.
-    Uar {
-        number: u32,
-        slot: u32,
-    },
-    /// Registered memory of DevX.
-    Umem {
-        number: u32,
-    },
-    /// A DevX object, created by a command of the program.
-    Devx(DevxObject),
+pub(crate) struct Pd {
+    pub(crate) number: u32,
 }
 
-impl ObjectData {
-    /// Returns the number in the device of a queue that events name, or of a UAR.
-    fn number(&self) -> Option<u32> {
-        match self {
-            Self::Cq(cq) => Some(cq.number),
-            Self::Qp(qp) => Some(qp.number),
-            Self::Srq(srq) => Some(srq.number),
-            Self::Uar { number, .. } => Some(*number),
-            _ => None,
+/// A memory window.
+#[derive(Debug)]
+pub(crate) struct Mw {
+    pub(crate) key: u32,
+}
+
+/// A command that creates an object of the device, the object's number, and its type if it is
+/// a general object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Created {
+    pub(crate) opcode: u16,
+    pub(crate) number: u32,
+    pub(crate) general: u32,
+}
+
+impl Created {
+    /// An object that is not a general one.
+    pub(crate) fn new(opcode: u16, number: u32) -> Self {
+        Self {
+            opcode,
+            number,
+            general: 0,
         }
     }
+}
 
+/// An object for a list of objects.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Summary {
+    pub(crate) name: &'static str,
+    /// Number in the device; 0 if it has none.
+    pub(crate) number: u32,
+    /// Bytes of memory.
+    pub(crate) length: u64,
+}
+
+/// What the driver does with an object of any type. The implementation for a type stands
+/// beside the commands that concern it.
+pub(crate) trait ObjectData: AsAny + Debug + Send {
     /// Returns the kernel's number of its type.
-    pub(crate) fn kind(&self) -> u16 {
-        use uverbs::abi::ids;
-        match self {
-            Self::Pd { .. } => ids::OBJECT_PD,
-            Self::Mr(_) => ids::OBJECT_MR,
-            Self::Cq(_) => ids::OBJECT_CQ,
-            Self::Qp(_) => ids::OBJECT_QP,
-            Self::Srq(_) => ids::OBJECT_SRQ,
-            Self::Wq(_) => ids::OBJECT_WQ,
-            Self::WqTable { .. } => ids::OBJECT_RWQ_IND_TBL,
-            Self::Xrcd(_) => ids::OBJECT_XRCD,
-            Self::Mw { .. } => ids::OBJECT_MW,
-            Self::Ah => ids::OBJECT_AH,
-            Self::Dm(_) => ids::OBJECT_DM,
-            Self::Flow(_) => ids::OBJECT_FLOW,
-            Self::Matcher(_) => mlx5_abi::ids::OBJECT_FLOW_MATCHER,
-            Self::Counters(_) => ids::OBJECT_COUNTERS,
-            Self::HeaderChange { .. } => ids::OBJECT_FLOW_ACTION,
-            Self::Uar { .. } => mlx5_abi::ids::OBJECT_UAR,
-            Self::Umem { .. } => mlx5_abi::ids::OBJECT_DEVX_UMEM,
-            Self::Devx(_) => mlx5_abi::ids::OBJECT_DEVX_OBJ,
-        }
+    fn kind(&self) -> u16;
+
+    /// Returns it for a list of objects.
+    fn summary(&self) -> Summary;
+
+    /// Returns the number in the device of a queue that events name, or of a UAR.
+    fn number(&self) -> Option<u32> {
+        None
+    }
+
+    /// Returns the number of a queue with sends.
+    fn send_queue(&self) -> Option<u32> {
+        None
+    }
+
+    /// Returns the destination of its asynchronous events, if it has any.
+    fn events(&self) -> Option<&Events> {
+        None
+    }
+
+    /// Returns the entry of a pinned region in the index of regions.
+    fn region_entry(&self, handle: u32) -> Option<(u32, u64, u32)> {
+        let _ = handle;
+        None
+    }
+
+    /// Returns whether other objects use it that are no objects of the context.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    /// Returns whether it represents an object of the device, so that commands of DevX may
+    /// concern it.
+    fn represents(&self, object: Created) -> bool {
+        let _ = object;
+        false
+    }
+
+    /// Destroys the device's part. The object is not among [`State::objects`] meanwhile.
+    ///
+    /// # Errors
+    /// Those of the device. The object exists as before.
+    fn destroy(&mut self, state: &mut State) -> Result<()>;
+
+    /// Releases what the driver holds for it, after it was destroyed.
+    fn release(&self, state: &mut State, file: RawFd, handle: u32) {
+        let _ = (state, file, handle);
+    }
+
+    /// Answers the command that has destroyed it.
+    fn report(&self, request: &mut Request) {
+        let _ = request;
+    }
+}
+
+/// Access to the type of an object.
+pub(crate) trait AsAny {
+    fn as_any(&self) -> &dyn Any;
+    fn as_any_mut(&mut self) -> &mut dyn Any;
+}
+
+impl<T: Any> AsAny for T {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
     }
 }
 
@@ -282,7 +329,42 @@ pub(crate) struct Object {
     /// Number of uses by other objects.
     pub(crate) uses: usize,
     pub(crate) ranges: Vec<MemoryRange>,
-    pub(crate) data: ObjectData,
+    pub(crate) data: Box<dyn ObjectData>,
+}
+
+impl Object {
+    /// Creates an object of a context that uses no others and no memory.
+    pub(crate) fn new(file: RawFd, data: impl ObjectData + 'static) -> Self {
+        Self {
+            file,
+            dependencies: Vec::new(),
+            uses: 0,
+            ranges: Vec::new(),
+            data: Box::new(data),
+        }
+    }
+
+    /// Sets the objects that it uses.
+    pub(crate) fn using(mut self, dependencies: Vec<u32>) -> Self {
+        self.dependencies = dependencies;
+        self
+    }
+
+    /// Sets the memory that the device may access for it.
+    pub(crate) fn with_memory(mut self, ranges: Vec<MemoryRange>) -> Self {
+        self.ranges = ranges;
+        self
+    }
+
+    /// Returns its data if it is of this type.
+    pub(crate) fn of<T: ObjectData + 'static>(&self) -> Option<&T> {
+        (*self.data).as_any().downcast_ref()
+    }
+
+    /// As [`Object::of`], for modification.
+    fn of_mut<T: ObjectData + 'static>(&mut self) -> Option<&mut T> {
+        (*self.data).as_any_mut().downcast_mut()
+    }
 }
 
 /// The objects of all contexts.
@@ -297,20 +379,17 @@ pub(crate) struct Objects {
 }
 
 macro_rules! typed {
-    ($($name:ident, $name_mut:ident: $variant:ident($type:ty);)+) => {
+    ($($name:ident, $name_mut:ident: $type:ty;)+) => {
         impl Objects {
             $(
                 pub(crate) fn $name(&self, file: RawFd, handle: u32) -> Result<&$type> {
-                    match self.get(file, handle)?.data {
-                        ObjectData::$variant(ref it) => Ok(it),
-                        _ => refuse(libc::EINVAL),
-                    }
+                    self.typed(file, handle)
                 }
                 #[allow(dead_code, reason = "one of each")]
                 pub(crate) fn $name_mut(&mut self, file: RawFd, handle: u32) -> Result<&mut $type> {
-                    match self.get_mut(file, handle)?.data {
-                        ObjectData::$variant(ref mut it) => Ok(it),
-                        _ => refuse(libc::EINVAL),
+                    match self.get_mut(file, handle)?.of_mut() {
+                        Some(it) => Ok(it),
+                        None => refuse(libc::EINVAL),
                     }
                 }
             )+
@@ -319,15 +398,13 @@ macro_rules! typed {
 }
 
 typed! {
-    mr, mr_mut: Mr(Mr);
-    cq, cq_mut: Cq(Cq);
-    qp, qp_mut: Qp(Qp);
-    srq, srq_mut: Srq(Srq);
-    wq, wq_mut: Wq(WorkQueue);
-    xrcd, xrcd_mut: Xrcd(Xrcd);
-    dm, dm_mut: Dm(DeviceMemory);
-    matcher, matcher_mut: Matcher(Matcher);
-    counters, counters_mut: Counters(Counters);
+    mr, mr_mut: Mr;
+    cq, cq_mut: Cq;
+    qp, qp_mut: Qp;
+    srq, srq_mut: Srq;
+    wq, wq_mut: WorkQueue;
+    xrcd, xrcd_mut: Xrcd;
+    counters, counters_mut: Counters;
 }
 
 impl Objects {
@@ -339,25 +416,27 @@ impl Objects {
     /// Adds an object and returns its handle. The objects that it uses must
     /// exist.
     pub(crate) fn insert(&mut self, object: Object) -> u32 {
+        loop {
+            self.last = self.last.wrapping_add(1);
+            if !self.objects.contains_key(&self.last) {
+                self.restore(self.last, object);
+                return self.last;
+            }
+        }
+    }
+
+    /// Adds an object that was removed, by its former handle.
+    pub(crate) fn restore(&mut self, handle: u32, object: Object) {
+        if let Some(number) = object.data.number() {
+            self.numbered.insert((object.data.kind(), number, handle));
+        }
+        self.regions.extend(object.data.region_entry(handle));
         for needed in &object.dependencies {
             if let Some(needed) = self.objects.get_mut(needed) {
                 needed.uses += 1;
             }
         }
-        loop {
-            self.last = self.last.wrapping_add(1);
-            if !self.objects.contains_key(&self.last) {
-                if let Some(number) = object.data.number() {
-                    self.numbered
-                        .insert((object.data.kind(), number, self.last));
-                }
-                if let ObjectData::Mr(mr) = &object.data {
-                    self.regions.extend(mr.entry(self.last));
-                }
-                self.objects.insert(self.last, object);
-                return self.last;
-            }
-        }
+        self.objects.insert(handle, object);
     }
 
     /// Returns the objects of a type ([`ObjectData::kind`]) that represent a queue or
@@ -374,7 +453,8 @@ impl Objects {
         let kind = uverbs::abi::ids::OBJECT_QP;
         let range = (kind, number, 0)..=(kind, number, u32::MAX);
         for (_, _, handle) in self.numbered.range(range) {
-            if let Some(ObjectData::Qp(qp)) = self.objects.get_mut(handle).map(|it| &mut it.data) {
+            let qp = self.objects.get_mut(handle).and_then(Object::of_mut::<Qp>);
+            if let Some(qp) = qp {
                 qp.attributes = attributes;
             }
         }
@@ -410,20 +490,17 @@ impl Objects {
         }
     }
 
-    /// Returns the device's number of a protection domain.
-    pub(crate) fn pd(&self, file: RawFd, handle: u32) -> Result<u32> {
-        match self.get(file, handle)?.data {
-            ObjectData::Pd { number } => Ok(number),
-            _ => refuse(libc::EINVAL),
+    /// Returns an object of a context that is of a type.
+    pub(crate) fn typed<T: ObjectData + 'static>(&self, file: RawFd, handle: u32) -> Result<&T> {
+        match self.get(file, handle)?.of() {
+            Some(it) => Ok(it),
+            None => refuse(libc::EINVAL),
         }
     }
 
-    /// Returns the device's number of a change of headers.
-    pub(crate) fn header_change(&self, file: RawFd, handle: u32) -> Result<u32> {
-        match self.get(file, handle)?.data {
-            ObjectData::HeaderChange { number } => Ok(number),
-            _ => refuse(libc::EINVAL),
-        }
+    /// Returns the device's number of a protection domain.
+    pub(crate) fn pd(&self, file: RawFd, handle: u32) -> Result<u32> {
+        self.typed::<Pd>(file, handle).map(|pd| pd.number)
     }
 
     /// Returns an object of a type that no other object uses, so that it can be
@@ -433,8 +510,7 @@ impl Objects {
         if object.data.kind() != kind {
             return refuse(libc::EINVAL);
         }
-        let grouped = matches!(&object.data, ObjectData::Qp(qp) if !qp.groups.is_empty());
-        if object.uses != 0 || grouped {
+        if object.uses != 0 || object.data.is_busy() {
             return refuse(libc::EBUSY);
         }
         Ok(object)
@@ -446,10 +522,8 @@ impl Objects {
         if let Some(number) = object.data.number() {
             self.numbered.remove(&(object.data.kind(), number, handle));
         }
-        if let ObjectData::Mr(mr) = &object.data {
-            if let Some(entry) = mr.entry(handle) {
-                self.regions.remove(&entry);
-            }
+        if let Some(entry) = object.data.region_entry(handle) {
+            self.regions.remove(&entry);
         }
         for needed in &object.dependencies {
             if let Some(needed) = self.objects.get_mut(needed) {
@@ -472,9 +546,13 @@ impl Objects {
             .collect()
     }
 
-    /// Returns the first object that satisfies `find`.
-    pub(crate) fn find(&self, find: impl Fn(&ObjectData) -> bool) -> Option<&Object> {
-        self.all().find(|object| find(&object.data))
+    /// Returns the first object of a type that satisfies `find`.
+    pub(crate) fn find<T: ObjectData + 'static>(
+        &self,
+        find: impl Fn(&T) -> bool,
+    ) -> Option<(&Object, &T)> {
+        let mut typed = self.all().filter_map(|object| Some((object, object.of()?)));
+        typed.find(|(_, it)| find(it))
     }
 
     /// Returns all objects, of every context, with their handles.
@@ -491,12 +569,13 @@ impl Objects {
 
     /// Replaces the parameters of a region.
     pub(crate) fn replace_region(&mut self, handle: u32, new: Mr) {
-        if let Some(ObjectData::Mr(mr)) = self.objects.get_mut(&handle).map(|it| &mut it.data) {
+        let mr = self.objects.get_mut(&handle).and_then(Object::of_mut::<Mr>);
+        if let Some(mr) = mr {
             let before = std::mem::replace(mr, new);
-            if let Some(entry) = before.entry(handle) {
+            if let Some(entry) = before.region_entry(handle) {
                 self.regions.remove(&entry);
             }
-            self.regions.extend(new.entry(handle));
+            self.regions.extend(new.region_entry(handle));
         }
     }
 
@@ -514,15 +593,13 @@ impl Objects {
 
     /// Returns a region of any context.
     pub(crate) fn region(&self, handle: u32) -> Option<&Mr> {
-        match &self.objects.get(&handle)?.data {
-            ObjectData::Mr(mr) => Some(mr),
-            _ => None,
-        }
+        self.objects.get(&handle)?.of()
     }
 
     /// Sets the address of a region's table of moved pages.
     pub(crate) fn set_moved(&mut self, handle: u32, moved: u64) {
-        if let Some(ObjectData::Mr(mr)) = self.objects.get_mut(&handle).map(|it| &mut it.data) {
+        let mr = self.objects.get_mut(&handle).and_then(Object::of_mut::<Mr>);
+        if let Some(mr) = mr {
             mr.moved = moved;
         }
     }

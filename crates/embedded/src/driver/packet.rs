@@ -15,7 +15,7 @@ use uverbs::{QpAttrMask as Mask, QpCreateFlags, QpState, QpType};
 
 use crate::driver::command::{Input, NUMBER, make, run};
 use crate::driver::data::Packet;
-use crate::driver::object::{MemoryRange, Object, ObjectData, Qp};
+use crate::driver::object::{MemoryRange, Object, Qp};
 use crate::driver::qp::lag_port;
 use crate::driver::queues::{
     LOG_STRIDES, MAX_QUEUE_ENTRIES, NO_REGISTER, QpDriver, SEND_BLOCK, SIGNAL_ALL, WQ,
@@ -280,13 +280,9 @@ impl State {
             packet: Some(packet_objects),
             ..Qp::without_queues(number, QpType::RAW_PACKET, events)
         };
-        let object = Object {
-            file: fd,
-            dependencies: vec![pd, send_cq, recv_cq],
-            uses: 0,
-            ranges,
-            data: ObjectData::Qp(Box::new(qp)),
-        };
+        let object = Object::new(fd, qp)
+            .using(vec![pd, send_cq, recv_cq])
+            .with_memory(ranges);
         let answer = answer(&packet_objects, register.unwrap_or(NO_REGISTER), uid);
         self.add_qp(request, object, number, zerocopy::transmute!(cap), answer);
         Ok(())

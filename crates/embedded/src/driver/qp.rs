@@ -7,13 +7,14 @@ use roce::bits::put_bytes;
 use softhca::command::opcode as op;
 use softhca::layout::qpc::{optional, state};
 use softhca::layout::{ads, qpc};
+use uverbs::abi::ids::{ATTR_DESTROY_QP_RESP, OBJECT_QP};
 use uverbs::abi::write::{AttachMcast, ModifyQp, QpDest, QueryQp, QueryQpResp};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
 use crate::driver::command::{Input, NUMBER, run};
 use crate::driver::dynamic;
 use crate::driver::gids::multicast_mac;
-use crate::driver::object::Qp;
+use crate::driver::object::{Created, Events, ObjectData, Qp, Summary};
 use crate::driver::query::PKEYS;
 use crate::driver::request::Request;
 use crate::driver::state::State;
@@ -199,6 +200,72 @@ fn check(attributes: &ModifyQp, mask: Mask) -> Result<()> {
         || has(Mask::ALT_PATH) && (attributes.alt_port_num, attributes.alt_dest.port_num) != (1, 1)
         || has(Mask::ALT_PATH) && attributes.alt_pkey_index >= pkeys;
     if wrong { refuse(libc::EINVAL) } else { Ok(()) }
+}
+
+impl ObjectData for Qp {
+    fn kind(&self) -> u16 {
+        OBJECT_QP
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "queue pair",
+            number: self.number,
+            length: 0,
+        }
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.number)
+    }
+
+    fn send_queue(&self) -> Option<u32> {
+        Some(self.number)
+    }
+
+    fn events(&self) -> Option<&Events> {
+        Some(&self.events)
+    }
+
+    /// Multicast groups must be left before.
+    fn is_busy(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
+    fn represents(&self, object: Created) -> bool {
+        let is = |(opcode, number)| object == Created::new(opcode, number);
+        match (&self.target, &self.packet) {
+            (Some(_), _) => is((op::CREATE_DCT, self.number)),
+            (None, Some(packet)) => packet.objects().any(is),
+            (None, None) => is((op::CREATE_QP, self.number)),
+        }
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        if self.domain.is_some() && state.objects.qps(self.number).next().is_some() {
+            // It was opened several times, and stays until the last one is destroyed.
+            return Ok(());
+        }
+        if self.target.is_some() {
+            return state.destroy_dc_target(self.number);
+        }
+        match &mut self.packet {
+            Some(packet) => state.destroy_packet_objects(packet)?,
+            None => state.destroy_number(op::DESTROY_QP, self.number)?,
+        }
+        state.watch.remove_queue(self.number);
+        Ok(())
+    }
+
+    fn release(&self, state: &mut State, file: RawFd, _: u32) {
+        if let (Some(register), Ok(context)) = (self.register, state.context(file)) {
+            context.free_register(register);
+        }
+    }
+
+    fn report(&self, request: &mut Request) {
+        self.events.report(request, ATTR_DESTROY_QP_RESP);
+    }
 }
 
 impl State {

@@ -4,6 +4,7 @@
 use std::mem::offset_of;
 use std::ops::Deref;
 use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
 
 use mlx5_abi::{
     CQ_FLAG_CQE_128B_PAD, CQ_FLAG_REAL_TIME_TS, CQ_FLAG_UAR_PAGE_INDEX, CreateCq, CreateCqResp,
@@ -18,12 +19,14 @@ use softhca::layout::qpc::{rq_type, scatter, st};
 use softhca::layout::{PAGE_LIST, arm_rq, cqc, header, qpc, rmpc, rqc, wq, xrc_srqc, xrqc};
 use uverbs::abi::ids::*;
 use uverbs::abi::verbs::QpCap;
-use uverbs::abi::write::{ResizeCq, ResizeCqResp};
+use uverbs::abi::write::{DestroyCqResp, ResizeCq, ResizeCqResp};
 use uverbs::{QpCreateFlags, QpType};
 
-use crate::driver::command::{self, Input, NUMBER, make, run};
+use crate::driver::command::{Input, NUMBER, make, run};
 use crate::driver::event::EventCounter;
-use crate::driver::object::{Cq, Events, MemoryRange, Object, ObjectData, Qp, Srq, SrqKind};
+use crate::driver::object::{
+    Cq, Created, Events, MemoryRange, Object, ObjectData, Qp, Srq, SrqKind, Summary,
+};
 use crate::driver::request::Request;
 use crate::driver::state::{State, VECTORS};
 use crate::user::{Access, pin};
@@ -199,6 +202,86 @@ impl QpDriver {
     }
 }
 
+impl ObjectData for Cq {
+    fn kind(&self) -> u16 {
+        OBJECT_CQ
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "completion queue",
+            number: self.number,
+            length: 0,
+        }
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.number)
+    }
+
+    fn events(&self) -> Option<&Events> {
+        Some(&self.events)
+    }
+
+    fn represents(&self, object: Created) -> bool {
+        object == Created::new(op::CREATE_CQ, self.number)
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        state.destroy_number(op::DESTROY_CQ, self.number)?;
+        state.watch.remove_arm(self.number);
+        Ok(())
+    }
+
+    fn release(&self, _: &mut State, _: RawFd, _: u32) {
+        if let Some(channel) = &self.channel {
+            channel.forget(&self.completions);
+        }
+    }
+
+    fn report(&self, request: &mut Request) {
+        let counts = DestroyCqResp {
+            comp_events_reported: self.completions.load(Ordering::Relaxed),
+            async_events_reported: self.events.reported.load(Ordering::Relaxed),
+        };
+        request.answer(ATTR_DESTROY_CQ_RESP, &counts);
+    }
+}
+
+impl ObjectData for Srq {
+    fn kind(&self) -> u16 {
+        OBJECT_SRQ
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "shared receive queue",
+            number: self.number,
+            length: 0,
+        }
+    }
+
+    fn number(&self) -> Option<u32> {
+        Some(self.number)
+    }
+
+    fn events(&self) -> Option<&Events> {
+        Some(&self.events)
+    }
+
+    fn represents(&self, object: Created) -> bool {
+        object == Created::new(self.kind.create_opcode(), self.number)
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        state.destroy_number(self.kind.destroy_opcode(), self.number)
+    }
+
+    fn report(&self, request: &mut Request) {
+        self.events.report(request, ATTR_DESTROY_SRQ_RESP);
+    }
+}
+
 impl State {
     /// Creates a queue in the device, and grants access to the queue's memory.
     ///
@@ -329,13 +412,7 @@ impl State {
             completions: EventCounter::default(),
             events,
         };
-        let handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: Vec::new(),
-            uses: 0,
-            ranges,
-            data: ObjectData::Cq(cq),
-        });
+        let handle = self.objects.insert(Object::new(fd, cq).with_memory(ranges));
         request.set_handle(ATTR_CREATE_CQ_HANDLE, handle);
         request.answer(ATTR_CREATE_CQ_RESP_CQE, &((1u32 << log_size) - 1));
         let answer = CreateCqResp {
@@ -556,13 +633,7 @@ impl State {
         let mut dependencies = vec![pd, send_cq];
         dependencies.extend(recv_cq);
         dependencies.extend(srq);
-        let object = Object {
-            file: fd,
-            dependencies,
-            uses: 0,
-            ranges,
-            data: ObjectData::Qp(Box::new(qp)),
-        };
+        let object = Object::new(fd, qp).using(dependencies).with_memory(ranges);
         let answer = CreateQpResp {
             bfreg_index: register.unwrap_or(NO_REGISTER),
             ..CreateQpResp::default()
@@ -713,13 +784,9 @@ impl State {
             events,
         };
         let answers = (srq.max_wr, srq.max_sge);
-        let handle = self.objects.insert(Object {
-            file: fd,
-            dependencies,
-            uses: 0,
-            ranges,
-            data: ObjectData::Srq(srq),
-        });
+        let handle = self
+            .objects
+            .insert(Object::new(fd, srq).using(dependencies).with_memory(ranges));
         request.set_handle(ATTR_CREATE_SRQ_HANDLE, handle);
         request.answer(ATTR_CREATE_SRQ_RESP_MAX_WR, &answers.0);
         request.answer(ATTR_CREATE_SRQ_RESP_MAX_SGE, &answers.1);
@@ -753,65 +820,5 @@ impl State {
         };
         let input = Input::about(opcode, number);
         run(&mut self.hca, &input, PAGE_LIST).map(|output| limit.get(&output))
-    }
-
-    /// Destroys the device's part of an object.
-    pub(crate) fn destroy_in_device(&mut self, fd: RawFd, handle: u32) -> Result<()> {
-        let data = &self.objects.get(fd, handle)?.data;
-        // An object that was opened several times stays in the device until the
-        // last one is destroyed.
-        let opened = match data {
-            ObjectData::Xrcd(it) => self.objects.xrcds(it.number).count(),
-            ObjectData::Qp(it) if it.domain.is_some() => self.objects.qps(it.number).count(),
-            _ => 1,
-        };
-        if opened > 1 {
-            return Ok(());
-        }
-        let (opcode, number) = match data {
-            ObjectData::Pd { number } => (op::DEALLOC_PD, *number),
-            ObjectData::Mr(mr) => (op::DESTROY_MKEY, mr.key >> 8),
-            ObjectData::Mw { key } => (op::DESTROY_MKEY, key >> 8),
-            ObjectData::Cq(cq) => (op::DESTROY_CQ, cq.number),
-            ObjectData::Qp(qp) if qp.target.is_some() => {
-                let number = qp.number;
-                return self.destroy_dc_target(number);
-            }
-            ObjectData::Qp(qp) => match (qp.number, qp.packet) {
-                (number, None) => (op::DESTROY_QP, number),
-                (number, Some(mut packet)) => {
-                    let destroyed = self.destroy_packet_objects(&mut packet);
-                    self.objects.qp_mut(fd, handle)?.packet = Some(packet);
-                    destroyed?;
-                    self.watch.remove_queue(number);
-                    return Ok(());
-                }
-            },
-            ObjectData::Srq(srq) => (srq.kind.destroy_opcode(), srq.number),
-            ObjectData::Wq(wq) => (op::DESTROY_RQ, wq.number),
-            ObjectData::WqTable { number } => (op::DESTROY_RQT, *number),
-            ObjectData::Xrcd(it) => (op::DEALLOC_XRCD, it.number),
-            ObjectData::Ah | ObjectData::Dm(_) | ObjectData::Matcher(_) => return Ok(()),
-            ObjectData::Flow(flow) => {
-                let flow = *flow;
-                return self.remove_flow(&flow);
-            }
-            ObjectData::Counters(counters) => (op::DEALLOC_FLOW_COUNTER, counters.number),
-            ObjectData::HeaderChange { number } => (op::DEALLOC_MODIFY_HEADER_CONTEXT, *number),
-            ObjectData::Uar { number, .. } => (op::DEALLOC_UAR, *number),
-            ObjectData::Umem { number } => (op::DESTROY_UMEM, *number),
-            ObjectData::Devx(it) => {
-                let (opcode, number, destroy) = (it.opcode, it.number, it.destroy.clone());
-                return self.destroy_devx(opcode, number, &destroy);
-            }
-        };
-        let input = Input::new(opcode, 16).set(NUMBER, number);
-        command::run(&mut self.hca, &input, 16)?;
-        match opcode {
-            op::DESTROY_CQ => self.watch.remove_arm(number),
-            op::DESTROY_QP => self.watch.remove_queue(number),
-            _ => {}
-        }
-        Ok(())
     }
 }

@@ -12,7 +12,7 @@ use zerocopy::FromBytes;
 
 use crate::driver::command::{Input, NUMBER, make, run};
 use crate::driver::moved;
-use crate::driver::object::{Mr, Object, ObjectData};
+use crate::driver::object::{Mr, Mw, Object, ObjectData, Summary, log_length};
 use crate::driver::queues::require;
 use crate::driver::request::Request;
 use crate::driver::state::State;
@@ -112,6 +112,50 @@ fn rights(access: AccessFlags) -> Result<u32> {
     Ok(has.fold(LOCAL_READ, |all, (_, right)| all | right))
 }
 
+impl ObjectData for Mr {
+    fn kind(&self) -> u16 {
+        OBJECT_MR
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "memory region",
+            number: self.key,
+            length: self.length,
+        }
+    }
+
+    fn region_entry(&self, handle: u32) -> Option<(u32, u64, u32)> {
+        (!self.is_on_demand()).then_some((log_length(self.length), self.address, handle))
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        state.destroy_number(op::DESTROY_MKEY, self.key >> 8)
+    }
+
+    fn release(&self, state: &mut State, _: RawFd, _: u32) {
+        state.revoke_region(self);
+    }
+}
+
+impl ObjectData for Mw {
+    fn kind(&self) -> u16 {
+        OBJECT_MW
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "memory window",
+            number: self.key,
+            length: 0,
+        }
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        state.destroy_number(op::DESTROY_MKEY, self.key >> 8)
+    }
+}
+
 impl State {
     /// Creates a key in the device, and grants access to the memory.
     ///
@@ -169,20 +213,20 @@ impl State {
     ) -> Result<(u32, u32)> {
         // SAFETY: guaranteed by the caller.
         let key = unsafe { self.create_key(fd, wanted) }?;
-        let handle = self.objects.insert(Object {
-            file: fd,
-            dependencies,
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::Mr(Mr {
-                key,
-                address: wanted.address,
-                length: wanted.length,
-                iova: wanted.iova,
-                access: wanted.access,
-                moved: 0,
-            }),
-        });
+        let handle = self.objects.insert(
+            Object::new(
+                fd,
+                Mr {
+                    key,
+                    address: wanted.address,
+                    length: wanted.length,
+                    iova: wanted.iova,
+                    access: wanted.access,
+                    moved: 0,
+                },
+            )
+            .using(dependencies),
+        );
         Ok((handle, key))
     }
 
@@ -267,11 +311,11 @@ impl State {
             return refuse(libc::EOPNOTSUPP);
         }
         let object = self.objects.get(fd, requested.mr_handle)?;
-        let (ObjectData::Mr(mr), Some(pd)) = (&object.data, object.dependencies.first().copied())
+        let (Some(old), Some(pd)) = (object.of::<Mr>().copied(), object.dependencies.first())
         else {
             return refuse(libc::EINVAL);
         };
-        let old = *mr;
+        let pd = *pd;
         // Only regions of device memory depend on more than their protection domain.
         let is_device_memory = object.dependencies.len() > 1;
         // The kernel always creates a region with on-demand paging anew, of the memory that the
@@ -279,10 +323,10 @@ impl State {
         let has_memory = requested.flags & REREG_TRANSLATION != 0 || !old.is_on_demand();
         require(has_memory && !is_device_memory)?;
         let mut wanted = RegionParameters {
-            address: mr.address,
-            length: mr.length,
-            iova: mr.iova,
-            access: mr.access,
+            address: old.address,
+            length: old.length,
+            iova: old.iova,
+            access: old.access,
             pd,
         };
         if requested.flags & REREG_TRANSLATION != 0 {
@@ -295,7 +339,7 @@ impl State {
         if requested.flags & REREG_ACCESS != 0 {
             wanted.access = AccessFlags::from_bits_retain(requested.access_flags);
         }
-        let changed = mr.access ^ wanted.access;
+        let changed = old.access ^ wanted.access;
         if requested.flags & REREG_TRANSLATION == 0 && (changed - IN_PLACE_FLAGS).is_empty() {
             return self.change_access(fd, requested.mr_handle, &wanted, request);
         }
@@ -347,20 +391,12 @@ impl State {
             let segment = Sge::read_from_bytes(segment).or(refuse(libc::EINVAL))?;
             let (address, length) = (segment.addr, u64::from(segment.length));
             let key = segment.lkey;
-            let region = self.objects.find(|data| match data {
-                ObjectData::Mr(mr) => mr.key == key && mr.is_on_demand(),
-                _ => false,
-            });
-            let Some(Object {
-                data: ObjectData::Mr(mr),
-                dependencies,
-                ..
-            }) = region
-            else {
+            let region = (self.objects).find::<Mr>(|mr| mr.key == key && mr.is_on_demand());
+            let Some((object, mr)) = region else {
                 return refuse(libc::ENOENT);
             };
             let is_writable = mr.access.intersects(WRITABLE);
-            if !dependencies.contains(&pd) || (advice == PREFETCH_WRITE && !is_writable) {
+            if !object.dependencies.contains(&pd) || (advice == PREFETCH_WRITE && !is_writable) {
                 return refuse(libc::EPERM);
             }
             let offset = address.wrapping_sub(mr.iova);
@@ -413,13 +449,9 @@ impl State {
             ],
         );
         let key = make(&mut self.hca, &input)? << 8 | u32::from(variant);
-        let mw_handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: vec![requested.pd_handle],
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::Mw { key },
-        });
+        let mw_handle = self
+            .objects
+            .insert(Object::new(fd, Mw { key }).using(vec![requested.pd_handle]));
         request.core_answer(&AllocMwResp {
             mw_handle,
             rkey: key,

@@ -32,7 +32,7 @@ use crate::driver::event::{Event, EventCounter, EventFile};
 use crate::driver::files::File;
 use crate::driver::gids::{self, GID_IB, GID_ROCE_V2, GidTable, PortGid, interface_identifier};
 use crate::driver::memory::Process;
-use crate::driver::object::{ObjectData, Objects};
+use crate::driver::object::{Cq, Object, Objects};
 use crate::driver::watch::{Doorbell, DoorbellWatch};
 use crate::{Result, refuse};
 
@@ -444,10 +444,8 @@ impl State {
 
     /// Returns the counter of completions written to a completion queue.
     pub(crate) fn completion_counter(&self, handle: u32) -> Option<Arc<AtomicU32>> {
-        match &self.objects.with_handle(handle)?.data {
-            ObjectData::Cq(cq) => self.hca.cq_producer_index(cq.number),
-            _ => None,
-        }
+        let cq = self.objects.with_handle(handle)?.of::<Cq>()?;
+        self.hca.cq_producer_index(cq.number)
     }
 
     /// Returns whether the device may have work without a command.
@@ -544,7 +542,7 @@ impl State {
 
     fn queue_completion_event(&mut self, cqn: u32) {
         let mut found = self.objects.numbered(ids::OBJECT_CQ, cqn);
-        let Some(ObjectData::Cq(cq)) = found.next().map(|object| &object.data) else {
+        let Some(cq) = found.next().and_then(Object::of::<Cq>) else {
             return;
         };
         let Some(channel) = &cq.channel else { return };
@@ -561,11 +559,8 @@ impl State {
     /// target has one for each time it was opened.
     fn queue_object_event(&self, what: Async, kind: u16, number: u32) {
         for object in self.objects.numbered(kind, number) {
-            let of = match &object.data {
-                ObjectData::Cq(cq) => &cq.events,
-                ObjectData::Qp(qp) => &qp.events,
-                ObjectData::Srq(srq) => &srq.events,
-                _ => continue,
+            let Some(of) = object.data.events() else {
+                continue;
             };
             let default = self.files.get(&object.file).and_then(File::default_events);
             if let Some(file) = of.file.as_ref().or(default) {

@@ -13,7 +13,7 @@ use softhca::engine::eq::event;
 use crate::driver::data::{DevxObject, Report, Subscription};
 use crate::driver::event::{Event, EventCounter, EventFile, FileKind};
 use crate::driver::files::File;
-use crate::driver::object::ObjectData;
+use crate::driver::object::Object;
 use crate::driver::request::Request;
 use crate::driver::state::State;
 use crate::{Result, refuse};
@@ -211,10 +211,11 @@ impl State {
             let object = it
                 .object
                 .and_then(|handle| self.objects.with_handle(handle));
-            let is_relevant = match (it.object, object.map(|object| &object.data)) {
-                (None, _) => true,
-                (Some(_), Some(ObjectData::Devx(object))) => is_about(entry, object),
-                _ => false,
+            let is_relevant = match it.object {
+                None => true,
+                Some(_) => object
+                    .and_then(Object::of)
+                    .is_some_and(|object| is_about(entry, object)),
             };
             if it.event != entry[1] || !is_relevant {
                 continue;

@@ -17,7 +17,7 @@ use zerocopy::FromBytes;
 
 use crate::driver::command::{Input, NUMBER, make, run};
 use crate::driver::data::{Packet, WorkQueue};
-use crate::driver::object::{Object, ObjectData, Qp};
+use crate::driver::object::{Created, Events, Object, ObjectData, Qp, Summary};
 use crate::driver::packet::{INTERFACE_LENGTH, PacketQueueContext};
 use crate::driver::queues::{
     FLAGS_OF_LOOPBACK, LOG_STRIDES, NO_REGISTER, NO_USER_INDEX, QueueAddresses, WQ, is_queue_size,
@@ -60,6 +60,64 @@ fn hash_fields(mask: u64) -> Result<(bool, bool, u32)> {
     require((ipv4 == 0 || ipv6 == 0) && (tcp == 0 || udp == 0))?;
     let fields = ipv4 | ipv6 | (tcp | udp) << 2;
     Ok((ipv6 != 0, udp != 0, fields as u32))
+}
+
+impl ObjectData for WorkQueue {
+    fn kind(&self) -> u16 {
+        OBJECT_WQ
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "work queue",
+            number: self.number,
+            length: 0,
+        }
+    }
+
+    fn events(&self) -> Option<&Events> {
+        Some(&self.events)
+    }
+
+    fn represents(&self, object: Created) -> bool {
+        object == Created::new(op::CREATE_RQ, self.number)
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        state.destroy_number(op::DESTROY_RQ, self.number)
+    }
+
+    fn report(&self, request: &mut Request) {
+        self.events.report(request, ATTR_DESTROY_WQ_RESP);
+    }
+}
+
+/// An indirection table of work queues.
+#[derive(Debug)]
+struct WqTable {
+    number: u32,
+}
+
+impl ObjectData for WqTable {
+    fn kind(&self) -> u16 {
+        OBJECT_RWQ_IND_TBL
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "indirection table",
+            number: self.number,
+            length: 0,
+        }
+    }
+
+    fn represents(&self, object: Created) -> bool {
+        object == Created::new(op::CREATE_RQT, self.number)
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        state.destroy_number(op::DESTROY_RQT, self.number)
+    }
 }
 
 impl State {
@@ -131,17 +189,18 @@ impl State {
         let ranges = addresses.ranges(bytes)?;
         // SAFETY: guaranteed by the caller.
         let number = unsafe { self.create_with_memory(&ranges, &input) }?;
-        let handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: vec![pd, cq],
-            uses: 0,
-            ranges,
-            data: ObjectData::Wq(WorkQueue {
-                number,
-                state: RESET,
-                events,
-            }),
-        });
+        let handle = self.objects.insert(
+            Object::new(
+                fd,
+                WorkQueue {
+                    number,
+                    state: RESET,
+                    events,
+                },
+            )
+            .using(vec![pd, cq])
+            .with_memory(ranges),
+        );
         request.set_handle(ATTR_CREATE_WQ_HANDLE, handle);
         request.answer(ATTR_CREATE_WQ_RESP_MAX_WR, &max_wr);
         request.answer(ATTR_CREATE_WQ_RESP_MAX_SGE, &max_sge);
@@ -225,13 +284,9 @@ impl State {
             )
             .bytes(rqtc::AT + rqtc::RQ_NUM, &input);
         let number = make(&mut self.hca, &input)?;
-        let ind_tbl_handle = self.objects.insert(Object {
-            file: fd,
-            dependencies,
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::WqTable { number },
-        });
+        let ind_tbl_handle = self
+            .objects
+            .insert(Object::new(fd, WqTable { number }).using(dependencies));
         request.core_answer(&ExCreateRwqIndTableResp {
             response_length: size_of::<ExCreateRwqIndTableResp>() as u32,
             ind_tbl_handle,
@@ -263,9 +318,7 @@ impl State {
             return refuse(libc::EOPNOTSUPP);
         }
         let (ipv6, udp, fields) = hash_fields(driver.rx_hash_fields_mask)?;
-        let ObjectData::WqTable { number } = self.objects.get(fd, table)?.data else {
-            return refuse(libc::EINVAL);
-        };
+        let number = self.objects.typed::<WqTable>(fd, table)?.number;
         let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
         let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
@@ -312,13 +365,7 @@ impl State {
             packet: Some(packet),
             ..Qp::without_queues(0, QpType::RAW_PACKET, events)
         };
-        let object = Object {
-            file: fd,
-            dependencies: vec![pd, table],
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::Qp(Box::new(qp)),
-        };
+        let object = Object::new(fd, qp).using(vec![pd, table]);
         let answer = crate::driver::packet::answer(&packet, NO_REGISTER, self.uid(fd));
         self.add_qp(request, object, 0, [0; 5], answer);
         Ok(())

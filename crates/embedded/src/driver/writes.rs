@@ -4,7 +4,9 @@ use std::mem::offset_of;
 use std::os::fd::RawFd;
 
 use softhca::command::opcode as op;
-use uverbs::abi::ids::{ATTR_CORE_IN, ATTR_CORE_OUT, ATTR_UHW_OUT, OBJECT_RWQ_IND_TBL};
+use uverbs::abi::ids::{
+    ATTR_CORE_IN, ATTR_CORE_OUT, ATTR_UHW_OUT, OBJECT_AH, OBJECT_PD, OBJECT_RWQ_IND_TBL,
+};
 use uverbs::abi::write::cmd::*;
 use uverbs::abi::write::{
     AllocMw, AllocMwResp, AllocPd, AllocPdResp, AttachMcast, CMD_FLAG_EXTENDED, CreateAh,
@@ -19,7 +21,7 @@ use uverbs::abi::write::{
 use crate::driver::command::{Input, make};
 use crate::driver::event::{EventFile, FileKind};
 use crate::driver::files::File;
-use crate::driver::object::{Object, ObjectData};
+use crate::driver::object::{Object, ObjectData, Pd, Summary};
 use crate::driver::request::Request;
 use crate::driver::state::State;
 use crate::{Result, refuse};
@@ -103,6 +105,46 @@ fn sizes(command: u32) -> Result<(usize, usize)> {
             });
         }
     })
+}
+
+impl ObjectData for Pd {
+    fn kind(&self) -> u16 {
+        OBJECT_PD
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "protection domain",
+            number: self.number,
+            length: 0,
+        }
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        state.destroy_number(op::DEALLOC_PD, self.number)
+    }
+}
+
+/// An address handle, of which the device knows nothing.
+#[derive(Debug)]
+struct Ah;
+
+impl ObjectData for Ah {
+    fn kind(&self) -> u16 {
+        OBJECT_AH
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "address handle",
+            number: 0,
+            length: 0,
+        }
+    }
+
+    fn destroy(&mut self, _: &mut State) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl State {
@@ -217,13 +259,7 @@ impl State {
         request.check_driver_output(size_of::<mlx5_abi::AllocPdResp>())?;
         let input = Input::new(op::ALLOC_PD, 16).by(self.uid(fd));
         let number = make(&mut self.hca, &input)?;
-        let pd_handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: Vec::new(),
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::Pd { number },
-        });
+        let pd_handle = self.objects.insert(Object::new(fd, Pd { number }));
         request.core_answer(&AllocPdResp { pd_handle });
         request.driver_answer(&mlx5_abi::AllocPdResp { pdn: number });
         Ok(())
@@ -293,13 +329,9 @@ impl State {
                 ..mlx5_abi::CreateAhResp::default()
             });
         }
-        let ah_handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: vec![requested.pd_handle],
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::Ah,
-        });
+        let ah_handle = self
+            .objects
+            .insert(Object::new(fd, Ah).using(vec![requested.pd_handle]));
         request.core_answer(&CreateAhResp { ah_handle });
         if let Some(answer) = answer {
             request.driver_answer_until(&answer, ANSWER);

@@ -16,7 +16,7 @@ use uverbs::abi::write::{CreateQpResp, ModifyQp, OpenQp, OpenXrcd, OpenXrcdResp}
 
 use crate::driver::command::{Input, make};
 use crate::driver::event::EventCounter;
-use crate::driver::object::{Events, Object, ObjectData, Objects, Qp, SrqKind, Xrcd};
+use crate::driver::object::{Events, Object, ObjectData, Objects, Qp, SrqKind, Summary, Xrcd};
 use crate::driver::queues::{QpDriver, create_flags};
 use crate::driver::request::Request;
 use crate::driver::state::State;
@@ -44,19 +44,35 @@ unsafe fn duplicate(fd: RawFd) -> Result<(OwnedFd, (u64, u64))> {
 impl Objects {
     /// Returns the objects that represent a domain of the device.
     pub(crate) fn xrcds(&self, number: u32) -> impl Iterator<Item = &Xrcd> {
-        self.all().filter_map(move |object| match &object.data {
-            ObjectData::Xrcd(it) if it.number == number => Some(it),
-            _ => None,
-        })
+        let domains = self.all().filter_map(Object::of::<Xrcd>);
+        domains.filter(move |it| it.number == number)
     }
 
     /// Returns the objects that represent a queue pair of the device.
     pub(crate) fn qps(&self, number: u32) -> impl Iterator<Item = &Qp> {
-        let objects = self.numbered(OBJECT_QP, number);
-        objects.filter_map(|object| match &object.data {
-            ObjectData::Qp(it) => Some(&**it),
-            _ => None,
-        })
+        self.numbered(OBJECT_QP, number).filter_map(Object::of)
+    }
+}
+
+impl ObjectData for Xrcd {
+    fn kind(&self) -> u16 {
+        OBJECT_XRCD
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            name: "XRC domain",
+            number: self.number,
+            length: 0,
+        }
+    }
+
+    fn destroy(&mut self, state: &mut State) -> Result<()> {
+        // One that was opened several times stays until the last one is destroyed.
+        if state.objects.xrcds(self.number).next().is_some() {
+            return Ok(());
+        }
+        state.destroy_number(op::DEALLOC_XRCD, self.number)
     }
 }
 
@@ -75,30 +91,22 @@ impl State {
                 (Some(file), Some(inode))
             }
         };
-        let existing = self.objects.find(
-            |data| matches!(data, ObjectData::Xrcd(it) if it.inode.is_some() && it.inode == inode),
-        );
-        let existing = match existing.map(|object| &object.data) {
-            Some(ObjectData::Xrcd(it)) => Some(it.number),
-            _ => None,
-        };
+        let has_inode = |it: &Xrcd| it.inode.is_some() && it.inode == inode;
+        let existing = self.objects.find(has_inode).map(|(_, it)| it.number);
         let number = match existing {
             Some(_) if oflags & libc::O_EXCL != 0 => return refuse(libc::EINVAL),
             Some(number) => number,
             None if inode.is_some() && oflags & libc::O_CREAT == 0 => return refuse(libc::EAGAIN),
             None => make(&mut self.hca, &Input::new(op::ALLOC_XRCD, 16))?,
         };
-        let xrcd_handle = self.objects.insert(Object {
-            file: fd,
-            dependencies: Vec::new(),
-            uses: 0,
-            ranges: Vec::new(),
-            data: ObjectData::Xrcd(Xrcd {
+        let xrcd_handle = self.objects.insert(Object::new(
+            fd,
+            Xrcd {
                 number,
                 inode,
                 _file: file,
-            }),
-        });
+            },
+        ));
         request.core_answer(&OpenXrcdResp { xrcd_handle });
         Ok(())
     }
@@ -189,11 +197,5 @@ fn target(number: u32, domain: u32, attributes: ModifyQp, events: Events) -> Qp 
 }
 
 fn object(fd: RawFd, xrcd: u32, qp: Qp) -> Object {
-    Object {
-        file: fd,
-        dependencies: vec![xrcd],
-        uses: 0,
-        ranges: Vec::new(),
-        data: ObjectData::Qp(Box::new(qp)),
-    }
+    Object::new(fd, qp).using(vec![xrcd])
 }

@@ -10,7 +10,7 @@ use roce::transport::Counters;
 
 use crate::driver::files::uar_counts;
 use crate::driver::gids;
-use crate::driver::object::ObjectData;
+use crate::driver::object::Qp;
 use crate::driver::query;
 use crate::driver::state::State;
 use crate::runtime::device::Device;
@@ -166,35 +166,18 @@ impl Embedded {
     pub fn each_object(&self, mut each: impl FnMut(&'static str, u32, u64, usize)) {
         let state = self.device.lock();
         let mut objects: Vec<_> = (state.objects.all())
-            .filter_map(|object| {
-                Some(match &object.data {
-                    ObjectData::Pd { number } => ("protection domain", *number, 0, 0),
-                    ObjectData::Mr(mr) => ("memory region", mr.key, mr.length, 0),
-                    ObjectData::Cq(cq) => ("completion queue", cq.number, 0, 0),
-                    ObjectData::Qp(qp) => {
-                        let sends = state.hca.outstanding_sends(qp.number);
-                        ("queue pair", qp.number, 0, sends)
-                    }
-                    ObjectData::Srq(srq) => ("shared receive queue", srq.number, 0, 0),
-                    ObjectData::Wq(wq) => ("work queue", wq.number, 0, 0),
-                    ObjectData::WqTable { number } => ("indirection table", *number, 0, 0),
-                    ObjectData::Xrcd(domain) => ("XRC domain", domain.number, 0, 0),
-                    ObjectData::Mw { key } => ("memory window", *key, 0, 0),
-                    ObjectData::Ah => ("address handle", 0, 0, 0),
-                    ObjectData::Dm(dm) => ("device memory", dm.page, dm.length, 0),
-                    ObjectData::Flow(_) => ("flow", 0, 0, 0),
-                    ObjectData::Matcher(_) => ("flow matcher", 0, 0, 0),
-                    ObjectData::Counters(counters) => ("flow counters", counters.number, 0, 0),
-                    ObjectData::HeaderChange { number } => ("flow action", *number, 0, 0),
-                    ObjectData::Uar { .. } => return None,
-                    ObjectData::Umem { number } => ("DevX memory", *number, 0, 0),
-                    ObjectData::Devx(object) => ("DevX object", object.number, 0, 0),
-                })
+            .filter(|object| object.data.kind() != mlx5_abi::ids::OBJECT_UAR)
+            .map(|object| {
+                let sends = match object.of::<Qp>() {
+                    Some(qp) => state.hca.outstanding_sends(qp.number),
+                    None => 0,
+                };
+                (object.data.summary(), sends)
             })
             .collect();
         objects.sort_unstable();
-        for (what, number, bytes, sends) in objects {
-            each(what, number, bytes, sends);
+        for (it, sends) in objects {
+            each(it.name, it.number, it.length, sends);
         }
     }
 

@@ -7,7 +7,7 @@ use uverbs::abi::ids;
 
 use crate::cm::ConnectionId;
 use crate::driver::files::File;
-use crate::driver::object::{ObjectData, SrqKind};
+use crate::driver::object::{Cq, Mr, Object, Pd, Qp, Srq, SrqKind};
 use crate::runtime::embedded::Embedded;
 
 /// An object of this process.
@@ -96,12 +96,12 @@ impl Embedded {
         // The queue pairs of each shared receive queue.
         let mut users: HashMap<u32, Vec<u32>> = HashMap::new();
         for object in state.objects.all() {
-            let ObjectData::Qp(qp) = &object.data else {
+            let Some(qp) = object.of::<Qp>() else {
                 continue;
             };
             for handle in &object.dependencies {
-                let used = state.objects.with_handle(*handle).map(|it| &it.data);
-                if let Some(ObjectData::Srq(_)) = used {
+                let used = state.objects.with_handle(*handle);
+                if used.and_then(Object::of::<Srq>).is_some() {
                     users.entry(*handle).or_default().push(qp.number);
                 }
             }
@@ -119,43 +119,40 @@ impl Embedded {
                 };
                 object.dependencies.iter().find(is_it).copied()
             };
-            let (id, kind) = match &object.data {
-                ObjectData::Pd { .. } => (handle, ResourceKind::ProtectionDomain(uses)),
-                ObjectData::Cq(cq) => {
-                    let entries = cq.cqe;
-                    (handle, ResourceKind::CompletionQueue { entries, uses })
-                }
-                ObjectData::Mr(mr) => {
-                    let (key, length) = (mr.key, mr.length);
-                    (handle, ResourceKind::MemoryRegion { key, length })
-                }
-                ObjectData::Srq(srq) => {
-                    let kind = match srq.kind {
-                        SrqKind::Basic => 0,
-                        SrqKind::Xrc => 1,
-                        SrqKind::Tags => 2,
-                    };
-                    let kind = ResourceKind::SharedReceiveQueue {
-                        kind,
-                        cq: of_kind(ids::OBJECT_CQ),
-                        queue_pairs: users.remove(&handle).unwrap_or_default(),
-                    };
-                    (handle, kind)
-                }
-                ObjectData::Qp(qp) => {
-                    let resource = QueuePairResource {
-                        kind: QpType(qp.kind),
-                        port: qp.attributes.port_num,
-                        state: 0,
-                        peer: qp.attributes.dest_qp_num,
-                        receive_psn: 0,
-                        send_psn: 0,
-                        path_mig_state: qp.attributes.path_mig_state,
-                    };
-                    queue_pairs.push((object.file, handle, all.len()));
-                    (qp.number, ResourceKind::QueuePair(resource))
-                }
-                _ => continue,
+            let (id, kind) = if object.of::<Pd>().is_some() {
+                (handle, ResourceKind::ProtectionDomain(uses))
+            } else if let Some(cq) = object.of::<Cq>() {
+                let entries = cq.cqe;
+                (handle, ResourceKind::CompletionQueue { entries, uses })
+            } else if let Some(mr) = object.of::<Mr>() {
+                let (key, length) = (mr.key, mr.length);
+                (handle, ResourceKind::MemoryRegion { key, length })
+            } else if let Some(srq) = object.of::<Srq>() {
+                let kind = match srq.kind {
+                    SrqKind::Basic => 0,
+                    SrqKind::Xrc => 1,
+                    SrqKind::Tags => 2,
+                };
+                let kind = ResourceKind::SharedReceiveQueue {
+                    kind,
+                    cq: of_kind(ids::OBJECT_CQ),
+                    queue_pairs: users.remove(&handle).unwrap_or_default(),
+                };
+                (handle, kind)
+            } else if let Some(qp) = object.of::<Qp>() {
+                let resource = QueuePairResource {
+                    kind: QpType(qp.kind),
+                    port: qp.attributes.port_num,
+                    state: 0,
+                    peer: qp.attributes.dest_qp_num,
+                    receive_psn: 0,
+                    send_psn: 0,
+                    path_mig_state: qp.attributes.path_mig_state,
+                };
+                queue_pairs.push((object.file, handle, all.len()));
+                (qp.number, ResourceKind::QueuePair(resource))
+            } else {
+                continue;
             };
             let context = match state.files.get(&object.file) {
                 Some(File::Context(context)) => context.id as u32,
