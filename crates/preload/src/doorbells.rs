@@ -163,11 +163,11 @@ fn set_writable(page: usize, writable: bool) -> bool {
 /// has allocated.
 pub(crate) fn add(page: usize, allocated: bool) {
     let _lock = Lock::take();
-    insert(page, allocated);
+    insert(page, allocated, is_traced());
 }
 
-fn insert(page: usize, allocated: bool) {
-    let protected = !is_traced() && set_writable(page, false);
+fn insert(page: usize, allocated: bool, traced: bool) {
+    let protected = !traced && set_writable(page, false);
     let kind = if allocated { ALLOCATED } else { 0 };
     let entry = page | kind | if protected { PROTECTED } else { WRITABLE };
     for (index, slot) in PAGES.iter().enumerate() {
@@ -329,10 +329,12 @@ fn search() {
         let found = page | mapping.kind(page) | state;
         let _ = slot.compare_exchange(entry, found, Ordering::AcqRel, Ordering::Relaxed);
     }
+    let mut traced = None;
     for mapping in mappings.filter(|it| it.is_writable) {
         for page in mapping.pages.clone().step_by(page_size()) {
             if !pages().iter().any(|slot| page_of(slot) == page) {
-                insert(page, mapping.kind(page) == ALLOCATED);
+                let traced = *traced.get_or_insert_with(is_traced);
+                insert(page, mapping.kind(page) == ALLOCATED, traced);
             }
         }
     }
