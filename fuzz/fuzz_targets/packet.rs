@@ -12,7 +12,7 @@ use ringverbs_roce::packet::{LinkKind, View};
 use ringverbs_roce::transport::hostile;
 
 fuzz_target!(|script: &[u8]| {
-    for kind in [LinkKind::Ib, LinkKind::Ethernet] {
+    for kind in [LinkKind::Ib, LinkKind::Ethernet, LinkKind::Ip] {
         let _ = View::read(kind, script);
     }
     hostile::play(script);

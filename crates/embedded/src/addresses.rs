@@ -9,8 +9,8 @@ use roce::packet::{Gid, Mac};
 use crate::Result;
 use crate::directory::Directory;
 
-/// MAC addresses in frames between a device and the UDP wire: of the device, and of all other
-/// hosts.
+/// MAC addresses that programs see of a device with addresses of the host, and of all other
+/// hosts. Its packets have none.
 pub(crate) const DEVICE_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 1];
 pub(crate) const OTHERS_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 2];
 

@@ -1,14 +1,16 @@
 //! RoCE v2 over UDP between addresses of the loopback interface. The networks share nothing
 //! else, as two hosts.
 
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use device_testing::embedded::driver::*;
+use ringverbs_embedded::roce::pcap::Capture;
 use ringverbs_embedded::{Drive, Embedded, Network};
 use uverbs::QpType;
 
@@ -80,6 +82,48 @@ fn messages_arrive_over_ipv6() {
     };
     let a = Host::new(&network.device("roce").unwrap());
     exchange(QpType::RC, (&a, &a), 10_001);
+}
+
+/// What a capture is written to.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Packets have no Ethernet headers, which nobody would have sent.
+#[test]
+fn captured_packets_start_at_ip() {
+    let network = Network::roce(Drive::Watch, "127.42.0.3").unwrap();
+    let captured = Shared::default();
+    let capture = Capture::new(captured.clone()).unwrap();
+    network.fabric().capture(Some(capture));
+    let a = Host::new(&network.strict_device("roce").unwrap());
+    let b = Host::new(&device("127.42.0.4"));
+    exchange(QpType::RC, (&a, &b), 10_001);
+    exchange(QpType::UC, (&a, &b), 10_001);
+    exchange(QpType::RC, (&a, &a), 10_001);
+    network.fabric().capture(None);
+    let captured = captured.0.lock().unwrap();
+    let (mut rest, mut packets) = (&captured[..], 0);
+    let word = |bytes: &[u8], at: usize| u32::from_le_bytes(*bytes[at..].first_chunk().unwrap());
+    while !rest.is_empty() {
+        let (block, after) = rest.split_at(word(rest, 4) as usize);
+        rest = after;
+        // An Enhanced Packet Block: its interface, and its first byte.
+        if word(block, 0) == 6 {
+            assert_eq!((word(block, 8), block[28]), (2, 0x45));
+            packets += 1;
+        }
+    }
+    assert!(packets > 100, "{packets}");
 }
 
 /// Arbitrary datagrams from a host that is not a peer.

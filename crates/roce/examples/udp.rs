@@ -11,13 +11,11 @@ use ringverbs_roce::transport::{
     Operation, QpConfig, QpState, Queue, RecvWork, SendWork, Transport,
 };
 
-/// In frames, but no socket sees it.
-const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const QPN: u32 = 100;
 
 /// A transport with one queue pair, whose peer is at an address.
 fn transport(host: &mut Model, own: SocketAddr, peer: SocketAddr) -> Transport<Range> {
-    let path = Path::roce_v2(MAC, MAC, gid_of_ip(own.ip()), gid_of_ip(peer.ip()));
+    let path = Path::ip(gid_of_ip(own.ip()), gid_of_ip(peer.ip()));
     let mut config = QpConfig::default();
     (config.path, config.remote_qpn) = (Some(path), QPN);
     let mut transport = Transport::new(Pool::new());
@@ -54,14 +52,14 @@ fn main() {
             let mut buffer = [0; 8192];
             while let Ok((length, from)) = sockets[end].recv_from(&mut buffer) {
                 let meta = RecvMeta::new(from, addresses[end].ip());
-                let headers = meta.headers(MAC, MAC).unwrap();
+                let headers = meta.headers().unwrap();
                 if let Ok(frame) = headers.frame(&pool, &buffer[..length]) {
                     transport.receive(&mut hosts[end], now, frame);
                 }
             }
             while transport.run(&mut hosts[end], now, 64) {}
             while let Some(mut frame) = transport.pop() {
-                let mut transmit = Transmit::parse(frame.frame()).unwrap();
+                let mut transmit = Transmit::parse(&frame).unwrap();
                 transmit.set_port(&mut frame, addresses[end].port());
                 let datagram = &frame.frame()[transmit.payload];
                 sockets[end].send_to(datagram, addresses[1 - end]).unwrap();

@@ -1,5 +1,5 @@
-//! Captures for Wireshark: pcapng with an Ethernet and an InfiniBand interface, and
-//! timestamps in nanoseconds.
+//! Captures for Wireshark: pcapng with an interface for each [`LinkKind`], and timestamps in
+//! nanoseconds.
 
 use std::io::{self, Write};
 
@@ -10,6 +10,8 @@ const INTERFACE: u32 = 1;
 const ENHANCED_PACKET: u32 = 6;
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
 const LINKTYPE_ETHERNET: u16 = 1;
+/// Packets start at the IPv4 or IPv6 header.
+const LINKTYPE_RAW: u16 = 101;
 /// Extensible record format: a header of 16 bytes, then LRH to variant CRC.
 /// Wireshark does not support the link type of InfiniBand itself (247).
 const LINKTYPE_ERF: u16 = 197;
@@ -41,7 +43,7 @@ impl Capture {
         capture.put32(1); // version 1.0
         capture.block.extend_from_slice(&u64::MAX.to_le_bytes()); // length unknown
         capture.end(&mut out)?;
-        for link in [LINKTYPE_ETHERNET, LINKTYPE_ERF] {
+        for link in [LINKTYPE_ETHERNET, LINKTYPE_ERF, LINKTYPE_RAW] {
             capture.begin(INTERFACE);
             capture.put32(u32::from(link));
             capture.put32(0); // no snap length limit
@@ -65,7 +67,11 @@ impl Capture {
         let wire = frame.len() + if ib { 2 } else { 0 };
         let length = wire + if ib { ERF_HEADER } else { 0 };
         self.begin(ENHANCED_PACKET);
-        self.put32(u32::from(ib));
+        self.put32(match packet.kind() {
+            LinkKind::Ethernet => 0,
+            LinkKind::Ib => 1,
+            LinkKind::Ip => 2,
+        });
         self.put32((now >> 32) as u32);
         self.put32(now as u32);
         self.put32(length as u32);

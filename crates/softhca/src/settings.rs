@@ -14,6 +14,9 @@ pub struct Settings {
     pub guid: u64,
     /// MAC address of the Ethernet port.
     pub mac: [u8; 6],
+    /// The packets of the Ethernet port start at the IP header: its link is a UDP socket.
+    /// Only RoCE v2 crosses it, no frames of the network interface.
+    pub starts_at_ip: bool,
     /// LID of the InfiniBand port.
     pub lid: u16,
     /// MTU of the port: the longest datagram.
@@ -37,6 +40,7 @@ impl Settings {
             guid: subnet::guid(number + 1),
             // Locally administered address.
             mac: [0x02, 0x50, 0x53, 0, high, low],
+            starts_at_ip: false,
             lid: number + 1,
             mtu: Mtu::B4096,
             first_qpn: 0x40,
@@ -51,6 +55,7 @@ impl Settings {
                 guid: self.guid,
                 ..PortConfig::ib(self.lid)
             },
+            PortKind::Ethernet if self.starts_at_ip => PortConfig::ip(),
             PortKind::Ethernet => PortConfig::ethernet(self.mac),
         }
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use embedded::roce::fabric::{Delivery as Transit, Tap};
-use embedded::roce::packet::{LinkKind, Packet as Raw};
+use embedded::roce::packet::Packet as Raw;
 
 use crate::capture::{Delivery, Frame, Packet};
 use crate::faults::Rule;
@@ -49,7 +49,7 @@ impl Wire {
 
     /// Flips a bit behind the link header.
     fn corrupt(&mut self, raw: &mut Raw) {
-        let start = if raw.kind() == LinkKind::Ib { 8 } else { 14 };
+        let start = raw.kind().header_bytes();
         let number = self.next();
         let frame = raw.frame_mut();
         let length = frame.len().saturating_sub(start).max(1);

@@ -69,6 +69,8 @@ impl Outgoing {
         let kind = match packet.kind() {
             LinkKind::Ib => 0,
             LinkKind::Ethernet => ETHERNET,
+            // Names no process: it is for none.
+            LinkKind::Ip => return Ok(true),
         };
         let tag = kind | if packet.has_icrc() { 0 } else { UNSEALED };
         let pushed = self.ring.push(tag, packet.frame())?;

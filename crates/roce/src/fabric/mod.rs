@@ -5,7 +5,8 @@
 //! do unknown MAC addresses; unknown LIDs go to the uplinks. A frame for the
 //! sender's own address is returned to the sender; on Ethernet, only if it is RDMA.
 //! A port's own address is never learned at another port, and a frame from another
-//! fabric that has such an address as its source is discarded. InfiniBand ports
+//! fabric that has such an address as its source is discarded. Ports without a link
+//! layer have no addresses: two of them, or one and an uplink, are a link. InfiniBand ports
 //! reach a [`subnet`] manager here. Faults ([`Faults`]) are drawn from a seeded
 //! generator: the same calls in the same order give the same losses.
 //!
@@ -60,7 +61,7 @@ impl Fabric {
         self.add(config, false)
     }
 
-    /// Adds a port that leads to another fabric. It receives frames of both kinds
+    /// Adds a port that leads to another fabric. It receives frames of all kinds
     /// whose destination is no port here, and multicast. Frames that it sends do
     /// not go to other uplinks.
     #[must_use]
@@ -119,7 +120,7 @@ impl Port {
         act(&mut self.fabric.lock().ports[self.index])
     }
 
-    /// Sends a frame. A frame of the other link kind is discarded.
+    /// Sends a frame. A frame of another link kind is discarded.
     pub fn send(&self, now: u64, packet: Packet) {
         let mut wake = PendingWakers::default();
         let mut net = self.fabric.lock();

@@ -55,7 +55,7 @@ impl Ord for InFlight {
 
 pub(super) struct PortState {
     pub(super) config: PortConfig,
-    /// Leads to another fabric: receives frames of both kinds whose destination is
+    /// Leads to another fabric: receives frames of all kinds whose destination is
     /// no port here.
     pub(super) uplink: bool,
     pub(super) faults: Faults,
@@ -290,7 +290,30 @@ impl Net {
                     None => flood,
                 }
             }
+            LinkKind::Ip => self.route_ip(from, frame),
         }
+    }
+
+    /// Ports without a link layer have no addresses: each is one end of a link to another
+    /// such port, or to an uplink.
+    fn route_ip(&self, from: usize, frame: &[u8]) -> Destination {
+        let multicast = match frame.first().map(|byte| byte >> 4) {
+            Some(4) => frame.get(16).is_some_and(|byte| byte >> 4 == 0xe),
+            _ => frame.get(24) == Some(&0xff),
+        };
+        if multicast {
+            return Destination::Flood {
+                loopback: true,
+                local: true,
+            };
+        }
+        let is_end = |(at, port): &(usize, &PortState)| {
+            let kind = port.config.kind == LinkKind::Ip || port.uplink;
+            let crosses = port.uplink && self.ports[from].uplink;
+            *at != from && !port.removed && kind && !crosses
+        };
+        let other = self.ports.iter().enumerate().find(is_end);
+        other.map_or(Destination::None, |(at, _)| Destination::Port(at))
     }
 
     /// The Ethernet port that has this address as its own.
@@ -317,6 +340,7 @@ impl Net {
             LinkKind::Ethernet => {
                 source_mac(frame).is_some_and(|mac| self.port_with_mac(mac).is_some())
             }
+            LinkKind::Ip => false,
         }
     }
 
@@ -399,7 +423,7 @@ impl Net {
         }
         if self.random.chance(faults.corrupt) {
             // Past the link header, which a switch would have checked.
-            let start = if packet.kind() == LinkKind::Ib { 8 } else { 14 };
+            let start = packet.kind().header_bytes();
             let frame = packet.frame_mut();
             let at = start + self.random.below((frame.len().max(start) - start) as u64) as usize;
             if let Some(byte) = frame.get_mut(at) {

@@ -51,12 +51,22 @@ impl PortConfig {
         }
     }
 
+    /// Returns the configuration of a port without a link layer.
+    #[must_use]
+    pub fn ip() -> Self {
+        Self {
+            kind: LinkKind::Ip,
+            ..Self::ethernet([0; 6])
+        }
+    }
+
     /// Returns whether a frame with these addresses is for this port alone.
     #[must_use]
     pub fn is_destination(&self, link: Link) -> bool {
         match link {
             Link::Ib { dlid, .. } => self.kind == LinkKind::Ib && self.has_lid(dlid),
             Link::Ether { dmac, .. } => self.kind == LinkKind::Ethernet && self.mac == dmac,
+            Link::Ip => false,
         }
     }
 

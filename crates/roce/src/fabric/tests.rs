@@ -1,5 +1,5 @@
 use super::*;
-use crate::packet::{Bth, Mac, PacketBuilder, Path, Pool, Template};
+use crate::packet::{Bth, Mac, PacketBuilder, Path, Pool, Template, gid_of_ipv4};
 
 fn ethernet(pool: &Pool, to: Mac, from: Mac, tag: u8) -> Packet {
     let mut frame = [tag; 60];
@@ -18,6 +18,12 @@ fn ib(pool: &Pool, lid: u16, tag: u8) -> Packet {
     let mut frame = [tag; 32];
     frame[2..4].copy_from_slice(&lid.to_be_bytes());
     pool.copy_of(LinkKind::Ib, &frame).unwrap()
+}
+
+/// A packet without a link header, to an IPv4 address.
+fn ip(pool: &Pool, to: [u8; 4]) -> Packet {
+    let path = Template::new(&Path::ip(gid_of_ipv4([192, 0, 2, 9]), gid_of_ipv4(to)));
+    PacketBuilder::new(pool, &path, Bth::default(), 0).finish()
 }
 
 const A: Mac = [2, 0, 0, 0, 0, 1];
@@ -43,6 +49,32 @@ fn addresses_are_learned_and_unknown_ones_flooded() {
     assert!(a.recv(0).is_some() && b.recv(0).is_some() && c.recv(0).is_none());
     a.send(0, ethernet(&pool, C, A, 4));
     assert!(b.recv(0).is_none() && c.recv(0).is_some());
+}
+
+/// Whatever its destination, a packet goes to the other end; multicast also comes back.
+#[test]
+fn ports_without_a_link_layer_are_the_ends_of_a_link() {
+    let pool = Pool::new();
+    let fabric = Fabric::new(1);
+    let a = fabric.port(PortConfig::ip());
+    let received = |port: &Port| port.recv(0).is_some();
+    a.send(0, ip(&pool, [192, 0, 2, 1]));
+    assert_eq!((received(&a), a.counters().discarded), (false, 1));
+    let other = fabric.port(PortConfig::ethernet(A));
+    let uplink = fabric.uplink();
+    for (from, to) in [(&a, &uplink), (&uplink, &a)] {
+        from.send(0, ip(&pool, [192, 0, 2, 9]));
+        assert!(!received(from) && received(to) && !received(&other));
+        from.send(0, ip(&pool, [224, 0, 0, 9]));
+        assert_eq!(received(from), from.index == a.index);
+        assert!(received(to) && !received(&other));
+    }
+    a.send(0, ethernet(&pool, A, B, 1));
+    assert!(!received(&other) && !received(&uplink));
+    drop(uplink);
+    let b = fabric.port(PortConfig::ip());
+    b.send(0, ip(&pool, [192, 0, 2, 1]));
+    assert!(received(&a) && !received(&b));
 }
 
 #[test]
@@ -429,6 +461,7 @@ mod any {
             let frame = [&[0, 2], &lids[0][..], &[0, 0], &lids[1], &rest].concat();
             (LinkKind::Ib, frame)
         });
+        let ip = rest.clone().prop_map(|frame| (LinkKind::Ip, frame));
         // A request to the subnet manager: arbitrary, or one to join or leave a
         // group.
         let request =
@@ -452,7 +485,7 @@ mod any {
                 let packet = subnet::tests::datagram(from, false, &mad);
                 (LinkKind::Ib, packet.frame().to_vec())
             });
-        (0..8_usize, prop_oneof![ethernet, ib, request])
+        (0..8_usize, prop_oneof![ethernet, ib, ip, request])
             .prop_map(|(at, (kind, frame))| (at, kind, frame))
     }
 
@@ -480,6 +513,7 @@ mod any {
             }
             local.push(fabric.port(PortConfig::ethernet([2, 0, 0, 0, 0, 4])));
             local.push(fabric.port(PortConfig::ib(4)));
+            local.push(fabric.port(PortConfig::ip()));
             {
                 let net = fabric.lock();
                 for port in &net.ports {
@@ -495,6 +529,7 @@ mod any {
                     let packet = match config.kind {
                         LinkKind::Ib => ib_from(&pool, config.lid, 100, 1),
                         LinkKind::Ethernet => ethernet(&pool, config.mac, [2, 1, 1, 1, 1, 1], 1),
+                        LinkKind::Ip => ip(&pool, [192, 0, 2, 1]),
                     };
                     let (is_sender, other) = (from.index == local[to].index, from.config().kind != config.kind);
                     let uplink = uplinks.iter().any(|up| up.index == from.index);

@@ -46,6 +46,7 @@ impl DatagramSocket for UdpSocket {
 /// Each datagram begins with the kind of its frame.
 const IB: u8 = 0;
 const ETHERNET: u8 = 1;
+const IP: u8 = 2;
 
 /// One end of a connection between two fabrics. Frames for no port of this fabric
 /// go to the other one, and frames from there are delivered here. To connect more
@@ -117,6 +118,7 @@ impl<W: DatagramSocket> Trunk<W> {
             let kind = match kind {
                 IB => LinkKind::Ib,
                 ETHERNET => LinkKind::Ethernet,
+                IP => LinkKind::Ip,
                 _ => continue,
             };
             if let Some(packet) = self.pool.copy_of(kind, frame) {
@@ -132,6 +134,7 @@ impl<W: DatagramSocket> Trunk<W> {
         self.buffer[0] = match packet.kind() {
             LinkKind::Ib => IB,
             LinkKind::Ethernet => ETHERNET,
+            LinkKind::Ip => IP,
         };
         self.buffer[1..=frame.len()].copy_from_slice(frame);
         frame.len() + 1

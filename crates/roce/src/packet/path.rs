@@ -45,6 +45,8 @@ pub enum Link {
         /// VLAN tag control information, if tagged.
         vlan: Option<u16>,
     },
+    /// None: packets start at the IP header, as a UDP socket sends them.
+    Ip,
 }
 
 /// Global route: the fields of a GRH, or of the IP header that takes its place.
@@ -62,7 +64,8 @@ pub struct Grh {
     pub hop_limit: u8,
 }
 
-/// RoCE encapsulation of a BTH; ignored on InfiniBand.
+/// RoCE encapsulation of a BTH; ignored on InfiniBand. Without a link layer there is only
+/// [`Roce::V2`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Roce {
     /// Ethertype 0x8915 and a GRH.
@@ -106,6 +109,15 @@ impl Path {
                 dmac,
                 vlan: None,
             },
+            ..Self::ip(sgid, dgid)
+        }
+    }
+
+    /// Returns a RoCE v2 path without a link layer.
+    #[must_use]
+    pub fn ip(sgid: Gid, dgid: Gid) -> Self {
+        Self {
+            link: Link::Ip,
             grh: Some(Grh {
                 sgid,
                 dgid,
@@ -177,6 +189,21 @@ pub enum LinkKind {
     /// Ethernet: the frame begins with a MAC header.
     #[default]
     Ethernet,
+    /// None: the frame begins with an IPv4 or IPv6 header, and is RoCE v2.
+    Ip,
+}
+
+impl LinkKind {
+    /// The length of the link header, without a VLAN tag.
+    #[inline]
+    #[must_use]
+    pub const fn header_bytes(self) -> usize {
+        match self {
+            Self::Ib => 8,
+            Self::Ethernet => 14,
+            Self::Ip => 0,
+        }
+    }
 }
 
 /// An encoded path: all headers before the BTH, complete except for lengths and the
@@ -212,12 +239,39 @@ impl Writer<'_> {
         self.put(&grh.dgid);
     }
 
+    /// Writes IP and UDP headers. Returns the ones' complement sum of an IPv4 header.
+    fn ip(&mut self, grh: &Grh, udp_source: u16) -> u32 {
+        let start = self.at;
+        let mut sum = 0;
+        if let Some((source, destination)) = ipv4_of(&grh.sgid).zip(ipv4_of(&grh.dgid)) {
+            // Don't fragment; identification zero.
+            self.put(&[0x45, grh.traffic_class, 0, 0, 0, 0, 0x40, 0]);
+            self.put(&[grh.hop_limit, PROTOCOL_UDP, 0, 0]);
+            self.put(&source);
+            self.put(&destination);
+            let words = self.out[start..self.at].chunks_exact(2);
+            sum = words.map(|word| u32::from(u16_at(word, 0))).sum();
+        } else {
+            self.grh(grh, PROTOCOL_UDP);
+        }
+        self.udp(udp_source);
+        sum
+    }
+
     fn udp(&mut self, source: u16) {
         let source = if source == 0 { 0xc000 } else { source };
         self.put(&source.to_be_bytes());
         self.put(&ROCE_V2_PORT.to_be_bytes());
         // The checksum stays zero: the ICRC covers the packet.
         self.put(&[0; 4]);
+    }
+}
+
+/// The IP header of a RoCE v2 path.
+fn ip_version(grh: &Grh) -> L3 {
+    match ipv4_of(&grh.sgid).zip(ipv4_of(&grh.dgid)) {
+        Some(_) => L3::Ipv4,
+        None => L3::Ipv6,
     }
 }
 
@@ -258,36 +312,27 @@ impl Template {
                     w.put(&ETHERTYPE_VLAN.to_be_bytes());
                     w.put(&tag.to_be_bytes());
                 }
-                let addresses = ipv4_of(&grh.sgid).zip(ipv4_of(&grh.dgid));
                 l3_at = w.at + 2;
-                match (path.roce, addresses) {
-                    (Roce::V1, _) => {
-                        l3 = L3::Grh;
-                        w.put(&ETHERTYPE_ROCE_V1.to_be_bytes());
-                        w.grh(&grh, NEXT_HEADER_BTH);
-                    }
-                    (Roce::V2, None) => {
-                        l3 = L3::Ipv6;
-                        w.put(&ETHERTYPE_IPV6.to_be_bytes());
-                        w.grh(&grh, PROTOCOL_UDP);
-                        w.udp(path.udp_source);
-                    }
-                    (Roce::V2, Some((source, destination))) => {
-                        l3 = L3::Ipv4;
-                        w.put(&ETHERTYPE_IPV4.to_be_bytes());
-                        // Don't fragment; identification zero.
-                        w.put(&[0x45, grh.traffic_class, 0, 0, 0, 0, 0x40, 0]);
-                        w.put(&[grh.hop_limit, PROTOCOL_UDP, 0, 0]);
-                        w.put(&source);
-                        w.put(&destination);
-                        let header = &w.out[l3_at..l3_at + 20];
-                        ipv4_sum = header
-                            .chunks_exact(2)
-                            .map(|p| u32::from(u16_at(p, 0)))
-                            .sum();
-                        w.udp(path.udp_source);
-                    }
+                if path.roce == Roce::V1 {
+                    l3 = L3::Grh;
+                    w.put(&ETHERTYPE_ROCE_V1.to_be_bytes());
+                    w.grh(&grh, NEXT_HEADER_BTH);
+                } else {
+                    l3 = ip_version(&grh);
+                    let ethertype = match l3 {
+                        L3::Ipv4 => ETHERTYPE_IPV4,
+                        _ => ETHERTYPE_IPV6,
+                    };
+                    w.put(&ethertype.to_be_bytes());
+                    ipv4_sum = w.ip(&grh, path.udp_source);
                 }
+            }
+            Link::Ip => {
+                kind = LinkKind::Ip;
+                let grh = path.grh.unwrap_or_default();
+                l3_at = 0;
+                l3 = ip_version(&grh);
+                ipv4_sum = w.ip(&grh, path.udp_source);
             }
         }
         let length = w.at as u8;
@@ -404,6 +449,7 @@ impl Network {
         match kind {
             LinkKind::Ib => Self::parse_ib(frame),
             LinkKind::Ethernet => Self::parse_ethernet(frame),
+            LinkKind::Ip => Self::parse_ip(frame),
         }
     }
 
@@ -475,37 +521,12 @@ impl Network {
                 (L3::Grh, check_grh(frame, at, end, NEXT_HEADER_BTH)?, end)
             }
             ETHERTYPE_IPV4 => {
-                if frame.len() < at + 28 {
-                    return Err(NetworkError::NotRdma);
-                }
-                let header = &frame[at..at + 28];
-                // Only IPv4 without options, not a fragment, UDP to the port of
-                // RoCE v2.
-                if header[0] != 0x45
-                    || header[9] != PROTOCOL_UDP
-                    || u16_at(header, 6) & 0x3fff != 0
-                    || u16_at(header, 22) != ROCE_V2_PORT
-                {
-                    return Err(NetworkError::NotRdma);
-                }
-                let length = usize::from(u16_at(header, 2));
-                if usize::from(u16_at(header, 24)) + 20 != length {
-                    return Err(NetworkError::Malformed);
-                }
-                (L3::Ipv4, at + 28, at + length)
+                let (bth_at, end) = find_in_ipv4(frame, at)?;
+                (L3::Ipv4, bth_at, end)
             }
             ETHERTYPE_IPV6 => {
-                if frame.len() < at + 48
-                    || frame[at + 6] != PROTOCOL_UDP
-                    || u16_at(frame, at + 42) != ROCE_V2_PORT
-                {
-                    return Err(NetworkError::NotRdma);
-                }
-                let end = at + 40 + usize::from(u16_at(frame, at + 4));
-                if u16_at(frame, at + 44) != u16_at(frame, at + 4) {
-                    return Err(NetworkError::Malformed);
-                }
-                (L3::Ipv6, check_grh(frame, at, end, PROTOCOL_UDP)? + 8, end)
+                let (bth_at, end) = find_in_ipv6(frame, at)?;
+                (L3::Ipv6, bth_at, end)
             }
             _ => return Err(NetworkError::NotRdma),
         };
@@ -513,6 +534,24 @@ impl Network {
             link,
             l3,
             l3_at: at,
+            bth_at,
+            end,
+        }
+        .check_bounds(frame)
+    }
+
+    fn parse_ip(frame: &[u8]) -> Result<Self, NetworkError> {
+        let (l3, found) = match frame.first().map(|byte| byte >> 4) {
+            Some(4) => (L3::Ipv4, find_in_ipv4(frame, 0)),
+            Some(6) => (L3::Ipv6, find_in_ipv6(frame, 0)),
+            _ => return Err(NetworkError::Malformed),
+        };
+        // There is no network interface for other packets.
+        let (bth_at, end) = found.map_err(|_| NetworkError::Malformed)?;
+        Self {
+            link: Link::Ip,
+            l3,
+            l3_at: 0,
             bth_at,
             end,
         }
@@ -557,6 +596,43 @@ impl Network {
         }
         out
     }
+}
+
+/// Checks IPv4 and UDP headers at `at`. Returns the offset of the BTH, and the end of the
+/// packet.
+fn find_in_ipv4(frame: &[u8], at: usize) -> Result<(usize, usize), NetworkError> {
+    let Some(header) = frame.get(at..at + 28) else {
+        return Err(NetworkError::NotRdma);
+    };
+    // Only IPv4 without options, not a fragment, UDP to the port of RoCE v2.
+    if header[0] != 0x45
+        || header[9] != PROTOCOL_UDP
+        || u16_at(header, 6) & 0x3fff != 0
+        || u16_at(header, 22) != ROCE_V2_PORT
+    {
+        return Err(NetworkError::NotRdma);
+    }
+    let length = usize::from(u16_at(header, 2));
+    if usize::from(u16_at(header, 24)) + 20 != length {
+        return Err(NetworkError::Malformed);
+    }
+    Ok((at + 28, at + length))
+}
+
+/// Checks IPv6 and UDP headers at `at`. Returns the offset of the BTH, and the end of the
+/// packet.
+fn find_in_ipv6(frame: &[u8], at: usize) -> Result<(usize, usize), NetworkError> {
+    if frame.len() < at + 48
+        || frame[at + 6] != PROTOCOL_UDP
+        || u16_at(frame, at + 42) != ROCE_V2_PORT
+    {
+        return Err(NetworkError::NotRdma);
+    }
+    let end = at + 40 + usize::from(u16_at(frame, at + 4));
+    if u16_at(frame, at + 44) != u16_at(frame, at + 4) {
+        return Err(NetworkError::Malformed);
+    }
+    Ok((check_grh(frame, at, end, PROTOCOL_UDP)? + 8, end))
 }
 
 /// Checks a GRH or IPv6 header at `at` in a packet that ends at `end`. Returns the

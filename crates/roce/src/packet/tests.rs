@@ -162,7 +162,11 @@ fn paths() -> Vec<Path> {
     };
     let ib = Path::ib(3, 4);
     let routed = Path { grh: v6.grh, ..ib };
-    vec![v4, tagged, v6, v1, ib, routed]
+    let [ip4, ip6] = [v4, v6].map(|path| Path {
+        link: Link::Ip,
+        ..path
+    });
+    vec![v4, tagged, v6, v1, ib, routed, ip4, ip6]
 }
 
 #[test]
@@ -207,7 +211,7 @@ fn a_deferred_icrc_is_the_same_and_is_not_checked_before() {
     }
     // Not RDMA, cut, or of no bytes.
     for length in [0, 7, 13, 40] {
-        for kind in [LinkKind::Ib, LinkKind::Ethernet] {
+        for kind in [LinkKind::Ib, LinkKind::Ethernet, LinkKind::Ip] {
             let mut packet = deferred.copy_of(kind, &[0; 40][..length]).unwrap();
             packet.mark_without_icrc();
             packet.add_icrc();

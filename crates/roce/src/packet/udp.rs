@@ -1,26 +1,25 @@
-//! RoCE v2 packets as a UDP socket sends and receives them: without the headers that
-//! the ICRC covers.
+//! RoCE v2 packets as a UDP socket sends and receives them: without the IP and UDP headers,
+//! which the ICRC covers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Range;
 
 use super::header::{BTH_BYTES, ICRC_BYTES, u16_at};
 use super::icrc::{icrc, icrc_cause, icrc_change};
-use super::path::{Grh, L3, Link, LinkKind, Mac, Network, Path, Roce, Template, gid_of_ip};
+use super::path::{Grh, L3, LinkKind, Network, Path, Template, gid_of_ip};
 use super::pool::{PACKET_CAPACITY, Packet, Pool};
 
 /// Lengths of the headers that are invisible to a socket.
-const ETHERNET: usize = 14;
 const IPV4: usize = 20;
 const IPV6: usize = 40;
 const UDP: usize = 8;
 /// Offset of the identification in an IPv4 header.
 const IDENTIFICATION: usize = 4;
 
-/// Returns the number of bytes before the BTH in a frame.
+/// Returns the number of bytes before the BTH in a frame of [`LinkKind::Ip`].
 #[must_use]
 pub const fn headroom(ipv6: bool) -> usize {
-    ETHERNET + if ipv6 { IPV6 } else { IPV4 } + UDP
+    UDP + if ipv6 { IPV6 } else { IPV4 }
 }
 
 /// Reasons why a datagram is not a RoCE v2 packet.
@@ -57,30 +56,23 @@ impl RecvMeta {
         }
     }
 
-    /// Returns the headers for the frames of such datagrams; `None` if the addresses are of
-    /// two families.
+    /// Returns the headers for the frames of such datagrams, of [`LinkKind::Ip`]; `None` if
+    /// the addresses are of two families.
     #[must_use]
-    pub fn headers(&self, smac: Mac, dmac: Mac) -> Option<Headers> {
+    pub fn headers(&self) -> Option<Headers> {
         let mapped = |address: IpAddr| address != address.to_canonical();
         let is_mapped = mapped(self.source) || mapped(self.destination);
         if is_mapped || self.source.is_ipv6() != self.destination.is_ipv6() {
             return None;
         }
+        let path = Path::ip(gid_of_ip(self.source), gid_of_ip(self.destination));
         let template = Template::new(&Path {
-            link: Link::Ether {
-                smac,
-                dmac,
-                vlan: None,
-            },
-            grh: Some(Grh {
-                sgid: gid_of_ip(self.source),
-                dgid: gid_of_ip(self.destination),
-                flow_label: 0,
+            grh: path.grh.map(|grh| Grh {
                 traffic_class: self.traffic_class,
-                hop_limit: 64,
+                ..grh
             }),
-            roce: Roce::V2,
             udp_source: self.port,
+            ..path
         });
         Some(Headers {
             template,
@@ -108,7 +100,7 @@ impl Headers {
         if !(BTH_BYTES + ICRC_BYTES..=PACKET_CAPACITY - bth_at).contains(&datagram.len()) {
             return Err(DatagramError::Length);
         }
-        let mut packet = pool.get(LinkKind::Ethernet);
+        let mut packet = pool.get(LinkKind::Ip);
         packet.set_length(bth_at + datagram.len());
         let frame = packet.frame_mut();
         frame[..bth_at].copy_from_slice(headers);
@@ -118,7 +110,7 @@ impl Headers {
         self.template.finish(frame);
         let (l3, l3_at) = self.template.l3();
         let end = frame.len() - ICRC_BYTES;
-        let computed = icrc(frame, LinkKind::Ethernet, l3, l3_at, bth_at);
+        let computed = icrc(frame, LinkKind::Ip, l3, l3_at, bth_at);
         let stored = frame[end..]
             .iter()
             .rev()
@@ -161,8 +153,9 @@ pub struct Transmit {
 impl Transmit {
     /// Decodes the headers of a frame; `None` if it is not RoCE v2.
     #[must_use]
-    pub fn parse(frame: &[u8]) -> Option<Self> {
-        let network = Network::read(LinkKind::Ethernet, frame).ok()?;
+    pub fn parse(packet: &Packet) -> Option<Self> {
+        let frame = packet.frame();
+        let network = Network::read(packet.kind(), frame).ok()?;
         let at = network.l3_at;
         let (source, destination, traffic_class, hop_limit): (IpAddr, IpAddr, _, _) =
             match network.l3 {
@@ -232,16 +225,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::packet::{Bth, PacketBuilder, Pool, Psn, View, gid_of_ipv4};
-
-    const MACS: (Mac, Mac) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+    use crate::packet::{Bth, PacketBuilder, Pool, Psn, Roce, View, gid_of_ipv4};
 
     fn frame(pool: &Pool, ipv6: bool, payload: &[u8], traffic_class: u8) -> Packet {
         let gid = |n: u8| match ipv6 {
             true => [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, n],
             false => gid_of_ipv4([192, 0, 2, n]),
         };
-        let mut path = Path::roce_v2(MACS.0, MACS.1, gid(1), gid(2));
+        let mut path = Path::ip(gid(1), gid(2));
         if let Some(grh) = &mut path.grh {
             grh.traffic_class = traffic_class;
         }
@@ -264,14 +255,14 @@ mod tests {
 
     /// Passes a frame through a socket, whose receiver sees only the [`RecvMeta`].
     fn pass_through_socket(pool: &Pool, packet: &Packet) -> Result<Packet, DatagramError> {
-        let transmit = Transmit::parse(packet.frame()).unwrap();
+        let transmit = Transmit::parse(packet).unwrap();
         let meta = RecvMeta {
             source: transmit.source,
             port: transmit.port,
             destination: transmit.destination,
             traffic_class: transmit.traffic_class,
         };
-        let headers = meta.headers(MACS.0, MACS.1).unwrap();
+        let headers = meta.headers().unwrap();
         headers.frame(pool, &packet.frame()[transmit.payload.clone()])
     }
 
@@ -287,17 +278,17 @@ mod tests {
         ) {
             let pool = if deferred_icrc { Pool::with_deferred_icrc() } else { Pool::new() };
             let mut packet = frame(&pool, ipv6, &payload, traffic_class);
-            let mut transmit = Transmit::parse(packet.frame()).unwrap();
+            let mut transmit = Transmit::parse(&packet).unwrap();
             prop_assert_eq!((transmit.traffic_class, transmit.hop_limit), (traffic_class, 64));
             transmit.set_port(&mut packet, port);
             transmit.set_identification(&mut packet, identification);
             packet.add_icrc();
-            View::read(LinkKind::Ethernet, packet.frame()).unwrap();
+            View::read(LinkKind::Ip, packet.frame()).unwrap();
             let received = pass_through_socket(&Pool::new(), &packet).unwrap();
-            let view = View::read(LinkKind::Ethernet, received.frame()).unwrap();
+            let view = View::read(LinkKind::Ip, received.frame()).unwrap();
             prop_assert_eq!(view.payload.bytes(), &payload[..]);
-            let sent = Transmit::parse(packet.frame());
-            prop_assert_eq!(Transmit::parse(received.frame()), sent);
+            let sent = Transmit::parse(&packet);
+            prop_assert_eq!(Transmit::parse(&received), sent);
         }
 
         #[test]
@@ -316,7 +307,7 @@ mod tests {
                     Err(error) => prop_assert_eq!(error, DatagramError::Icrc),
                     // One in 65536: another identification explains it.
                     Ok(received) => {
-                        let at = ETHERNET + IDENTIFICATION;
+                        let at = IDENTIFICATION;
                         prop_assert!(!ipv6 && received.frame()[at..at + 2] != [0; 2]);
                     }
                 }
@@ -330,7 +321,7 @@ mod tests {
             destination in any::<IpAddr>(),
         ) {
             let meta = RecvMeta { source, port: 0, destination, traffic_class: 3 };
-            if let Some(headers) = meta.headers(MACS.0, MACS.1) {
+            if let Some(headers) = meta.headers() {
                 let _ = headers.frame(&Pool::new(), &bytes);
             }
         }
@@ -338,11 +329,21 @@ mod tests {
 
     #[test]
     fn frames_other_than_roce_v2_are_not_sent() {
-        assert_eq!(Transmit::parse(&[]), None);
-        assert_eq!(Transmit::parse(&[0; 100]), None);
-        let mut packet = frame(&Pool::new(), false, &[], 0);
-        packet.frame_mut()[12] = 0x89;
-        packet.frame_mut()[13] = 0x15;
-        assert_eq!(Transmit::parse(packet.frame()), None);
+        let pool = Pool::new();
+        for kind in [LinkKind::Ib, LinkKind::Ethernet, LinkKind::Ip] {
+            for frame in [&[][..], &[0; 100], &[0x45; 100], &[0x60; 100]] {
+                assert_eq!(Transmit::parse(&pool.copy_of(kind, frame).unwrap()), None);
+            }
+        }
+        let gid = |n| gid_of_ipv4([192, 0, 2, n]);
+        let mut path = Path::roce_v2([2; 6], [4; 6], gid(1), gid(2));
+        let packet = |path: &Path| {
+            let template = Template::new(path);
+            PacketBuilder::new(&pool, &template, Bth::default(), 0).finish()
+        };
+        let roce_v2 = Transmit::parse(&packet(&path)).unwrap();
+        assert_eq!(roce_v2.payload, 42..58);
+        path.roce = Roce::V1;
+        assert_eq!(Transmit::parse(&packet(&path)), None);
     }
 }

@@ -197,7 +197,7 @@ impl<L> Qp<L> {
     /// Returns the path with ECT(0), unless the program requests ECT(1), if this queue pair
     /// controls congestion.
     pub fn ecn_capable(&self, mut path: Path) -> Path {
-        let marked = self.paces && path.roce == Roce::V2 && matches!(path.link, Link::Ether { .. });
+        let marked = self.paces && path.roce == Roce::V2 && !matches!(path.link, Link::Ib { .. });
         if let Some(grh) = path.grh.as_mut().filter(|_| marked) {
             if matches!(grh.traffic_class & CE, 0 | CE) {
                 grh.traffic_class = grh.traffic_class & !CE | ECT0;

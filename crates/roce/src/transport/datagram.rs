@@ -5,7 +5,9 @@ use super::host::{Fault, Host, RecvDone, RecvKind, Source};
 use super::io::Io;
 use super::qp::Qp;
 use super::{Operation, QpState};
-use crate::packet::{Deth, Link, MULTICAST_QPN, OpcodeFlags, PacketBuilder, Template, View, op};
+use crate::packet::{
+    Deth, Link, MULTICAST_QPN, OpcodeFlags, PacketBuilder, Path, Template, View, op,
+};
 
 /// Length of the GRH area that precedes the payload in a receive buffer.
 const GRH_AREA: u32 = 40;
@@ -46,7 +48,7 @@ impl<L> Qp<L> {
             to.qkey
         };
         if to.qpn == MULTICAST_QPN {
-            self.multicast_source = Some(to.path.link);
+            self.multicast_path = Some(to.path);
         }
         let payload = work.length as usize;
         let mut builder = PacketBuilder::new(&io.pool, &template, bth, payload);
@@ -140,11 +142,16 @@ impl<L> Qp<L> {
     }
 
     fn is_own(&self, view: &View<'_>, deth: Deth) -> bool {
-        let same_source = match (self.multicast_source, view.network.link) {
-            (Some(Link::Ib { slid: a, .. }), Link::Ib { slid: b, .. }) => a == b,
-            (Some(Link::Ether { smac: a, .. }), Link::Ether { smac: b, .. }) => a == b,
-            _ => false,
-        };
+        let sgid = |path: &Path| path.grh.map(|grh| grh.sgid);
+        let same_source =
+            self.multicast_path
+                .as_ref()
+                .is_some_and(|path| match (path.link, view.network.link) {
+                    (Link::Ib { slid: a, .. }, Link::Ib { slid: b, .. }) => a == b,
+                    (Link::Ether { smac: a, .. }, Link::Ether { smac: b, .. }) => a == b,
+                    (Link::Ip, Link::Ip) => sgid(path) == view.network.sgid(view.frame),
+                    _ => false,
+                });
         same_source && deth.source_qpn == self.config.wire_qpn.unwrap_or(self.number)
     }
 }

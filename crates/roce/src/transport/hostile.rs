@@ -58,10 +58,11 @@ fn operation(code: u8) -> Operation {
 pub fn play(script: &[u8]) {
     let mut script = Script(script);
     let first = script.byte();
-    let kind = if first & 1 == 0 {
-        LinkKind::Ib
-    } else {
-        LinkKind::Ethernet
+    let flags = script.byte();
+    let kind = match (first & 1, flags & 0x40) {
+        (0, _) => LinkKind::Ib,
+        (_, 0) => LinkKind::Ethernet,
+        _ => LinkKind::Ip,
     };
     let service = match first >> 1 & 7 {
         0 | 1 => Service::Rc,
@@ -72,7 +73,6 @@ pub fn play(script: &[u8]) {
         6 => Service::DcTarget,
         _ => Service::DcInitiator,
     };
-    let flags = script.byte();
     let mut world = World::new(2, kind, MEMORY, u64::from(flags));
     for hca in &mut world.hcas {
         hca.transport.set_lossy(first & 0x40 != 0);

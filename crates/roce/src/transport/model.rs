@@ -9,7 +9,7 @@ use super::{
     RecvDone, RecvWork, SendDone, SendWork, Status, Target, Transport,
 };
 use crate::fabric::{Fabric, Port, PortConfig};
-use crate::packet::{Gid, Grh, Link, LinkKind, Path, Payload, Pool, gid_of_ipv4};
+use crate::packet::{Gid, LinkKind, Path, Payload, Pool, gid_of_ipv4};
 
 /// Local buffers: one range of the memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -341,29 +341,11 @@ impl Hca {
     /// Returns the path from this HCA to another.
     #[must_use]
     pub fn path_to(&self, peer: usize) -> Path {
-        let grh = Grh {
-            sgid: Self::gid(self.index),
-            dgid: Self::gid(peer),
-            ..Grh::default()
-        };
+        let (sgid, dgid) = (Self::gid(self.index), Self::gid(peer));
         match self.kind {
             LinkKind::Ib => Path::ib(self.index as u16 + 1, peer as u16 + 1),
-            LinkKind::Ethernet => {
-                let link = Link::Ether {
-                    smac: Self::mac(self.index),
-                    dmac: Self::mac(peer),
-                    vlan: None,
-                };
-                let grh = Some(Grh {
-                    hop_limit: 64,
-                    ..grh
-                });
-                Path {
-                    link,
-                    grh,
-                    ..Path::ib(0, 0)
-                }
-            }
+            LinkKind::Ethernet => Path::roce_v2(Self::mac(self.index), Self::mac(peer), sgid, dgid),
+            LinkKind::Ip => Path::ip(sgid, dgid),
         }
     }
 }
@@ -379,7 +361,8 @@ pub struct World {
 }
 
 impl World {
-    /// Creates HCAs with `memory` bytes each.
+    /// Creates HCAs with `memory` bytes each. With [`LinkKind::Ip`], the first two are
+    /// connected.
     #[must_use]
     pub fn new(count: usize, kind: LinkKind, memory: usize, seed: u64) -> Self {
         let fabric = Fabric::new(seed);
@@ -394,6 +377,7 @@ impl World {
                 port: Arc::new(fabric.port(match kind {
                     LinkKind::Ib => PortConfig::ib(index as u16 + 1),
                     LinkKind::Ethernet => PortConfig::ethernet(Hca::mac(index)),
+                    LinkKind::Ip => PortConfig::ip(),
                 })),
                 index,
                 kind,

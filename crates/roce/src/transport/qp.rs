@@ -8,7 +8,7 @@ use super::host::{Host, QpEvent, RecvDone, RecvWork, SendDone};
 use super::io::{Io, MAX_MESSAGE};
 use super::recovery::FollowUp;
 use super::state::{Initiator, Peers, RefusedRequest, Requester, Responder};
-use crate::packet::{Bth, Class, Gid, Link, Opcode, OpcodeFlags, Psn, Template, View};
+use crate::packet::{Bth, Class, Gid, Link, Opcode, OpcodeFlags, Path, Psn, Template, View};
 
 /// A queue pair.
 pub(super) struct Qp<L> {
@@ -31,8 +31,8 @@ pub(super) struct Qp<L> {
     pub recv_rung: bool,
     pub last_wqe_due: bool,
     pub drain_due: bool,
-    /// Source link address of the last multicast sent.
-    pub multicast_source: Option<Link>,
+    /// Path of the last multicast sent.
+    pub multicast_path: Option<Path>,
     pub req: Requester<L>,
     pub resp: Responder<L>,
     pub initiator: Initiator,
@@ -56,7 +56,7 @@ impl<L> Qp<L> {
             recv_rung: false,
             last_wqe_due: false,
             drain_due: false,
-            multicast_source: None,
+            multicast_path: None,
             req: Requester::new(),
             resp: Responder::new(),
             initiator: Initiator::default(),
@@ -313,7 +313,9 @@ impl<L> Qp<L> {
         match (path.link, link) {
             // The low bits of a LID are path bits (LMC) and may differ.
             (Link::Ib { dlid, .. }, Link::Ib { slid, .. }) => dlid & !0x7f == slid & !0x7f,
-            (Link::Ether { .. }, Link::Ether { .. }) => path.grh.map(|g| g.dgid) == sgid,
+            (Link::Ether { .. }, Link::Ether { .. }) | (Link::Ip, Link::Ip) => {
+                path.grh.map(|g| g.dgid) == sgid
+            }
             _ => false,
         }
     }

@@ -510,7 +510,7 @@ impl<L> Peers<L> {
     pub fn of(&mut self, view: &View<'_>, header: &DcEth, config: &QpConfig) -> Option<usize> {
         let lid = match view.network.link {
             Link::Ib { slid, .. } => slid,
-            Link::Ether { .. } => 0,
+            Link::Ether { .. } | Link::Ip => 0,
         };
         let from = InitiatorId {
             gid: view.network.sgid(view.frame),
@@ -565,6 +565,7 @@ fn back(view: &View<'_>) -> Path {
             dmac: smac,
             vlan,
         },
+        Link::Ip => Link::Ip,
     };
     let gids = network.sgid(view.frame).zip(network.dgid(view.frame));
     Path {

@@ -229,11 +229,14 @@ impl<P: Platform> Core<P> {
                     completion.ml_path |= 0x80;
                 }
             }
-            Link::Ether { vlan, .. } => {
+            Link::Ether { .. } | Link::Ip => {
                 // Network header: RoCE v1, RoCE v2 over IPv6, RoCE v2 over IPv4.
                 let l3 = if source.l3 == L3::Grh { 0 } else { l3 };
                 completion.flags_rqpn |= l3 << 24;
-                if let Some(vlan) = vlan {
+                if let Link::Ether {
+                    vlan: Some(vlan), ..
+                } = source.link
+                {
                     completion.l3_l4 |= 1;
                     completion.vlan = vlan;
                 }

@@ -479,11 +479,15 @@ impl<P: Platform> Core<P> {
             None
         };
         let (link, sgid, roce) = if ethernet {
+            let ether = || Link::Ether {
+                smac: entry.map_or(self.nic.mac, |e| e.mac),
+                dmac: address.dmac,
+                vlan: entry.and_then(|e| e.vlan),
+            };
             (
-                Link::Ether {
-                    smac: entry.map_or(self.nic.mac, |e| e.mac),
-                    dmac: address.dmac,
-                    vlan: entry.and_then(|e| e.vlan),
+                match self.settings.starts_at_ip {
+                    true => Link::Ip,
+                    false => ether(),
                 },
                 entry.map_or([0; 16], |e| e.gid),
                 match entry {

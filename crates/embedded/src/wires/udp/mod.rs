@@ -9,8 +9,9 @@
 //! Segmentation and receive offload: several packets leave or arrive as one message of the
 //! socket ([`segmentation`]).
 //!
-//! A datagram contains the UDP payload of a frame. The headers before it, which the ICRC
-//! covers, are removed and restored ([`roce::packet::RecvMeta`]). Datagrams are
+//! A datagram contains the UDP payload of a frame, which starts at the IP header
+//! ([`roce::packet::LinkKind::Ip`]). The headers before the payload, which the ICRC covers, are
+//! removed and restored ([`roce::packet::RecvMeta`]). Datagrams are
 //! untrusted: length and ICRC are checked here, the rest by the transport, as for frames of
 //! any network. The port's queue and the socket's buffer bound the unprocessed datagrams.
 
@@ -40,7 +41,7 @@ use roce::packet::{
 use uverbs::Errno;
 
 use crate::Result;
-use crate::addresses::{AddressList, DEVICE_MAC, MAX_ADDRESSES, OTHERS_MAC};
+use crate::addresses::{AddressList, MAX_ADDRESSES};
 use crate::random::random;
 use crate::wires::wire::MAX_FRAME_WAIT;
 use address_monitor::AddressMonitor;
@@ -332,7 +333,7 @@ impl UdpWire {
                 destination: forwarded.destination,
                 traffic_class: forwarded.traffic_class,
             };
-            let headers = meta.headers(OTHERS_MAC, DEVICE_MAC);
+            let headers = meta.headers();
             if let Some(Ok(packet)) = headers.map(|it| it.frame(pool, bytes)) {
                 if !is_management(packet.frame()) {
                     arrived.push(packet);
@@ -378,10 +379,6 @@ impl UdpWire {
             Some((member?, group))
         });
         let Some((member, group)) = other else {
-            // The fabric accepts only frames whose source is beyond the wire.
-            let (to, rest) = packet.buffer_mut().split_at_mut(DEVICE_MAC.len());
-            to.copy_from_slice(&DEVICE_MAC);
-            rest[..OTHERS_MAC.len()].copy_from_slice(&OTHERS_MAC);
             return self.port.send_all(0, [packet]);
         };
         let forwarded = Forwarded {
@@ -420,8 +417,7 @@ impl UdpWire {
                 continue;
             }
             let (sgid, dgid) = (gid_of_ip(from), gid_of_ip(to));
-            let path = Path::roce_v2(DEVICE_MAC, OTHERS_MAC, sgid, dgid);
-            let template = Template::new(&path);
+            let template = Template::new(&Path::ip(sgid, dgid));
             let bth = Bth {
                 opcode: UD_SEND,
                 solicited: true,
@@ -504,7 +500,7 @@ impl UdpWire {
 
     /// Returns the addresses of the first frame if its destination is the device.
     fn loopback_transmit(&self) -> Option<Transmit> {
-        let transmit = Transmit::parse(self.outgoing.front()?.frame())?;
+        let transmit = Transmit::parse(self.outgoing.front()?)?;
         has_address(&self.endpoints, transmit.destination).then_some(transmit)
     }
 
@@ -571,7 +567,7 @@ impl UdpWire {
             if endpoints.iter().any(is_own) {
                 return;
             }
-            let headers = meta.headers(OTHERS_MAC, DEVICE_MAC);
+            let headers = meta.headers();
             let packets = message.filter_map(|it| frame(headers.as_ref(), pool, it));
             arrived.extend(packets.filter(|it| qpn_of(it.frame()) == Some(MULTICAST_QPN)));
         });
@@ -597,7 +593,7 @@ impl UdpWire {
         let endpoint = &endpoints[index];
         let (receiver, address) = (endpoint.receiver.as_fd(), endpoint.local.address);
         let messages = buffers.receive::<MAX>(receiver, address, |meta, message| {
-            let headers = meta.headers(OTHERS_MAC, DEVICE_MAC);
+            let headers = meta.headers();
             for datagram in message {
                 datagrams += 1;
                 if meta.source == address {
@@ -682,10 +678,15 @@ fn has_address(endpoints: &[Endpoint], address: IpAddr) -> bool {
     present.any(|it| it.local.address == address)
 }
 
+/// Returns the UDP payload of a frame of this wire.
+fn payload_of(frame: &[u8]) -> Option<&[u8]> {
+    let ipv6 = frame.first().is_some_and(|byte| byte >> 4 == 6);
+    frame.get(headroom(ipv6)..)
+}
+
 /// Returns the BTH of a frame of this wire.
 fn bth_of(frame: &[u8]) -> Option<&[u8; BTH_BYTES]> {
-    let ipv6 = frame.get(14).is_some_and(|byte| byte >> 4 == 6);
-    frame.get(headroom(ipv6)..)?.first_chunk()
+    payload_of(frame)?.first_chunk()
 }
 
 /// Returns the opcode of a frame; `None` if it is reserved.
@@ -708,8 +709,7 @@ fn receiving_member(frame: &[u8]) -> Option<u8> {
     if !is_management(frame) {
         return member_of(frame);
     }
-    let ipv6 = frame.get(14).is_some_and(|byte| byte >> 4 == 6);
-    steering::management_member(frame.get(headroom(ipv6)..)?)
+    steering::management_member(payload_of(frame)?)
 }
 
 /// Returns whether a frame of this wire is for queue pair 1.

@@ -433,6 +433,7 @@ impl HostAddresses {
     /// Derives settings of the device from the addresses.
     pub(crate) fn apply_to(&self, settings: &mut Settings) {
         settings.mac = DEVICE_MAC;
+        settings.starts_at_ip = true;
         settings.mtu = self.mtu;
         settings.guid = self.guid();
         // Random, as an attacker who sends datagrams must guess these numbers. The ranges are

@@ -6,13 +6,13 @@ use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::AsFd;
 
-use roce::packet::{BTH_BYTES, OpcodeFlags, Packet, Transmit, headroom, op};
+use roce::packet::{BTH_BYTES, OpcodeFlags, Packet, Transmit, op};
 
 use super::socket::{
     self, MAX_MESSAGE_BYTES, MAX_SEGMENTS, MAX_SEND_DATAGRAMS, MAX_SEND_MESSAGES, Message,
     ScopedAddress,
 };
-use super::{UdpWire, has_address, is_management, opcode_of, receiving_member, sender};
+use super::{UdpWire, has_address, is_management, opcode_of, payload_of, receiving_member, sender};
 
 /// Maximum number of acknowledgements that are held back for the program's answer.
 const MAX_HELD_ACKS: usize = 4;
@@ -93,7 +93,7 @@ impl UdpWire {
         let mut runs: [Option<Run>; MAX_SEND_MESSAGES] = [const { None }; MAX_SEND_MESSAGES];
         let (mut socket, mut count, mut last) = (None, 0, 0);
         for packet in self.outgoing.iter_mut().take(MAX_SEND_DATAGRAMS) {
-            let Some(mut transmit) = Transmit::parse(packet.frame()) else {
+            let Some(mut transmit) = Transmit::parse(packet) else {
                 break;
             };
             let member = receiving_member(packet.frame());
@@ -199,8 +199,7 @@ fn is_acknowledgement(frame: &[u8]) -> bool {
 
 /// Returns whether a frame is an acknowledgement, but no NAK.
 fn is_positive(frame: &[u8]) -> bool {
-    let ipv6 = frame.get(14).is_some_and(|byte| byte >> 4 == 6);
-    let syndrome = frame.get(headroom(ipv6) + BTH_BYTES);
+    let syndrome = payload_of(frame).and_then(|payload| payload.get(BTH_BYTES));
     is_acknowledgement(frame) && syndrome.is_some_and(|it| it >> 5 & 3 == 0)
 }
 
@@ -218,12 +217,12 @@ fn is_refused(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use roce::packet::{Bth, PacketBuilder, Path, Pool, Psn, Template, gid_of_ipv4};
+    use roce::packet::{Bth, PacketBuilder, Path, Pool, Psn, Template, gid_of_ipv4, headroom};
 
     use super::*;
 
     fn transmit(to: u8, length: usize) -> Transmit {
-        Transmit::parse(packet(SEND, to, length).frame()).unwrap()
+        Transmit::parse(&packet(SEND, to, length)).unwrap()
     }
 
     /// Opcodes of RC.
@@ -233,7 +232,7 @@ mod tests {
 
     fn packet(opcode: u8, to: u8, length: usize) -> Packet {
         let gid = |n| gid_of_ipv4([192, 0, 2, n]);
-        let path = Path::roce_v2([2; 6], [4; 6], gid(1), gid(to));
+        let path = Path::ip(gid(1), gid(to));
         let bth = Bth {
             opcode,
             solicited: false,
@@ -256,7 +255,7 @@ mod tests {
         let lengths = |frames: &VecDeque<Packet>| -> Vec<usize> {
             frames
                 .iter()
-                .map(|packet| packet.frame().len() - 58)
+                .map(|packet| packet.frame().len() - 44)
                 .collect()
         };
         let (ack, send) = (

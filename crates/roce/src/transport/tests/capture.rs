@@ -131,12 +131,24 @@ fn tshark_reads_roce_v2() {
             ..grh
         });
     };
-    for (name, change, protocols) in [
-        ("v4", v4, "eth:ethertype:ip:udp:infiniband"),
-        ("v6", v6, "eth:ethertype:ipv6:udp:infiniband"),
+    for (kind, name, change, protocols) in [
+        (
+            LinkKind::Ethernet,
+            "v4",
+            v4,
+            "eth:ethertype:ip:udp:infiniband",
+        ),
+        (
+            LinkKind::Ethernet,
+            "v6",
+            v6,
+            "eth:ethertype:ipv6:udp:infiniband",
+        ),
+        (LinkKind::Ip, "ip-v4", v4, "raw:ip:udp:infiniband"),
+        (LinkKind::Ip, "ip-v6", v6, "raw:ipv6:udp:infiniband"),
     ] {
         let lines = dissect(name, &FIELDS, |start| {
-            let mut world = World::new(2, LinkKind::Ethernet, 1 << 16, 1);
+            let mut world = World::new(2, kind, 1 << 16, 1);
             start(&world);
             run_all_operations(&mut world, &QpConfig::default(), change);
             let uc = QpConfig {

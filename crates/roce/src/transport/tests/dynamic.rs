@@ -68,7 +68,7 @@ fn successes(ids: std::ops::Range<u64>) -> Vec<(u64, Status)> {
 
 #[test]
 fn an_initiator_switches_targets() {
-    for kind in KINDS {
+    for kind in ADDRESSED {
         let mut world = world(3, kind, 1);
         fill(&mut world.hcas[0].host.memory[..3000], 7);
         create_initiator(&mut world.hcas[0], 100, 0);
@@ -113,7 +113,7 @@ fn an_initiator_switches_targets() {
 
 #[test]
 fn a_target_serves_many_initiators_at_once() {
-    for kind in KINDS {
+    for kind in ADDRESSED {
         let mut world = world(3, kind, 1);
         let from = [(0, 100), (0, 101), (1, 100), (1, 102)];
         for (n, (index, qpn)) in from.into_iter().enumerate() {

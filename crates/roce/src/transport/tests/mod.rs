@@ -19,7 +19,9 @@ use super::*;
 use crate::fabric::Faults;
 use crate::packet::{LinkKind, Mtu};
 
-const KINDS: [LinkKind; 2] = [LinkKind::Ib, LinkKind::Ethernet];
+const KINDS: [LinkKind; 3] = [LinkKind::Ib, LinkKind::Ethernet, LinkKind::Ip];
+/// Those whose ports have addresses, so that a fabric connects more than two.
+const ADDRESSED: [LinkKind; 2] = [LinkKind::Ib, LinkKind::Ethernet];
 /// Key of the whole memory of an HCA.
 const RKEY: u32 = 0x1234;
 const VA: u64 = 0x7000_0000;
