@@ -161,18 +161,28 @@ pub unsafe fn cq_of<'a, D: CqOps, T>(cq: *mut T) -> &'a Cq<D> {
     unsafe { &*cq.cast::<Cq<D>>() }
 }
 
-/// Creates a completion queue. Its address is the kernel object's user handle.
+/// Creates a completion queue. Its address is the kernel object's user handle; what it has of
+/// `public` and its context are there before the command, as with C providers.
 ///
 /// # Safety
 /// `context` is open; `pd` is null or a live domain.
 unsafe fn create<D: CqOps>(
     context: *mut ibv_context,
+    mut public: ibv_cq_ex,
     init: CqInit,
     options: &D::CqOptions,
     single: bool,
     pd: *mut ibv_pd,
 ) -> Result<Box<MaybeUninit<Cq<D>>>, Errno> {
     let mut storage = try_box(MaybeUninit::<Cq<D>>::uninit()).map_err(|(_, errno)| errno)?;
+    public.context = context;
+    let cq = storage.as_mut_ptr();
+    // SAFETY: the storage has room for each field, and is not shared.
+    unsafe {
+        (&raw mut (*cq).public).write(verbs_cq {
+            cq_ex: ManuallyDrop::new(public),
+        });
+    }
     // SAFETY: as the caller says.
     let ctx = unsafe { CtxRef::of(context) };
     let init = CqInit {
@@ -183,24 +193,26 @@ unsafe fn create<D: CqOps>(
     };
     // SAFETY: as the caller says; `_pd` below keeps it.
     let (object, completions) = unsafe { D::make_cq(&ctx, &init, options, pd)? };
-    // SAFETY: zeros are valid for the public part: null pointers, absent
-    // functions, integers.
-    let mut public: ibv_cq_ex = unsafe { core::mem::zeroed() };
-    public.context = context;
-    public.handle = object.handle().0;
-    public.cqe = c_int::try_from(object.cqe()).unwrap_or(c_int::MAX);
-    storage.write(Cq {
-        public: verbs_cq {
-            cq_ex: ManuallyDrop::new(public),
-        },
-        single,
-        lock: BiasedLock::new(),
-        completions,
-        object,
-        // SAFETY: as the caller says.
-        _pd: unsafe { PdRef::new(pd) },
-    });
+    let entries = c_int::try_from(object.cqe()).unwrap_or(c_int::MAX);
+    // SAFETY: as above; the public part is initialized, and keeps what was put into it
+    // meanwhile. `pd` is as the caller says.
+    unsafe {
+        let public = &mut *(*cq).public.cq;
+        public.handle = object.handle().0;
+        public.cqe = entries;
+        (&raw mut (*cq).single).write(single);
+        (&raw mut (*cq).lock).write(BiasedLock::new());
+        (&raw mut (*cq).completions).write(completions);
+        (&raw mut (*cq).object).write(object);
+        (&raw mut (*cq)._pd).write(PdRef::new(pd));
+    }
     Ok(storage)
+}
+
+/// Returns a public part without functions.
+fn empty_public() -> ibv_cq_ex {
+    // SAFETY: zeros are valid: null pointers, absent functions, integers.
+    unsafe { core::mem::zeroed() }
 }
 
 /// The descriptor of a completion channel; `None` for null.
@@ -229,7 +241,8 @@ pub unsafe extern "C" fn create_cq<D: CqOps>(
             ..CqInit::default()
         };
         let options = D::CqOptions::default();
-        let cq = create::<D>(context, init, &options, false, core::ptr::null_mut())?;
+        let no_pd = core::ptr::null_mut();
+        let cq = create::<D>(context, empty_public(), init, &options, false, no_pd)?;
         Ok(Box::into_raw(cq).cast())
     })
 }
@@ -293,12 +306,12 @@ pub unsafe fn create_cq_with<D: CqOps>(
             ..CqInit::default()
         };
         let single = flags & IBV_CREATE_CQ_ATTR_SINGLE_THREADED != 0 || thread_domain_of(pd);
-        let mut cq = create::<D>(context, init, options, single, pd)?;
-        let public = &mut *cq.assume_init_mut().public.cq_ex;
+        let mut public = empty_public();
         public.start_poll = Some(D::CURSOR.start_poll);
         public.next_poll = Some(D::CURSOR.next_poll);
         public.end_poll = Some(D::CURSOR.end_poll);
-        D::set_readers(public, wc_flags);
+        D::set_readers(&mut public, wc_flags);
+        let cq = create::<D>(context, public, init, options, single, pd)?;
         Ok(Box::into_raw(cq).cast())
     }
 }

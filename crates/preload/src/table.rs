@@ -245,4 +245,8 @@ impl Descriptors for ProgramDescriptors {
             }
         }
     }
+
+    fn queue_created(&self, user_handle: u64) {
+        crate::hooks::queue_created(user_handle);
+    }
 }

@@ -245,15 +245,6 @@ with_each_provider! {
     are_killed: killed;
 }
 
-#[test]
-fn a_library_that_is_loaded_late_finds_devices() {
-    let world = World::new(Provider::Stock, "roce");
-    if let Some(program) = compiled("cc", "late.c", &["-ldl"], &world.directory) {
-        let line = program.display().to_string();
-        world.start(&line, "late.txt").good();
-    }
-}
-
 /// Returns what a program says in a directory of which a shell command made
 /// something else, in mounts of its own; `None` where that is not allowed.
 fn said_in(world: &World, program: &Path, before: &str) -> Option<String> {

@@ -20,4 +20,8 @@ pub trait Descriptors: Send + Sync + fmt::Debug {
     /// # Errors
     /// EMFILE, ENOMEM: the event file is not created.
     fn publish(&self, device: RawFd) -> std::result::Result<RawFd, Errno>;
+
+    /// Called when the program has created a completion queue, with the user handle of the
+    /// command: in libibverbs the queue's address.
+    fn queue_created(&self, _user_handle: u64) {}
 }

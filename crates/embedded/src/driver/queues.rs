@@ -413,6 +413,7 @@ impl State {
             events,
         };
         let handle = self.objects.insert(Object::new(fd, cq).with_memory(ranges));
+        request.queue_created(user_handle);
         request.set_handle(ATTR_CREATE_CQ_HANDLE, handle);
         request.answer(ATTR_CREATE_CQ_RESP_CQE, &((1u32 << log_size) - 1));
         let answer = CreateCqResp {

@@ -286,6 +286,13 @@ impl Request {
         descriptors.map_or(Ok(fd), |descriptors| descriptors.publish(fd))
     }
 
+    /// Reports a completion queue that the program has created.
+    pub(crate) fn queue_created(&self, user_handle: u64) {
+        if let Some(descriptors) = &self.descriptors {
+            descriptors.queue_created(user_handle);
+        }
+    }
+
     /// Writes to an output, truncated to its length.
     pub(crate) fn put(&mut self, id: u16, bytes: &[u8]) {
         let Some((at, attr)) = self.find(id) else {

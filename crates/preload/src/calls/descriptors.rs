@@ -12,6 +12,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{count, export, failed, result, sockets, waiting};
 use crate::fault;
+use crate::hooks;
 use crate::internal::{self, mark_internal};
 use crate::process::{ProcessState, wake_devices};
 use crate::real::{self, Optional};
@@ -336,7 +337,9 @@ export! {
                 let _scope = internal::enter();
                 // SAFETY: the device keeps its descriptor open while the object exists;
                 // the caller vouches for addresses in the command, as to the kernel.
-                result(unsafe { object.kernel.ioctl(object.fd, request, argument) })
+                let done = unsafe { object.kernel.ioctl(object.fd, request, argument) };
+                hooks::after_command(fd);
+                result(done)
             }
             Lookup::Stale | Lookup::Foreign => failed(libc::EIO),
             // SAFETY: guaranteed by the caller.

@@ -2,6 +2,7 @@
 
 mod descriptors;
 mod exit;
+mod loading;
 mod memory;
 mod paths;
 mod signals;
