@@ -308,8 +308,13 @@ fn bandwidth(server: &Host, client: &Host, operation: &str) -> f64 {
     rate.unwrap_or_else(|| panic!("{operation}: {server:?} {client:?}"))
 }
 
-/// The network marks packets beyond 4 MB/s. The receiver sends CNPs, and the sender's rate
-/// settles at about 4 MB/s.
+/// Bandwidth without marks in MiB/s, ten times the rate at which the network marks, below which
+/// a machine is too busy to show what limits a rate.
+const MIN_UNMARKED: f64 = 40.0;
+
+/// The network marks packets beyond 4 MB/s. The receiver of a marked packet sends a CNP, and
+/// the sender's rate falls. How close to 4 MB/s it settles is a test of the transport, with
+/// simulated time: here it depends on when the processes run.
 #[test]
 fn two_hosts_on_a_network_that_marks_congestion() {
     let _guard = serialize();
@@ -319,51 +324,54 @@ fn two_hosts_on_a_network_that_marks_congestion() {
     let (a, b) = namespaces.hosts(["192.0.2.1", "192.0.2.2"]);
     let (a6, b6) = namespaces.hosts(["fd00::1", "fd00::2"]);
     let unmarked = bandwidth(&a, &b, "write").min(bandwidth(&a, &b, "read"));
-    let rule = |name: &str, rule: &str| {
-        let add = format!("netns exec {name} nft add rule inet ecn_test in {rule}");
-        succeeds("ip", &add)
-    };
-    let mark = |name: &String| {
+    let add_marks = |name: &String| {
         let nft = |command: &str| succeeds("ip", &format!("netns exec {name} nft {command}"));
+        let rule = |rule: &str| nft(&format!("add rule inet ecn_test in udp dport 4791 {rule}"));
         let over = "limit rate over 4000 kbytes/second burst 64 kbytes";
-        // CNPs: DSCP 48 without ECN, and opcode 0x81 after the UDP header.
-        let count = "@th,64,8 0x81 counter";
-        let cnps = ["ip dscp cs6 ip ecn 0", "ip6 dscp cs6 ip6 ecn 0"];
         nft("add table inet ecn_test")
             && nft("add chain inet ecn_test in { type filter hook prerouting priority 0 ; }")
-            && cnps
-                .iter()
-                .all(|it| rule(name, &format!("{it} udp dport 4791 {count}")))
             && ["ip", "ip6"].iter().all(|ip| {
-                rule(
-                    name,
-                    &format!("udp dport 4791 {ip} ecn 2 {over} {ip} ecn set ce"),
-                )
+                // CNPs: DSCP 48 without ECN, and opcode 0x81 after the UDP header.
+                rule(&format!("{ip} dscp cs6 {ip} ecn 0 @th,64,8 0x81 counter"))
+                    && rule(&format!("{ip} ecn 2 {over} counter {ip} ecn set ce"))
             })
     };
-    if !namespaces.0.0.iter().all(mark) {
+    if !namespaces.0.0.iter().all(add_marks) {
         return testing::skip!(missing: "nftables", "the system has no nft(8) that can set ECN marks");
     }
+    // Packets that the rules of a host have counted.
+    let counts = |host: &Host| -> [u32; 4] {
+        let mut list = host.command("nft", &["list", "table", "inet", "ecn_test"]);
+        let list = String::from_utf8(list.output().unwrap().stdout).unwrap();
+        let counts = list.split("counter packets ").skip(1);
+        let count = |rest: &str| rest.split(' ').next().unwrap().parse().unwrap();
+        counts.map(count).collect::<Vec<_>>().try_into().unwrap()
+    };
+    let is_fast = unmarked >= MIN_UNMARKED;
     for (a, b) in [(&a, &b), (&a6, &b6)] {
         for operation in ["write", "read", "send"] {
             let rate = bandwidth(a, b, operation);
-            assert!((1.0..8.0).contains(&rate), "{operation}: {rate} MiB/s");
             assert!(
-                unmarked > 2.0 * rate,
-                "{unmarked} MiB/s without marks, {rate} MiB/s with them"
+                !is_fast || rate < unmarked / 4.0,
+                "{operation}: {unmarked} MiB/s without marks, {rate} MiB/s with them"
             );
         }
     }
-    for host in [&a, &b] {
-        let list = host
-            .command("nft", &["list", "table", "inet", "ecn_test"])
-            .output();
-        let list = String::from_utf8(list.unwrap().stdout).unwrap();
-        let counts = list.split("counter packets ").skip(1);
-        let counts: Vec<u32> = counts
-            .map(|rest| rest.split(' ').next().unwrap().parse().unwrap())
-            .collect();
-        assert!(counts.len() == 2 && !counts.contains(&0), "{list}");
+    let [
+        [cnps, marked, cnps6, marked6],
+        [peer_cnps, peer_marked, peer_cnps6, peer_marked6],
+    ] = [&a, &b].map(counts);
+    for (marked, cnps) in [
+        (marked, peer_cnps),
+        (marked6, peer_cnps6),
+        (peer_marked, cnps),
+        (peer_marked6, cnps6),
+    ] {
+        assert_eq!(marked != 0, cnps != 0, "{marked} marked, {cnps} CNPs");
+        assert!(!is_fast || marked != 0, "no packet was marked");
+    }
+    if !is_fast {
+        testing::skip!("the machine is too busy to send faster than the network marks");
     }
 }
 
