@@ -2,7 +2,7 @@
 //! addresses of the loopback interface.
 #![allow(missing_docs, reason = "a test")]
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -288,6 +288,42 @@ fn ten_thousand_unread_requests_cost_no_descriptor() {
     println!("{descriptors} more descriptors, {memory} more KiB");
     assert_eq!(descriptors, 0);
     assert!(memory < 10 << 10, "{memory} KiB");
+}
+
+/// As many as a listener accepts at once, of different sources, which get its answers.
+#[test]
+fn half_open_streams_cost_no_descriptor() {
+    const REQUESTS: u16 = 31;
+    let _serial = serial();
+    let here = address(56, 1);
+    let listener = StdListener::bind_with((here, 0), &options(here)).expect("bind");
+    let to = (here, listener.local_addr().unwrap().port());
+    let accepting = thread::spawn(move || listener.accept().map(drop));
+    let mut request = captured(56);
+    let source = |n| {
+        let from = address(56, 256 + n);
+        let socket = UdpSocket::bind((from, 4791)).expect("a source");
+        let limit = Some(Duration::from_secs(20));
+        socket.set_read_timeout(limit).expect("a time-out");
+        (from, socket)
+    };
+    let sources: Vec<_> = (0..=REQUESTS).map(source).collect();
+    let mut handshake = |(from, socket): &(Ipv4Addr, UdpSocket)| {
+        request.send_on(socket, *from, to).expect("send");
+        socket.recv(&mut [0; 1024]).expect("an answer");
+    };
+    let (first, others) = sources.split_first().expect("sources");
+    // The listener opens its device for it.
+    handshake(first);
+    let before = resources();
+    others.iter().for_each(handshake);
+    let after = resources();
+    let descriptors = after.0 as isize - before.0 as isize;
+    let memory = after.1.saturating_sub(before.1);
+    println!("{REQUESTS} requests: {descriptors} more descriptors, {memory} more KiB");
+    assert!(!accepting.is_finished());
+    assert!(descriptors <= 0, "{descriptors} descriptors");
+    assert!(memory < 4 << 10, "{memory} KiB");
 }
 
 /// To a listener that accepts.

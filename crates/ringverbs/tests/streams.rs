@@ -299,6 +299,73 @@ const DEPTH: u32 = 16;
 const RECEIVES: u32 = 128;
 const MESSAGE: usize = 64 * 1024;
 
+/// Streams whose handshakes were open at the same time share their channels on the accepting
+/// side: an event that one thread reads is another one's.
+#[test]
+#[ignore = "run by another test, or on an RDMA device"]
+fn accepted_at_the_same_time() {
+    const STREAMS: usize = 8;
+    const ROUNDS: usize = 200;
+    let before = descriptors();
+    let both = pair();
+    let of_pair = descriptors().saturating_sub(before);
+    drop(both);
+
+    let listener = RdmaListener::bind(address()).expect("bind");
+    let to = listener.local_addr().expect("an address");
+    let before = descriptors();
+    let connect = || thread::spawn(move || RdmaStream::connect(to).expect("connect"));
+    let clients: Vec<_> = (0..STREAMS).map(|_| connect()).collect();
+    // Until all requests have arrived.
+    thread::sleep(Duration::from_millis(500));
+    let servers: Vec<_> = (0..STREAMS)
+        .map(|_| listener.accept().expect("accept").0)
+        .collect();
+    let clients: Vec<_> = clients.into_iter().map(|it| it.join().unwrap()).collect();
+    let of_all = descriptors().saturating_sub(before);
+    println!("descriptors: {of_pair} of a pair, {of_all} of {STREAMS} at once");
+    assert!(of_all <= (STREAMS + 2) * of_pair / 2);
+
+    thread::scope(|scope| {
+        for mut server in servers {
+            scope.spawn(move || {
+                let mut data = [0; 100];
+                loop {
+                    match server.read(&mut data).expect("read") {
+                        0 => break,
+                        count => server.write_all(&data[..count]).expect("write"),
+                    }
+                }
+                // The drop delivers it, when the peer reads at last.
+                server.write_all(&[7; 3 << 20]).expect("write");
+            });
+        }
+        for (number, mut client) in clients.into_iter().enumerate() {
+            scope.spawn(move || {
+                let mut data = [0; 100];
+                for round in 0..ROUNDS {
+                    let text = [number as u8, round as u8];
+                    client.write_all(&text).expect("write");
+                    client.read_exact(&mut data[..2]).expect("read");
+                    assert_eq!(data[..2], text);
+                    if number % 2 == 0 {
+                        thread::sleep(Duration::from_micros(100 * number as u64));
+                    }
+                }
+                client.shutdown(Shutdown::Write).expect("shutdown");
+                let mut rest = Vec::new();
+                client.read_to_end(&mut rest).expect("read");
+                assert!(rest == [7; 3 << 20]);
+            });
+        }
+    });
+}
+
+fn descriptors() -> usize {
+    let all = std::fs::read_dir("/proc/self/fd").expect("descriptors");
+    all.count()
+}
+
 fn raw_side(
     context: &ringverbs::Context,
     buffers: u32,
@@ -451,5 +518,5 @@ fn bandwidth() {
 /// The rest of this program.
 #[test]
 fn on_the_embedded_device() {
-    program::run_ignored_tests(8, &["--skip", "bandwidth"]);
+    program::run_ignored_tests(9, &["--skip", "bandwidth"]);
 }

@@ -3,10 +3,11 @@
 //! `on_the_embedded_device` runs all of it.
 #![allow(missing_docs, reason = "a test")]
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use ringverbs::stream::RdmaListener as StdListener;
 use ringverbs::stream::tokio::{RdmaListener, RdmaStream};
 use testing::{bytes, program};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -128,8 +129,86 @@ async fn connect_info_names_both_ends() {
     assert!(!a.device.is_empty());
 }
 
+/// Streams that were accepted at the same time share their channels, also those that threads
+/// and those that tasks of two runtimes wait for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "run by another test, or on an RDMA device"]
+async fn accepted_at_the_same_time() {
+    const STREAMS: u8 = 9;
+    const ROUNDS: u8 = 200;
+    let other_runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let listener = StdListener::bind(program::address()).expect("bind");
+    let to = listener.local_addr().expect("an address");
+    let clients: Vec<_> = (0..STREAMS)
+        .map(|number| {
+            tokio::spawn(async move {
+                let mut client = RdmaStream::connect(to).await.expect("connect");
+                let mut data = Vec::new();
+                for round in 0..ROUNDS {
+                    client.write_all(&[number, round]).await.expect("write");
+                    let mut answer = [0; 2];
+                    client.read_exact(&mut answer).await.expect("read");
+                    assert_eq!(answer, [number, round]);
+                    if number % 2 == 0 {
+                        tokio::time::sleep(Duration::from_micros(100)).await;
+                    }
+                }
+                client.shutdown().await.expect("shutdown");
+                client.read_to_end(&mut data).await.expect("read");
+                assert!(data == [7; 3 << 20]);
+            })
+        })
+        .collect();
+    // Until all requests have arrived.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let (mut threads, mut tasks) = (Vec::new(), Vec::new());
+    for number in 0..STREAMS {
+        let (mut stream, _) = listener.accept().expect("accept");
+        if number % 3 == 0 {
+            threads.push(std::thread::spawn(move || {
+                let mut data = [0; 100];
+                loop {
+                    match stream.read(&mut data).expect("read") {
+                        0 => break,
+                        count => stream.write_all(&data[..count]).expect("write"),
+                    }
+                }
+                stream.write_all(&[7; 3 << 20]).expect("write");
+            }));
+            continue;
+        }
+        let serve = async move {
+            let mut stream = RdmaStream::from_std(stream).expect("a stream");
+            let mut data = [0; 100];
+            loop {
+                match stream.read(&mut data).await.expect("read") {
+                    0 => break,
+                    count => stream.write_all(&data[..count]).await.expect("write"),
+                }
+            }
+            stream.write_all(&[7; 3 << 20]).await.expect("write");
+        };
+        tasks.push(if number % 3 == 1 {
+            tokio::spawn(serve)
+        } else {
+            other_runtime.spawn(serve)
+        });
+    }
+    for task in clients.into_iter().chain(tasks) {
+        task.await.expect("a task");
+    }
+    for thread in threads {
+        thread.join().expect("a thread");
+    }
+    other_runtime.shutdown_background();
+}
+
 /// The rest of this program.
 #[test]
 fn on_the_embedded_device() {
-    program::run_ignored_tests(5, &[]);
+    program::run_ignored_tests(6, &[]);
 }

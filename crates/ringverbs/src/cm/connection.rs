@@ -312,10 +312,15 @@ impl Connection {
     /// [`Error::Manager`](super::Error::Manager) if the channel cannot be read.
     pub fn is_over(&self) -> Result<bool> {
         while self.channel.try_event()?.is_some() {}
-        Ok(matches!(
+        Ok(self.has_ended())
+    }
+
+    /// As [`is_over`](Self::is_over), but reads no events.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(
             self.id.state(),
             rdmacm::State::Disconnected | rdmacm::State::Failed | rdmacm::State::DeviceRemoved
-        ))
+        )
     }
 
     /// Disconnects, or answers the peer's disconnect. Operations in flight on the

@@ -210,6 +210,11 @@ impl Request {
         &self.id
     }
 
+    /// Opens a channel of the connection manager that the request is from.
+    pub(crate) fn open_channel(&self) -> Result<EventChannel> {
+        self.manager.open()
+    }
+
     /// Moves a new queue pair to INIT, so that receives can be posted before the
     /// peer can send; a datagram queue pair to RTS.
     ///
@@ -272,7 +277,7 @@ pub struct HalfOpen {
 }
 
 impl HalfOpen {
-    pub(super) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> Key {
         self.id.key()
     }
 
@@ -280,8 +285,14 @@ impl HalfOpen {
     ///
     /// # Errors
     /// EMFILE and other errors of opening a channel.
-    pub fn into_connection(mut self) -> Result<Connection> {
+    pub fn into_connection(self) -> Result<Connection> {
         let channel = self.manager.open()?;
+        self.into_connection_on(channel)
+    }
+
+    /// Moves the connection to a channel. If others are there, too, only
+    /// [`Connection::has_ended`] may be asked for its end.
+    pub(crate) fn into_connection_on(mut self, channel: EventChannel) -> Result<Connection> {
         self.id.migrate(&channel)?;
         Ok(self.on_channel(channel))
     }

@@ -3,14 +3,13 @@
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::engine::Engine;
 use super::linger::LingeringEngine;
 use super::setup::{connect, each_address, from_manager, from_verbs};
-use super::{ConnectInfo, StreamOptions, wait};
+use super::{ConnectInfo, StreamOptions};
 
 /// A byte stream to and from a peer, like `std::net::TcpStream`.
 ///
@@ -258,20 +257,16 @@ impl Shared {
                 continue;
             }
             state.has_watcher = true;
-            let fds = state.engine.fds().map(|fd| {
-                // SAFETY: the descriptors stay open without the lock: the engine
-                // lives as long as `self`, which is borrowed.
-                unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }
-            });
+            let events = Arc::clone(state.engine.events());
             drop(state);
-            let ready = wait::readable(fds, deadline);
+            let waited = events.wait(deadline);
             state = self.lock();
             state.has_watcher = false;
-            if let Ok([_, true]) = ready {
+            if events.has_connection_event() {
                 state.engine.handle_connection_events();
             }
             self.cond.notify_all();
-            ready?;
+            waited?;
         }
     }
 }

@@ -3,19 +3,21 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::events::{EventChannels, StreamEvents};
 use super::fault::Fault;
 use super::flow::Flow;
 use super::wire::{Hello, ImmediateData};
-use super::{ConnectInfo, StreamOptions, wait};
+use super::{ConnectInfo, StreamOptions};
 use crate::cm::Connection;
+use crate::cm::manager::Key;
 use crate::completion::{Completion, CompletionQueue, Status};
 use crate::memory::Buffer;
 use crate::operation::Operation;
 use crate::qp::{PostError, QueuePair, Transport, WorkRequest};
-use crate::{CompletionChannel, Device, Gid, ProtectionDomain};
+use crate::{Device, Gid, ProtectionDomain};
 
 /// Number of completions that are read at once.
 const BATCH: usize = 32;
@@ -26,22 +28,25 @@ const DOORBELL: usize = 4;
 pub(super) struct StreamQueues {
     pub qp: QueuePair,
     cq: CompletionQueue,
-    channel: CompletionChannel,
+    channels: Arc<EventChannels>,
     options: StreamOptions,
 }
 
 impl StreamQueues {
-    pub fn new(domain: &ProtectionDomain, options: &StreamOptions) -> crate::Result<Self> {
+    pub fn new(
+        domain: &ProtectionDomain,
+        channels: &Arc<EventChannels>,
+        options: &StreamOptions,
+    ) -> crate::Result<Self> {
         let context = domain.context();
         let (sends, receives) = (u32::from(options.sends), u32::from(options.receives));
         // Empty messages occupy entries too, and half of the queue may consist of
         // unsignalled messages that have completed.
         let depth = 2 * (sends + receives + 1);
-        let channel = context.completion_channel()?;
         let cq = context
             .completion_queue()
             .entries(depth + receives)
-            .channel(&channel)
+            .channel(channels.completions())
             .build()?;
         let qp = domain
             .queue_pair(Transport::Reliable, &cq)
@@ -51,9 +56,19 @@ impl StreamQueues {
         Ok(Self {
             qp,
             cq,
-            channel,
+            channels: Arc::clone(channels),
             options: options.clone(),
         })
+    }
+
+    /// Returns the channels that the stream's events arrive on.
+    pub fn channels(&self) -> &EventChannels {
+        &self.channels
+    }
+
+    /// Adds the stream to its channels, before its connection is moved there.
+    pub fn add_to_channels(&self, connection: Key) -> StreamEvents {
+        self.channels.add(self.cq.id(), connection)
     }
 
     /// Registers the memory of the stream, posts the receives, and returns the send buffers.
@@ -82,7 +97,7 @@ impl StreamQueues {
 pub(super) struct Engine {
     qp: QueuePair,
     cq: CompletionQueue,
-    channel: CompletionChannel,
+    events: Arc<StreamEvents>,
     connection: Connection,
     flow: Flow,
     /// Maximum bytes of a message.
@@ -112,6 +127,7 @@ impl Engine {
     pub fn new(
         queues: StreamQueues,
         free: Vec<Buffer>,
+        events: StreamEvents,
         connection: Connection,
         peer: Hello,
     ) -> Self {
@@ -122,7 +138,7 @@ impl Engine {
             signal_every: (free.len() / 4).max(1),
             qp: queues.qp,
             cq: queues.cq,
-            channel: queues.channel,
+            events: Arc::new(events),
             connection,
             free,
             received: VecDeque::new(),
@@ -156,15 +172,9 @@ impl Engine {
         })
     }
 
-    #[cfg(feature = "tokio")]
-    pub fn channel(&self) -> &CompletionChannel {
-        &self.channel
-    }
-
-    /// Returns the descriptors to poll: of completions, of the connection. They stay open
-    /// and do not change while the engine lives.
-    pub fn fds(&self) -> [BorrowedFd<'_>; 2] {
-        [self.channel.as_fd(), self.connection.as_fd()]
+    /// Returns the stream's events.
+    pub fn events(&self) -> &Arc<StreamEvents> {
+        &self.events
     }
 
     /// Processes completions, and sends credits and the end mark if they are due. Returns
@@ -440,31 +450,26 @@ impl Engine {
 
     /// Consumes the completion events.
     pub fn take_events(&mut self) -> io::Result<()> {
-        while self
-            .channel
-            .try_event()
-            .map_err(|error| Fault::verbs(&error).to_io())?
-            .is_some()
-        {
-            self.armed = false;
+        match self.events.take_completions() {
+            Ok(true) => self.armed = false,
+            Ok(false) => {}
+            Err(error) => return Err(Fault::verbs(&error).to_io()),
         }
         Ok(())
     }
 
     /// Processes the events of the connection.
     pub fn handle_connection_events(&mut self) {
-        match self.connection.is_over() {
-            Ok(false) => {}
-            Ok(true) if self.peer_disconnected => {}
-            Ok(true) => {
-                // A peer waits for delivery before it disconnects, so all its data has
-                // arrived.
-                self.progress();
-                self.peer_disconnected = true;
-                self.disconnect();
-                self.progress();
-            }
-            Err(error) => self.fail(Fault::manager(&error)),
+        if let Err(error) = self.events.take_connection_event() {
+            return self.fail(Fault::manager(&error));
+        }
+        if self.connection.has_ended() && !self.peer_disconnected {
+            // A peer waits for delivery before it disconnects, so all its data has
+            // arrived.
+            self.progress();
+            self.peer_disconnected = true;
+            self.disconnect();
+            self.progress();
         }
     }
 
@@ -490,19 +495,19 @@ impl Engine {
     pub fn flush_until(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         self.finish();
         while self.try_flush()?.is_none() {
-            let ready = wait::readable(self.fds(), deadline)?;
-            if ready[1] {
-                self.handle_connection_events();
-            }
-            if ready == [false; 2] {
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.events.wait(deadline)?;
+            if self.events.has_connection_event() {
+                self.handle_connection_events();
             }
         }
         Ok(())
     }
 
-    /// Returns whether everything has arrived; otherwise one of the descriptors will be
-    /// readable.
+    /// Returns whether everything has arrived; otherwise there will be
+    /// an event.
     pub fn try_flush(&mut self) -> io::Result<Option<()>> {
         loop {
             self.progress();

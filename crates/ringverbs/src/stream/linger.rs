@@ -7,6 +7,7 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -137,6 +138,16 @@ struct State {
     is_held: bool,
 }
 
+/// Wakes the thread when another stream's user has read an event.
+struct WakeThread(Arc<EventFd>);
+
+impl Wake for WakeThread {
+    fn wake(self: Arc<Self>) {
+        // Fails only if the counter is full, which also wakes.
+        let _ = self.0.write(1);
+    }
+}
+
 struct Stream {
     engine: Box<Engine>,
     deadline: Instant,
@@ -166,9 +177,10 @@ impl Lingering {
             deadline: now + BEHIND,
         };
         let mut state = self.lock();
-        if let Some(wake) = &state.wake {
+        let wake = if let Some(wake) = &state.wake {
             // Fails only if the counter is full, which also wakes.
             let _ = wake.write(1);
+            Arc::clone(wake)
         } else {
             let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
             let Ok(wake) = EventFd::from_value_and_flags(0, flags).map(Arc::new) else {
@@ -178,8 +190,11 @@ impl Lingering {
             if uverbs::threads::spawn("ringverbs-linger", move || self.run(&of_thread)).is_err() {
                 return;
             }
-            state.wake = Some(wake);
-        }
+            state.wake = Some(Arc::clone(&wake));
+            wake
+        };
+        let waker = Waker::from(Arc::new(WakeThread(wake)));
+        stream.engine.events().set_waker(waker);
         state.added.push(stream);
         state.count += 1;
         state.last = Some(now);
@@ -196,10 +211,11 @@ impl Lingering {
             all.retain_mut(|stream| {
                 let [has_completions, has_events] =
                     [readable_of.next(), readable_of.next()].map(|it| it == Some(true));
-                if has_events {
+                let were_read = stream.engine.events().are_pending();
+                if has_events || were_read {
                     stream.engine.handle_connection_events();
                 }
-                let is_due = has_completions || has_events || stream.deadline <= now;
+                let is_due = has_completions || has_events || were_read || stream.deadline <= now;
                 !(is_due && stream.has_ended(now))
             });
             let mut state = self.lock();
@@ -218,9 +234,17 @@ impl Lingering {
             all.extend(added);
             let excess = all.len().saturating_sub(MAX_LINGERING);
             drop(all.drain(..excess));
-            let deadline = all.first().map(|stream| stream.deadline);
+            // Events that were read before the waker was set are due.
+            let has_due = all
+                .iter()
+                .any(|stream| stream.engine.events().are_pending());
+            let deadline = if has_due {
+                Some(now)
+            } else {
+                all.first().map(|stream| stream.deadline)
+            };
             let mut fds: Vec<BorrowedFd<'_>> = vec![wake.as_fd()];
-            fds.extend(all.iter().flat_map(|stream| stream.engine.fds()));
+            fds.extend(all.iter().flat_map(|stream| stream.engine.events().fds()));
             // An error, for lack of memory, makes it try all.
             let all_readable = vec![true; fds.len()];
             readable = wait::any_readable(&fds, deadline).unwrap_or(all_readable);

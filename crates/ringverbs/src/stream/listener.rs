@@ -1,12 +1,14 @@
 //! The passive side.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::events::EventChannels;
 use super::linger::LingeringEngine;
 use super::setup::{PassiveSide, begin_accept, each_address, from_manager, from_verbs};
 use super::{RdmaStream, StreamOptions, wait};
@@ -27,9 +29,20 @@ pub struct RdmaListener {
 struct State {
     /// Streams whose peers have not confirmed yet.
     handshakes: Handshakes<PassiveSide>,
-    /// A protection domain for each device on which a stream has arrived.
-    domains: HashMap<String, ProtectionDomain>,
+    /// Devices on which a stream has arrived, by name.
+    devices: HashMap<String, ListenerDevice>,
 }
+
+/// What the streams of a device share.
+struct ListenerDevice {
+    domain: ProtectionDomain,
+    /// The latest channels.
+    channels: VecDeque<Weak<EventChannels>>,
+}
+
+/// Maximum number of channels that are looked through for ones without a stream: as many
+/// as there can be requests whose peers have not confirmed.
+const MAX_CHANNELS: usize = 32;
 
 impl RdmaListener {
     /// Listens at an address of an RDMA device's network interface, or at the unspecified
@@ -74,8 +87,9 @@ impl RdmaListener {
     /// Waits for the next stream, whose peer has confirmed that it is connected. Requests of
     /// other protocols are rejected silently.
     ///
-    /// Before that, a stream has a queue pair but no memory, and at most 32 streams do. Peers
-    /// that never confirm do not keep others from connecting ([`Handshakes`]).
+    /// Before that, a stream has a queue pair but neither memory nor a descriptor, and at most
+    /// 32 streams do. Peers that never confirm do not keep others from connecting
+    /// ([`Handshakes`]).
     ///
     /// # Errors
     /// `OutOfMemory` if the memory of its buffers cannot be registered (see `ulimit -l`), which
@@ -132,13 +146,20 @@ impl State {
         listener: &Listener,
         options: &StreamOptions,
     ) -> io::Result<Handshake<PassiveSide>> {
-        let domains = &mut self.domains;
+        let devices = &mut self.devices;
         let accept = |request: Request| -> Result<Option<(HalfOpen, PassiveSide)>, Failure> {
             let Some(peer) = request.peer_addr()? else {
                 return Ok(None);
             };
-            let domain = domain_of(domains, &request)?;
-            Ok(begin_accept(request, peer, &domain, options)?)
+            let device = device_of(devices, &request)?;
+            let channels = device.channels(&request)?;
+            Ok(begin_accept(
+                request,
+                peer,
+                &device.domain,
+                &channels,
+                options,
+            )?)
         };
         (self.handshakes.next(listener, accept)).map_err(|Failure(error)| error)
     }
@@ -159,18 +180,42 @@ impl From<io::Error> for Failure {
     }
 }
 
-fn domain_of(
-    domains: &mut HashMap<String, ProtectionDomain>,
+fn device_of<'a>(
+    devices: &'a mut HashMap<String, ListenerDevice>,
     request: &Request,
-) -> io::Result<ProtectionDomain> {
+) -> io::Result<&'a mut ListenerDevice> {
     let device = request.device().map_err(from_manager)?;
-    if let Some(domain) = domains.get(device.name()) {
-        return Ok(domain.clone());
+    match devices.entry(device.name().to_owned()) {
+        Entry::Occupied(entry) => Ok(entry.into_mut()),
+        Entry::Vacant(entry) => {
+            let context = device.open().map_err(from_verbs)?;
+            Ok(entry.insert(ListenerDevice {
+                domain: context.alloc_pd().map_err(from_verbs)?,
+                channels: VecDeque::new(),
+            }))
+        }
     }
-    let context = device.open().map_err(from_verbs)?;
-    let domain = context.alloc_pd().map_err(from_verbs)?;
-    domains.insert(device.name().to_owned(), domain.clone());
-    Ok(domain)
+}
+
+impl ListenerDevice {
+    /// Returns channels for a request: those of others that wait for their peers, if none of
+    /// these has become a stream yet.
+    fn channels(&mut self, request: &Request) -> io::Result<Arc<EventChannels>> {
+        let mut all = self.channels.iter().filter_map(Weak::upgrade);
+        if let Some(shared) = all.find(|it| it.are_unused()) {
+            return Ok(shared);
+        }
+        drop(all);
+        self.channels.retain(|it| it.strong_count() != 0);
+        if self.channels.len() == MAX_CHANNELS {
+            self.channels.pop_front();
+        }
+        let connections = request.open_channel().map_err(from_manager)?;
+        let created = EventChannels::new(self.domain.context(), connections);
+        let created = created.map_err(from_verbs)?;
+        self.channels.push_back(Arc::downgrade(&created));
+        Ok(created)
+    }
 }
 
 impl AsFd for RdmaListener {

@@ -48,6 +48,7 @@
 
 mod blocking;
 mod engine;
+mod events;
 mod fault;
 mod flow;
 mod linger;

@@ -2,9 +2,11 @@
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
 
 use super::StreamOptions;
 use super::engine::{Engine, StreamQueues};
+use super::events::EventChannels;
 use super::fault::Fault;
 use super::linger::LingeringEngine;
 use super::wire::Hello;
@@ -51,7 +53,10 @@ pub(super) fn connect(peer: SocketAddr, options: &StreamOptions) -> io::Result<L
         .open()
         .map_err(from_verbs)?;
     let domain = context.alloc_pd().map_err(from_verbs)?;
-    let mut queues = StreamQueues::new(&domain, options).map_err(from_verbs)?;
+    let id = connector.id();
+    let channels = EventChannels::new(&context, id.channel()).map_err(from_verbs)?;
+    let mut queues = StreamQueues::new(&domain, &channels, options).map_err(from_verbs)?;
+    let events = queues.add_to_channels(id.key());
     connector.prepare(&mut queues.qp).map_err(from_manager)?;
     let free = queues.post_receives().map_err(from_verbs)?;
     let hello = options.hello().encode();
@@ -65,7 +70,7 @@ pub(super) fn connect(peer: SocketAddr, options: &StreamOptions) -> io::Result<L
     // Dropping the connection disconnects.
     let peer = Hello::decode(connection.private_data())?;
     Ok(LingeringEngine::new(Engine::new(
-        queues, free, connection, peer,
+        queues, free, events, connection, peer,
     )))
 }
 
@@ -76,12 +81,13 @@ pub(super) struct PassiveSide {
     pub peer_addr: SocketAddr,
 }
 
-/// Accepts a request with a queue pair, but without memory. Rejects it and returns `None` if
+/// Accepts a request with a queue pair, but without memory or channels of its own. Rejects it and returns `None` if
 /// it is of another protocol, or the peer has cancelled.
 pub(super) fn begin_accept(
     request: Request,
     peer_addr: SocketAddr,
     domain: &ProtectionDomain,
+    channels: &Arc<EventChannels>,
     options: &StreamOptions,
 ) -> io::Result<Option<(HalfOpen, PassiveSide)>> {
     let peer = match Hello::decode(request.private_data()) {
@@ -91,7 +97,7 @@ pub(super) fn begin_accept(
             return Ok(None);
         }
     };
-    let mut queues = StreamQueues::new(domain, options).map_err(from_verbs)?;
+    let mut queues = StreamQueues::new(domain, channels, options).map_err(from_verbs)?;
     let hello = options.hello().encode();
     let cm_options = Options {
         private_data: &hello,
@@ -116,11 +122,15 @@ pub(super) fn begin_accept(
 impl PassiveSide {
     /// Registers memory, after the peer has confirmed. Until then its messages are retried.
     pub fn finish(mut self, half_open: HalfOpen) -> io::Result<LingeringEngine> {
-        let connection = half_open.into_connection().map_err(from_manager)?;
+        let events = self.queues.add_to_channels(half_open.key());
+        let connections = self.queues.channels().connections().clone();
+        let connection = half_open.into_connection_on(connections);
+        let connection = connection.map_err(from_manager)?;
         let free = self.queues.post_receives().map_err(from_verbs)?;
         Ok(LingeringEngine::new(Engine::new(
             self.queues,
             free,
+            events,
             connection,
             self.peer,
         )))

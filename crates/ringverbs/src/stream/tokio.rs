@@ -9,7 +9,8 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, Wake, Waker, ready};
 
 use ::tokio::io::unix::AsyncFd;
@@ -19,6 +20,7 @@ use ::tokio::runtime::Handle;
 use ::tokio::task::JoinHandle;
 
 use super::engine::Engine;
+use super::events::EventChannels;
 use super::linger::LingeringEngine;
 use super::setup::{connect, each_address, from_manager, from_verbs};
 use super::{ConnectInfo, RdmaListener as StdListener, RdmaStream as StdStream, StreamOptions};
@@ -31,15 +33,12 @@ use crate::cm::manager::EventChannel;
 /// without it does not wait: a thread for all such streams delivers the data, for up to 5 s.
 /// A runtime that shuts down waits up to 100 ms for it.
 pub struct RdmaStream {
-    /// Declared before the engine, which closes the descriptors.
-    completions: AsyncFd<CompletionChannel>,
-    events: AsyncFd<EventChannelFd>,
+    registration: Arc<Registration>,
     wakers: Arc<Wakers>,
-    waker: Waker,
     engine: LingeringEngine,
 }
 
-/// The connection's events.
+/// The events of connections.
 struct EventChannelFd(EventChannel);
 
 impl AsRawFd for EventChannelFd {
@@ -65,6 +64,106 @@ fn watch<T: StableFd>(inner: T) -> io::Result<AsyncFd<T>> {
     // SAFETY: `StableFd` guarantees that the descriptor is open and does not change.
     let watched = unsafe { AsyncFd::register_with_interest(inner, Interest::READABLE) };
     watched.map_err(io::Error::from)
+}
+
+/// The registration of channels with a runtime. Its waker reads their events, and wakes the
+/// streams that they are of.
+pub(super) struct Registration {
+    completions: AsyncFd<CompletionChannel>,
+    connections: AsyncFd<EventChannelFd>,
+    /// They own the registration.
+    channels: Weak<EventChannels>,
+    /// Of completions and of connections; the runtime has clones.
+    wakers: [Waker; 2],
+    /// Whether the runtime has shut down.
+    has_ended: AtomicBool,
+}
+
+/// The registration that all streams of the channels use.
+pub(super) type SharedRegistration = Mutex<Option<Arc<Registration>>>;
+
+impl Registration {
+    /// Returns the registration of the channels; if there is none, registers them with the
+    /// current runtime.
+    fn of(channels: &Arc<EventChannels>) -> io::Result<Arc<Self>> {
+        let shared = &channels.registration;
+        let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(registration) = shared.as_ref().filter(|it| !it.has_ended()) {
+            return Ok(Arc::clone(registration));
+        }
+        Handle::try_current().map_err(io::Error::other)?;
+        let completions = watch(channels.completions().clone())?;
+        let connections = watch(EventChannelFd(channels.connections().clone()))?;
+        let created = Arc::new_cyclic(|this| {
+            let waker = |of| {
+                let registration = Weak::clone(this);
+                Waker::from(Arc::new(RegistrationWaker { registration, of }))
+            };
+            Self {
+                completions,
+                connections,
+                channels: Arc::downgrade(channels),
+                wakers: [waker(Channel::Completions), waker(Channel::Connections)],
+                has_ended: AtomicBool::new(false),
+            }
+        });
+        *shared = Some(Arc::clone(&created));
+        drop(shared);
+        created.poll(Channel::Completions);
+        created.poll(Channel::Connections);
+        Ok(created)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
+    }
+
+    /// Handles the events of a channel; then the runtime wakes the waker, which polls again.
+    fn poll(&self, of: Channel) {
+        let mut task = Context::from_waker(&self.wakers[of as usize]);
+        match of {
+            Channel::Completions => self.poll_fd(&self.completions, [true, false], &mut task),
+            Channel::Connections => self.poll_fd(&self.connections, [false, true], &mut task),
+        }
+    }
+
+    fn poll_fd<T: AsRawFd>(&self, fd: &AsyncFd<T>, readable: [bool; 2], task: &mut Context<'_>) {
+        let Some(channels) = self.channels.upgrade() else {
+            return;
+        };
+        while let Poll::Ready(guard) = fd.poll_read_ready(task) {
+            let Ok(mut guard) = guard else {
+                self.has_ended.store(true, Ordering::Relaxed);
+                return channels.wake_all();
+            };
+            // Before the events are read: later ones make it ready again.
+            guard.clear_ready();
+            channels.dispatch(readable);
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Channel {
+    Completions = 0,
+    Connections = 1,
+}
+
+struct RegistrationWaker {
+    registration: Weak<Registration>,
+    of: Channel,
+}
+
+impl Wake for RegistrationWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if let Some(registration) = self.registration.upgrade() {
+            registration.poll(self.of);
+        }
+    }
 }
 
 /// The wakers of the tasks that wait to read and to write. An event wakes both, because it
@@ -165,11 +264,9 @@ impl RdmaStream {
 
     fn new(engine: LingeringEngine) -> io::Result<Self> {
         let wakers = Arc::new(Wakers::default());
-        let channel = EventChannelFd(engine.connection().id().channel());
+        engine.events().set_waker(Arc::clone(&wakers).into());
         Ok(Self {
-            completions: watch(engine.channel().clone())?,
-            events: watch(channel)?,
-            waker: Waker::from(Arc::clone(&wakers)),
+            registration: Registration::of(engine.events().channels())?,
             wakers,
             engine,
         })
@@ -221,20 +318,21 @@ impl RdmaStream {
                 return Poll::Ready(Ok(result));
             }
             self.wakers.set(direction, cx.waker());
-            let mut both = Context::from_waker(&self.waker);
-            if let Poll::Ready(guard) = self.events.poll_read_ready(&mut both) {
-                let mut guard = guard?;
-                self.engine.handle_connection_events();
-                guard.clear_ready();
+            let events = self.engine.events();
+            if self.registration.has_ended() {
+                self.registration = Registration::of(events.channels())?;
+            }
+            if events.are_pending() {
+                if events.has_connection_event() {
+                    self.engine.handle_connection_events();
+                }
+                self.engine.take_events()?;
                 self.wakers.wake_one(direction.other());
                 continue;
             }
-            if self.engine.arm()? {
-                continue;
+            if !self.engine.arm()? {
+                return Poll::Pending;
             }
-            let mut guard = ready!(self.completions.poll_read_ready(&mut both))?;
-            self.engine.take_events()?;
-            guard.clear_ready();
         }
     }
 }
