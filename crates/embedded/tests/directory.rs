@@ -197,7 +197,7 @@ fn a_full_directory_is_rejected_immediately() {
     }
     let temp = TempDirectory::new("held");
     let directory = temp.directory(0o1777);
-    for number in 0..32 {
+    for number in 0..256 {
         create_foreign_file(&directory.join(format!("{number}.lock")), 0o600);
     }
     let since = Instant::now();

@@ -283,7 +283,14 @@ fn join() -> Result<&'static [Embedded], Errno> {
     let failed = |error: Error| {
         let (errno, reason) = match &error {
             Error::Refused { errno, .. } if errno.raw() == libc::EUSERS => {
-                (*errno, "32 processes use it already".to_owned())
+                let reason = match &config.host {
+                    Some(_) => "64 processes use it already: end some",
+                    None => {
+                        "256 processes use it already: end some, or give programs that need not \
+                         reach them another directory (ringverbs run --directory)"
+                    }
+                };
+                (*errno, reason.to_owned())
             }
             Error::Refused { errno, .. } => (*errno, error.to_string()),
             Error::Invalid { what, .. } => (Errno::new(libc::EACCES), (*what).to_owned()),

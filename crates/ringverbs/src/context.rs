@@ -74,7 +74,7 @@ impl Device {
     }
 
     /// Returns an embedded device that is connected to those of other processes that
-    /// use the same directory, up to 32 processes. The directory is created, for this
+    /// use the same directory, up to 256 processes. The directory is created, for this
     /// user only, if it does not exist. An existing directory must belong to this user
     /// or root, must not be writable by anybody else, and must not be a symbolic link.
     /// The device's name for [`named`](Self::named) is `embedded:DIRECTORY`;
@@ -88,7 +88,7 @@ impl Device {
     ///
     /// # Errors
     /// EINVAL, with advice, if other users can write to the directory; errors of
-    /// creating files and sockets there; EUSERS if there are 32 processes; and as
+    /// creating files and sockets there; EUSERS if there are 256 processes; and as
     /// [`embedded`](Self::embedded).
     #[cfg(feature = "embedded")]
     pub fn embedded_at(directory: impl AsRef<Path>) -> Result<Self> {

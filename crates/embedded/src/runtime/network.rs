@@ -23,6 +23,7 @@ use crate::runtime::device::Device;
 use crate::runtime::embedded::Embedded;
 use crate::runtime::runner::{Runner, WireConfig};
 use crate::runtime::time::{self, Progress, SimulatedTime};
+use crate::wires::segment::MAX_NUMBER;
 use crate::wires::udp::{self, UdpPorts};
 use crate::{Result, refuse};
 
@@ -85,7 +86,7 @@ impl Network {
     ///
     /// # Errors
     /// [`Error::Invalid`], with what to do, if the directory belongs to another
-    /// user, is writable by others, or is a symbolic link; EUSERS if 32
+    /// user, is writable by others, or is a symbolic link; EUSERS if 256
     /// processes already participate; errors of creating files and sockets
     /// there; and those of [`new`](Self::new).
     pub fn joined(drive: Drive, directory: &Path) -> std::result::Result<Self, Error> {
@@ -202,8 +203,8 @@ impl Network {
         };
         let profile = profile.with_devx();
         let device = self.runner.add(|number, index, fabric, pool| {
-            // There are fewer device numbers than LIDs.
-            let number = u16::try_from(number).ok().filter(|number| *number < 0x4000);
+            let number = u16::try_from(number).ok();
+            let number = number.filter(|number| *number < MAX_NUMBER);
             let number = number.ok_or(Errno::new(libc::ENOMEM))?;
             let mut settings = Settings {
                 strict,

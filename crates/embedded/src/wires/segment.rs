@@ -30,9 +30,13 @@ use crate::wires::frames::{Incoming, Outgoing};
 use crate::wires::wire::MAX_FRAME_WAIT;
 
 /// Maximum number of processes of a network.
-const MAX_MEMBERS: u16 = 32;
+const MAX_MEMBERS: u16 = 256;
 /// Maximum number of devices of a process.
-pub(crate) const MAX_DEVICES: u16 = 256;
+pub(crate) const MAX_DEVICES: u16 = 64;
+/// Number of devices that a network can have: fewer than LIDs.
+pub(crate) const MAX_NUMBER: u16 = MAX_MEMBERS * MAX_DEVICES;
+/// Maximum number of sockets whose events are handled at once.
+const MAX_EVENTS: usize = 64;
 /// Maximum number of frames moved in each direction per turn.
 const MAX_FRAMES: usize = 64;
 /// Longest time between two polls of the sockets under load. Only opening and closing of
@@ -43,6 +47,7 @@ const SOCKET_INTERVAL: Duration = Duration::from_millis(1);
 const SEARCH_INTERVAL: Duration = Duration::from_millis(100);
 /// First multicast LID.
 const MULTICAST_LID: u16 = 0xc000;
+const _: () = assert!(MAX_NUMBER < MULTICAST_LID);
 
 /// The listening socket in epoll events. Incoming connections are identified by their
 /// indices, outgoing ones by the member's number plus `MEMBER_BASE`.
@@ -56,10 +61,10 @@ pub(crate) struct Segment {
     directory: Arc<Directory>,
     number: u16,
     listener: OwnedFd,
-    /// Connections from other processes.
-    incoming: [Option<Incoming>; MAX_MEMBERS as usize],
-    /// Processes that frames are sent to, by number.
-    members: [Member; MAX_MEMBERS as usize],
+    /// Connections from other processes, at most [`MAX_MEMBERS`].
+    incoming: Vec<Option<Incoming>>,
+    /// Processes that frames are sent to, by number, up to the largest one.
+    members: Vec<Member>,
     /// Frames to send.
     outgoing: VecDeque<Packet>,
     /// A frame that the receiver's ring had no room for, with the receiver's number and the
@@ -161,8 +166,8 @@ impl Segment {
             directory,
             number,
             listener,
-            incoming: Default::default(),
-            members: Default::default(),
+            incoming: Vec::new(),
+            members: Vec::new(),
             outgoing: VecDeque::new(),
             blocked: None,
             sockets_polled: None,
@@ -242,7 +247,7 @@ impl Segment {
                             let own = self.number;
                             let search = *search.get_or_insert_with(|| self.search_is_due());
                             for to in (0..MAX_MEMBERS).filter(|to| *to != own) {
-                                if search || self.members[usize::from(to)].link.is_some() {
+                                if search || self.is_connected(to) {
                                     self.send(to, &packet, epoll);
                                 }
                             }
@@ -258,7 +263,9 @@ impl Segment {
             if self.send(to, &packet, epoll) {
                 continue;
             }
-            let member = &mut self.members[usize::from(to)];
+            let Some(member) = self.members.get_mut(usize::from(to)) else {
+                continue;
+            };
             let since = since.unwrap_or_else(Instant::now);
             if !member.stalled && since.elapsed() < MAX_FRAME_WAIT {
                 self.blocked = Some((packet, to, since));
@@ -286,19 +293,30 @@ impl Segment {
         true
     }
 
+    fn is_connected(&self, to: u16) -> bool {
+        let member = self.members.get(usize::from(to));
+        member.is_some_and(|member| member.link.is_some())
+    }
+
     /// Sends a frame; drops it if the member does not exist. Returns false if there is no
     /// room.
     fn send(&mut self, to: u16, packet: &Packet, epoll: &Epoll) -> bool {
-        let Some(member) = self.members.get_mut(usize::from(to)) else {
-            return true;
-        };
-        if member.link.is_none() {
+        if !self.is_connected(to) {
             let id = MEMBER_BASE + u64::from(to);
-            *member = Member {
-                link: Outgoing::connect(&self.directory, &socket_name(to), epoll, id),
+            let link = Outgoing::connect(&self.directory, &socket_name(to), epoll, id);
+            if link.is_none() {
+                return true;
+            }
+            let end = usize::from(to) + 1;
+            if self.members.len() < end {
+                self.members.resize_with(end, Member::default);
+            }
+            self.members[usize::from(to)] = Member {
+                link,
                 stalled: false,
             };
         }
+        let member = &mut self.members[usize::from(to)];
         let Some(link) = &mut member.link else {
             return true;
         };
@@ -315,7 +333,7 @@ impl Segment {
 
     /// Handles events of the sockets.
     fn poll_sockets(&mut self, epoll: &Epoll, result: &mut PumpResult) {
-        let mut events = [EpollEvent::empty(); 2 * MAX_MEMBERS as usize + 2];
+        let mut events = [EpollEvent::empty(); MAX_EVENTS];
         let count = epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
         for event in &events[..count] {
             match event.data() {
@@ -348,7 +366,12 @@ impl Segment {
         };
         // SAFETY: the descriptor is new and owned by nothing else.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        if let Some(place) = self.incoming.iter().position(Option::is_none) {
+        let free = self.incoming.iter().position(Option::is_none);
+        let place = free.unwrap_or(self.incoming.len());
+        if place < usize::from(MAX_MEMBERS) {
+            if free.is_none() {
+                self.incoming.push(None);
+            }
             let mut from = Incoming::new(socket, epoll, place as u64);
             // The ring was sent with the connection.
             if let Some(from) = &mut from {
@@ -402,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_frame_goes_to_the_member_with_its_destination() {
-        for (member, device) in [(0, 0), (0, 255), (1, 0), (31, 255)] {
+        for (member, device) in [(0, 0), (0, 63), (1, 0), (255, 63)] {
             let number = member * MAX_DEVICES + device;
             let settings = Settings::numbered(Profile::named("roce").unwrap(), number);
             let mut frame = settings.mac.to_vec();
@@ -420,11 +443,11 @@ mod tests {
         }
         let nobody = [
             (LinkKind::Ethernet, &[0x02, 0x50, 0x53, 0, 0, 0, 1][..]),
-            (LinkKind::Ethernet, &[0x02, 0x50, 0x53, 0, 0x20, 1, 1]),
+            (LinkKind::Ethernet, &[0x02, 0x50, 0x53, 0, 0x40, 1, 1]),
             (LinkKind::Ethernet, &[0x02, 0x51, 0x53, 0, 0, 1, 1]),
             (LinkKind::Ethernet, &[0x02, 0x50]),
             (LinkKind::Ib, &[0, 0, 0, 0]),
-            (LinkKind::Ib, &[0, 0, 0x20, 1]),
+            (LinkKind::Ib, &[0, 0, 0x40, 1]),
             (LinkKind::Ib, &[0, 0]),
             (LinkKind::Ib, &[]),
         ];
