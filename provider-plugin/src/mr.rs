@@ -63,7 +63,7 @@ fn finish(mut mr: Box<Mr>, (handle, keys): (MrHandle, MrKeys)) -> *mut ibv_mr {
 }
 
 /// Returns whether a window with this access may be bound to the region
-/// (InfiniBand Architecture Specification, C10-73 and C10-74), for devices that do not check
+/// (IBA 10.6.7.2, C10-73 and C10-74), for devices that do not check
 /// it. The rights of an imported region are unknown.
 #[cold]
 pub fn may_be_bound(mr: &verbs_mr, access: u32) -> bool {

@@ -29,9 +29,9 @@ impl Opcode {
     pub const SEND_WITH_INV: Self = Self(9);
     /// Send a TCP packet that the device divides into segments.
     pub const TSO: Self = Self(10);
-    /// Flush remote memory (IBA 1.5; kernel 6.3).
+    /// Flush remote memory (IBA release 1.5; kernel 6.3).
     pub const FLUSH: Self = Self(14);
-    /// Write 8 bytes of remote memory atomically (IBA 1.5; kernel 6.2).
+    /// Write 8 bytes of remote memory atomically (IBA release 1.5; kernel 6.2).
     pub const ATOMIC_WRITE: Self = Self(15);
 }
 

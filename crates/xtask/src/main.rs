@@ -4,6 +4,7 @@ mod aarch64;
 mod bench;
 mod bytes;
 mod checked;
+mod citations;
 mod demo;
 mod dependencies;
 mod dist;
@@ -83,6 +84,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Compares the bytes of ConnectX's queues with the stock provider's
     Bytes(bytes::Arguments),
+    /// Lists where the code cites the InfiniBand specification
+    Citations,
     /// Mutation testing with cargo-mutants
     Mutants(mutants::Arguments),
     /// Builds and tests with the oldest supported compiler, which is Debian 13's
@@ -135,6 +138,7 @@ fn main() -> ExitCode {
         Command::Programs(arguments) => programs::programs(&arguments),
         Command::Bench(arguments) => bench::bench(&arguments),
         Command::Bytes(arguments) => bytes::bytes(&arguments),
+        Command::Citations => citations::citations(),
         Command::Mutants(arguments) => mutants::mutants(&arguments),
         Command::Msrv => msrv::msrv(),
         Command::Miri => checked::miri(),

@@ -1,5 +1,5 @@
-//! Messages of the connection manager on the network: management datagrams (InfiniBand
-//! Architecture Specification, volume 1, chapter 12, and its annex on IP addresses).
+//! Messages of the connection manager on the network: management datagrams (IBA 12.6, and on
+//! Ethernet IBA A17.6.1; Linux: the private data of a request begins with the IP addresses).
 //!
 //! A datagram is untrusted. [`Mad::parse`] checks the headers; other fields may have any
 //! values within their widths.

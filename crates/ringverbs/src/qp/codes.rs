@@ -96,7 +96,7 @@ impl From<Duration> for AckTimeout {
 }
 
 /// Time that a peer waits before it retries a message that found no receive posted here
-/// ("RNR NAK timer", IBA table 45).
+/// ("RNR NAK timer", IBA 9.7.5.2.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RnrTimer(u8);
 

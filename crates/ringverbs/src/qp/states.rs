@@ -1,5 +1,4 @@
-//! State transitions and the attributes that each requires (ibv_modify_qp(3), IBA
-//! 11.2.5.2).
+//! State transitions and the attributes that each requires (ibv_modify_qp(3)).
 
 use std::marker::PhantomData;
 

@@ -94,7 +94,7 @@ impl Bth {
     }
 }
 
-/// RDMA extended transport header.
+/// RDMA extended transport header (IBA 9.3.3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Reth {
     /// Virtual address.
@@ -166,7 +166,7 @@ impl AtomicEth {
     }
 }
 
-/// NAK codes of an AETH.
+/// NAK codes of an AETH (IBA 9.7.5.2.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum NakCode {
@@ -185,13 +185,13 @@ pub enum NakCode {
 pub enum Syndrome {
     /// Acknowledges everything up to the PSN; holds the credit count, five bits.
     Ack(u8),
-    /// Receiver not ready; holds the RNR timer code.
+    /// Receiver not ready; holds the RNR timer code (IBA 9.7.5.2.8).
     RnrNak(u8),
     /// Negative acknowledgement.
     Nak(NakCode),
 }
 
-/// The credit count that means "no flow control".
+/// The credit count that means "no flow control" (IBA 9.7.7.2).
 pub const CREDITS_UNLIMITED: u8 = 0x1f;
 
 /// ACK extended transport header.

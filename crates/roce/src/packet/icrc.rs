@@ -2,8 +2,8 @@
 //!
 //! Fields that change on the way count as ones: LRH.VL, traffic class, flow label
 //! and hop limit of GRH and IPv6; TOS, TTL and checksum of IPv4; the UDP checksum;
-//! BTH.resv8a. Where there is no LRH, eight bytes of ones stand for it (InfiniBand
-//! Architecture Specification, volume 1, 7.8.1, and annex 17).
+//! BTH.resv8a (IBA 7.8.1). Where there is no LRH, eight bytes of ones stand for it
+//! (IBA A17.3.3).
 
 use super::header::{BTH_BYTES, ICRC_BYTES};
 use super::path::{L3, LinkKind, MAX_NETWORK_BYTES};

@@ -1,5 +1,5 @@
 //! BTH opcodes: a service class in the upper three bits, an operation in the lower
-//! five (InfiniBand Architecture Specification, volume 1, "Operation code").
+//! five.
 
 use super::header::DCETH_BYTES;
 
@@ -20,7 +20,7 @@ pub enum Class {
 }
 
 /// The opcode of a congestion notification packet (CNP), which belongs to no service
-/// class (annex 17). Sixteen reserved bytes follow its BTH.
+/// class (IBA A17.9.3). Sixteen reserved bytes follow its BTH.
 pub const CNP: u8 = 0x81;
 
 /// The operation in an opcode's lower five bits.

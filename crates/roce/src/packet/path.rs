@@ -9,7 +9,7 @@ pub type Gid = [u8; 16];
 /// A MAC address.
 pub type Mac = [u8; 6];
 
-/// The UDP port of RoCE v2.
+/// The UDP port of RoCE v2 (IBA A17.3.2.2).
 pub const ROCE_V2_PORT: u16 = 4791;
 
 const ETHERTYPE_VLAN: u16 = 0x8100;
@@ -138,7 +138,7 @@ pub fn ipv4_of(gid: &Gid) -> Option<[u8; 4]> {
         .then(|| [gid[12], gid[13], gid[14], gid[15]])
 }
 
-/// The IPv4-mapped GID of an IPv4 address.
+/// The IPv4-mapped GID of an IPv4 address (IBA A17.4.1.1).
 #[must_use]
 pub fn gid_of_ipv4(address: [u8; 4]) -> Gid {
     let mut gid = [0; 16];
@@ -162,7 +162,7 @@ pub fn ip_of_gid(gid: Gid) -> IpAddr {
     Ipv6Addr::from(gid).to_canonical()
 }
 
-/// ECN field of a traffic class: the sender answers to congestion marks.
+/// ECN field of a traffic class: the sender answers to congestion marks (IBA A17.3.1.1.3).
 pub(crate) const ECT0: u8 = 0b10;
 /// ECN field of a traffic class: the packet has met congestion.
 pub(crate) const CE: u8 = 0b11;
@@ -239,7 +239,8 @@ impl Writer<'_> {
         self.put(&grh.dgid);
     }
 
-    /// Writes IP and UDP headers. Returns the ones' complement sum of an IPv4 header.
+    /// Writes IP and UDP headers (IBA A17.3.1). Returns the ones' complement sum of an IPv4
+    /// header.
     fn ip(&mut self, grh: &Grh, udp_source: u16) -> u32 {
         let start = self.at;
         let mut sum = 0;
@@ -262,7 +263,7 @@ impl Writer<'_> {
         let source = if source == 0 { 0xc000 } else { source };
         self.put(&source.to_be_bytes());
         self.put(&ROCE_V2_PORT.to_be_bytes());
-        // The checksum stays zero: the ICRC covers the packet.
+        // The checksum stays zero (IBA A17.3.2.4): the ICRC covers the packet.
         self.put(&[0; 4]);
     }
 }
@@ -585,7 +586,7 @@ impl Network {
     }
 
     /// The 40 bytes before the payload in a datagram's receive buffer: the GRH or
-    /// IPv6 header; an IPv4 header in the last 20; zeros without either.
+    /// IPv6 header; an IPv4 header in the last 20 (IBA A17.4.5.2); zeros without either.
     #[must_use]
     pub fn grh_area(&self, frame: &[u8]) -> [u8; 40] {
         let mut out = [0; 40];
@@ -604,7 +605,7 @@ fn find_in_ipv4(frame: &[u8], at: usize) -> Result<(usize, usize), NetworkError>
     let Some(header) = frame.get(at..at + 28) else {
         return Err(NetworkError::NotRdma);
     };
-    // Only IPv4 without options, not a fragment, UDP to the port of RoCE v2.
+    // Only IPv4 without options, not a fragment, UDP to the port of RoCE v2 (IBA A17.3.1.1).
     if header[0] != 0x45
         || header[9] != PROTOCOL_UDP
         || u16_at(header, 6) & 0x3fff != 0
@@ -635,8 +636,8 @@ fn find_in_ipv6(frame: &[u8], at: usize) -> Result<(usize, usize), NetworkError>
     Ok((check_grh(frame, at, end, PROTOCOL_UDP)? + 8, end))
 }
 
-/// Checks a GRH or IPv6 header at `at` in a packet that ends at `end`. Returns the
-/// offset of the next header.
+/// Checks a GRH (IBA 9.6.1.2) or IPv6 header (IBA A17.4.4.1) at `at` in a packet that ends at
+/// `end`. Returns the offset of the next header.
 fn check_grh(frame: &[u8], at: usize, end: usize, next_header: u8) -> Result<usize, NetworkError> {
     if frame.len() < at + 40 || u32_at(frame, at) >> 28 != 6 || frame[at + 6] != next_header {
         return Err(NetworkError::Malformed);

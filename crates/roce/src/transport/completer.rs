@@ -46,7 +46,8 @@ impl<L> Qp<L> {
             }
             Syndrome::Ack(_) if answers => processed = self.answer(host, now, view),
             Syndrome::Ack(_) => self.acknowledge(host, io, now, psn.plus(1)),
-            // A NAK applies to its PSN; all earlier requests have been executed.
+            // A NAK applies to its PSN; all earlier requests have been executed
+            // (IBA 9.7.5.1.2).
             Syndrome::RnrNak(code) => {
                 self.acknowledge(host, io, now, psn);
                 // While the RNR timer runs, a probe is answered by another RNR NAK.

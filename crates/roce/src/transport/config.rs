@@ -169,8 +169,7 @@ pub struct QpView {
 }
 
 /// Returns the wait that a code of the "RNR NAK timer field" stands for, in nanoseconds
-/// (InfiniBand Architecture Specification, volume 1, table "Encoding for RNR NAK timer
-/// field").
+/// (IBA 9.7.5.2.8).
 #[must_use]
 pub fn rnr_wait(code: u8) -> u64 {
     // In units of 10 us.
@@ -181,7 +180,8 @@ pub fn rnr_wait(code: u8) -> u64 {
     u64::from(UNITS[usize::from(code & 0x1f)]) * 10_000
 }
 
-/// Returns the local ACK timeout for a code, in nanoseconds; `None` means no timeout.
+/// Returns the local ACK timeout for a code, in nanoseconds; `None` means no timeout
+/// (IBA 9.7.6.1.3).
 #[must_use]
 pub fn ack_wait(code: u8) -> Option<u64> {
     let code = code & 0x1f;

@@ -6,6 +6,8 @@
 //! | a CNP arrives | The rate at which the queue pair sends is cut, and grows again by the law of DCQCN ([`Rate`]). |
 //! | more than an eighth of a window is lost, or probes get no response | The window is halved; it doubles with each window that arrives. |
 //!
+//! Marks, CNPs and that they lower the rate: IBA A17.9.3, which leaves the law to the device.
+//!
 //! A CNP affects one queue pair, which continues with at least [`MIN_RATE`], so a forged
 //! CNP can only delay it.
 
@@ -28,10 +30,11 @@ const CNP_INTERVAL: u64 = 50_000;
 const CNP_CLASS: u8 = 48 << 2;
 /// Length of the reserved bytes of a CNP.
 const CNP_PAYLOAD: usize = 16;
-/// The BECN bit of a BTH, in the byte before the queue pair's number.
+/// The BECN bit of a BTH, in the byte before the queue pair's number. ConnectX sets it; to
+/// IBA A17.4.8 it is unused.
 const BECN: (usize, u8) = (4, 0x40);
-/// Distance of a CNP's PSN before the expected one. ConnectX ignores the PSN, but rdma_rxe
-/// treats a CNP as an acknowledgement, and discards an old one.
+/// Distance of a CNP's PSN before the expected one. It is 0 in IBA A17.9.3, and ConnectX
+/// ignores it, but rdma_rxe treats a CNP as an acknowledgement, and discards an old one.
 const CNP_PSN_OFFSET: u32 = Psn::RANGE / 4;
 
 /// Lowest rate, and the rate at which the limit ends, in bytes per second.

@@ -445,6 +445,7 @@ impl<L> Qp<L> {
         if self.resp.reads >= limit {
             return Err(Refusal::Reads(limit));
         }
+        // Without bytes the key is not checked (IBA 9.7.4.1.5).
         if reth.length != 0 {
             host.check_remote(
                 self.target(view),

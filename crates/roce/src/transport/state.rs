@@ -13,9 +13,9 @@ use crate::packet::{DcEth, Gid, Grh, L3, Link, Path, Psn, Roce, Syndrome, Templa
 pub(super) const MAX_WORKS: usize = 512;
 /// Number of times a timeout restarts while the transport is patient.
 const PATIENCE: u8 = 64;
-/// Number of timeouts on lossy networks that are not counted as a retry: the specification
-/// allows a timeout of up to four times the configured value, hardware takes longer, and a
-/// peer in software may wait for a processor.
+/// Number of timeouts on lossy networks that are not counted as a retry: a timeout may take up
+/// to four times the configured value (IBA 9.7.6.1.3), hardware takes longer, and a peer in
+/// software may wait for a processor.
 pub(super) const GRACE: u8 = 3;
 
 /// RNR timer codes sent for absent memory: 1.28 ms at first, then up to 82 ms.

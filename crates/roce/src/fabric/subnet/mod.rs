@@ -1,6 +1,5 @@
 //! The subnet manager of a fabric. It answers path queries and multicast joins,
-//! like the subnet administration of a real subnet (InfiniBand Architecture
-//! Specification, volume 1, chapter "Subnet Administration").
+//! like the subnet administration of a real subnet (IBA 15.2).
 //!
 //! It has a LID of its own ([`LID`]) and receives the datagrams for QP 1 at that LID.
 //! It configures nothing: LIDs follow from GUIDs ([`guid`]), and ports are active
