@@ -255,7 +255,7 @@ fn stat<P: Platform>(hca: &Hca<P>) -> Value {
         "port": format!("{:?}", hca.port().counters()),
         "objects": objects,
         "queue_pairs": queue_pairs,
-        "complaints": hca.complaints(),
+        "complaints": hca.complaints().iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
 }
 

@@ -9,6 +9,7 @@ use roce::fabric::Port;
 use roce::packet::{Packet, Pool};
 use roce::transport::{self, Transport};
 
+use crate::cause::{Misuse, Observer};
 use crate::command::queue::{self, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
 use crate::engine::counters::Stats;
@@ -182,8 +183,14 @@ impl<P: Platform> Hca<P> {
     }
 
     /// Returns the first reports of misuse by the driver or a program.
-    pub fn complaints(&self) -> &[String] {
+    pub fn complaints(&self) -> &[Misuse] {
         &self.core.complaints
+    }
+
+    /// Sets who is told why commands, work requests, accesses and packets fail, and of
+    /// events; `None` for nobody. It is called in the midst of the work, and must not wait.
+    pub fn observe(&mut self, observer: Option<Observer>) {
+        self.core.observer = observer;
     }
 
     /// Returns whether frames wait at some port of the fabric.
@@ -482,8 +489,11 @@ impl<P: Platform> Hca<P> {
     fn write_uar(&mut self, offset: u64, data: &[u8]) {
         let number = u32::try_from(offset / PAGE).unwrap_or(u32::MAX);
         if self.core.uars.get(number).is_none() {
-            self.core
-                .report_misuse(|| format!("a write to UAR page {number}, which is not allocated"));
+            self.core.report_misuse(Misuse::Uar {
+                page: number,
+                offset: None,
+                length: data.len(),
+            });
             return;
         }
         match offset % PAGE {
@@ -493,11 +503,10 @@ impl<P: Platform> Hca<P> {
             ARM_EQ if data.len() == 4 => self.core.update_eq(get32(data, 0), true),
             UPDATE_EQ if data.len() == 4 => self.core.update_eq(get32(data, 0), false),
             offset_in_page if offset_in_page >= BLUE_FLAME => self.write_blue_flame(offset, data),
-            offset_in_page => self.core.report_misuse(|| {
-                format!(
-                    "a write of {} bytes to UAR {number}+{offset_in_page:#x}",
-                    data.len()
-                )
+            offset_in_page => self.core.report_misuse(Misuse::Uar {
+                page: number,
+                offset: Some(offset_in_page),
+                length: data.len(),
             }),
         }
     }
@@ -566,8 +575,11 @@ impl<P: Platform> Hca<P> {
             self.core.stats.doorbells += 1;
         }
         if !self.ring_sends(queue, copy) {
-            self.core
-                .report_misuse(|| format!("a doorbell of queue {queue:#x}, which does not exist"));
+            self.core.report_misuse(Misuse::NoQueue {
+                what: "queue",
+                number: queue,
+                by: "a doorbell of",
+            });
         }
     }
 

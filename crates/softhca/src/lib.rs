@@ -3,6 +3,7 @@
 //! and the crate `embedded`.
 
 pub mod ancillary;
+pub mod cause;
 pub mod command;
 #[cfg(feature = "serve")]
 pub mod control;
@@ -13,6 +14,7 @@ pub mod layout;
 pub mod platform;
 pub mod profile;
 pub mod profiles;
+pub mod rule;
 mod settings;
 pub mod status;
 mod table;

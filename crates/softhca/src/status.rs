@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+pub use crate::rule::Rule;
+
 /// Command status codes, as in the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -24,22 +26,31 @@ pub enum Status {
     BadSizeOutstandingCqes = 0x40,
 }
 
-/// The error of a command: its status, and the reason for the log.
+/// Why a command was refused: what broke which rule, and the status that the driver reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommandError {
-    /// The status that the driver reads.
-    pub status: Status,
-    /// The reason.
-    pub reason: &'static str,
+    status: Status,
+    /// The field, or kind of object.
+    pub what: &'static str,
+    /// Its value or number.
+    pub value: u64,
+    /// The rule that it breaks.
+    pub rule: Rule,
 }
 
 impl CommandError {
-    /// The syndrome in the output, which the driver prints: a hash of the reason.
-    /// Equal reasons have equal syndromes, and the log has both, so that a line of
-    /// the kernel log leads to its reason.
+    /// Returns the status in the output.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// The syndrome in the output, which the driver prints: a hash of what broke which rule.
+    /// It is the same for all values, and the log has both, so that a line of the kernel log
+    /// leads to its cause.
     pub fn syndrome(&self) -> u32 {
+        let bytes = self.what.bytes().chain([self.rule.number()]);
         // FNV-1a.
-        self.reason.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+        bytes.fold(0x811c_9dc5_u32, |hash, byte| {
             (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
         })
     }
@@ -49,18 +60,57 @@ impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:?} ({:#x}), syndrome {:#010x}: {}",
+            "{:?} ({:#x}), syndrome {:#010x}: {} {:#x} {}",
             self.status,
             self.status as u8,
             self.syndrome(),
-            self.reason
+            self.what,
+            self.value,
+            self.rule
         )
     }
 }
 
-/// Creates the error of a command.
-pub const fn refuse(status: Status, reason: &'static str) -> CommandError {
-    CommandError { status, reason }
+impl std::error::Error for CommandError {}
+
+/// Creates the error of a command: the value of `what` breaks `rule`.
+#[cold]
+pub(crate) fn refuse(
+    status: Status,
+    what: &'static str,
+    value: impl TryInto<u64>,
+    rule: Rule,
+) -> CommandError {
+    CommandError {
+        status,
+        what,
+        value: value.try_into().unwrap_or(u64::MAX),
+        rule,
+    }
+}
+
+/// Creates the error of a command that names an object which does not exist.
+#[cold]
+pub(crate) fn no_object(what: &'static str, number: impl TryInto<u64>) -> CommandError {
+    refuse(Status::BadResource, what, number, Rule::Exists)
+}
+
+/// Creates the error of a command that destroys an object which others use.
+#[cold]
+pub(crate) fn in_use(what: &'static str, number: impl TryInto<u64>) -> CommandError {
+    refuse(Status::ResourceBusy, what, number, Rule::Unused)
+}
+
+/// Creates the error of a command whose field has an invalid value.
+#[cold]
+pub(crate) fn invalid(what: &'static str, value: impl TryInto<u64>, rule: Rule) -> CommandError {
+    refuse(Status::BadParameter, what, value, rule)
+}
+
+/// Creates the error of a command that needs more than the device has.
+#[cold]
+pub(crate) fn too_many(what: &'static str, value: impl TryInto<u64>, limit: u64) -> CommandError {
+    refuse(Status::ExceedsLimit, what, value, Rule::AtMost(limit))
 }
 
 /// The result of a command handler.

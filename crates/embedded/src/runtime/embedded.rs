@@ -194,7 +194,10 @@ impl Embedded {
 
     /// Returns the first complaints of the device about invalid input.
     pub fn complaints(&self) -> Vec<String> {
-        self.device.lock().hca.complaints().to_vec()
+        let device = self.device.lock();
+        (device.hca.complaints().iter())
+            .map(ToString::to_string)
+            .collect()
     }
 
     /// Returns the number of objects in its contexts.

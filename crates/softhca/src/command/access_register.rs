@@ -7,7 +7,7 @@ use crate::hca::Hca;
 use crate::layout::access_register;
 use crate::platform::Platform;
 use crate::profile::PortKind;
-use crate::status::{Outcome, Status, refuse};
+use crate::status::{Outcome, Rule, Status, invalid, refuse};
 
 const WRITE: u32 = 0;
 
@@ -54,10 +54,13 @@ impl<P: Platform> Hca<P> {
         let register_input = &input[access_register::REGISTER_DATA.min(input.len())..];
         let write = OP_MOD.get(input) == WRITE;
         let register = access_register::REGISTER_ID.get(input);
+        let length = output.len();
         let Some(out) = output.get_mut(access_register::REGISTER_DATA..) else {
             return Err(refuse(
                 Status::BadOutputLength,
-                "the output is too short for the register",
+                "output",
+                length,
+                Rule::AtLeast(access_register::REGISTER_DATA as u64),
             ));
         };
         // The index fields of a register are returned as given.
@@ -76,9 +79,10 @@ impl<P: Platform> Hca<P> {
             PTYS => {
                 let ethernet = PTYS_PROTOCOL.get(register_input) == PTYS_ETHERNET;
                 if ethernet != (self.core.settings.profile.port == PortKind::Ethernet) {
-                    return Err(refuse(
-                        Status::BadParameter,
-                        "the port has another protocol",
+                    return Err(invalid(
+                        "proto_mask",
+                        PTYS_PROTOCOL.get(register_input),
+                        Rule::Supported,
                     ));
                 }
                 if ethernet {
@@ -124,10 +128,7 @@ impl<P: Platform> Hca<P> {
             }
             // These registers have no state.
             PCAP | PMLP | PFCC | PPCNT | PCMR | PPLM => Ok(()),
-            _ => Err(refuse(
-                Status::BadParameter,
-                "this register is not modelled",
-            )),
+            _ => Err(invalid("register_id", register, Rule::Supported)),
         }
     }
 }

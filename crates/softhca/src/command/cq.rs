@@ -5,15 +5,17 @@ use std::sync::Arc;
 use roce::bits::{get64, put64};
 
 use super::load::object_number;
-use super::resource::return_number;
+use super::resource::insert;
 use crate::engine::buffer::Buffer;
 use crate::engine::compression::{Format, Session};
 use crate::engine::core::Core;
 use crate::engine::cq::{self, ArmState, Completion, Cq, UnreportedCompletions};
 use crate::layout::{cqc, header};
 use crate::platform::Platform;
-use crate::status::{Outcome, Status, refuse};
+use crate::status::{Outcome, Rule, Status, in_use, invalid, no_object, refuse, too_many};
 
+/// Base-2 logarithm of the limit of queue length.
+const MAX_LOG_SIZE: u32 = 22;
 /// Context status of a queue in error.
 const FAILED: u32 = 0xa;
 
@@ -23,17 +25,13 @@ fn compression(context: &[u8]) -> Result<Option<Format>, super::CommandError> {
     if !cqc::CQE_COMPRESSION_EN.is_set(context) {
         return Ok(None);
     }
-    let unknown = refuse(
-        Status::BadParameter,
-        "unsupported compression of completions",
-    );
     if cqc::CQE_COMPRESSION_LAYOUT.is_set(context) {
-        return Err(unknown);
+        return Err(invalid("cqe_compression_layout", 1u32, Rule::Is(0)));
     }
     match cqc::MINI_CQE_RES_FORMAT.get(context) {
         cqc::mini_cqe::HASH => Ok(Some(Format::Hash)),
         cqc::mini_cqe::CSUM => Ok(Some(Format::Checksum)),
-        _ => Err(unknown),
+        format => Err(invalid("mini_cqe_res_format", format, Rule::Supported)),
     }
 }
 
@@ -63,41 +61,29 @@ impl<P: Platform> Core<P> {
     pub(crate) fn create_cq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let context = &input[cqc::AT.min(input.len())..];
         let log_size = cqc::LOG_CQ_SIZE.get(context);
-        if log_size > 22 {
-            return Err(refuse(
-                Status::ExceedsLimit,
-                "the completion queue is too long",
-            ));
+        if log_size > MAX_LOG_SIZE {
+            return Err(too_many("log_cq_size", log_size, MAX_LOG_SIZE.into()));
         }
         let wide = match cqc::CQE_SZ.get(context) {
             cqc::cqe_sz::BYTES_64 => false,
             cqc::cqe_sz::BYTES_128 | cqc::cqe_sz::BYTES_128_PAD => true,
             _ => {
-                return Err(refuse(Status::BadParameter, "invalid CQE size"));
+                return Err(invalid("cqe_sz", cqc::CQE_SZ.get(context), Rule::Known));
             }
         };
         if self.uars.get(cqc::UAR_PAGE.get(context)).is_none() {
-            return Err(refuse(
-                Status::BadResource,
-                "the completion queue's UAR does not exist",
-            ));
+            return Err(no_object("UAR", cqc::UAR_PAGE.get(context)));
         }
         let eqn = cqc::C_EQN.get(context);
         if self.eqs.get(eqn).is_none() {
-            return Err(refuse(
-                Status::BadResource,
-                "the completion queue's event queue does not exist",
-            ));
+            return Err(no_object("event queue", eqn));
         }
         let umem = cqc::DBR_UMEM_VALID
             .is_set(context)
             .then(|| cqc::DBR_UMEM_ID.get(context));
         let doorbell = self.doorbell_address(get64(context, cqc::DBR_ADDR), umem)?;
         if doorbell & 7 != 0 {
-            return Err(refuse(
-                Status::BadParameter,
-                "the doorbell record is not aligned",
-            ));
+            return Err(invalid("dbr_addr", doorbell, Rule::MultipleOf(8)));
         }
         let cq = Cq {
             eqn,
@@ -115,7 +101,7 @@ impl<P: Platform> Core<P> {
             failed: false,
             session: compression(context)?.map(|format| Box::new(Session::new(format))),
         };
-        return_number(output, self.cqs.insert(cq))
+        insert(output, &mut self.cqs, "completion queue", cq)
     }
 
     pub(crate) fn destroy_cq(&mut self, input: &[u8]) -> Outcome {
@@ -126,11 +112,11 @@ impl<P: Platform> Core<P> {
                 .iter()
                 .any(|(_, srq)| srq.has_cq() && srq.cqn == cqn);
         if used {
-            return Err(refuse(Status::ResourceBusy, "queues still complete to it"));
+            return Err(in_use("completion queue", cqn));
         }
         match self.cqs.remove(cqn) {
             Some(_) => Ok(()),
-            None => Err(refuse(Status::BadResource, "no such completion queue")),
+            None => Err(no_object("completion queue", cqn)),
         }
     }
 
@@ -139,16 +125,13 @@ impl<P: Platform> Core<P> {
             // Moderation is ignored: events are generated immediately.
             return match self.cqs.get(object_number(input)) {
                 Some(_) => Ok(()),
-                None => Err(refuse(Status::BadResource, "no such completion queue")),
+                None => Err(no_object("completion queue", object_number(input))),
             };
         }
         let context = &input[cqc::AT.min(input.len())..];
         let log_size = cqc::LOG_CQ_SIZE.get(context);
-        if log_size > 22 {
-            return Err(refuse(
-                Status::ExceedsLimit,
-                "the completion queue is too long",
-            ));
+        if log_size > MAX_LOG_SIZE {
+            return Err(too_many("log_cq_size", log_size, MAX_LOG_SIZE.into()));
         }
         let wide = matches!(
             cqc::CQE_SZ.get(context),
@@ -158,7 +141,7 @@ impl<P: Platform> Core<P> {
         self.write_session(object_number(input));
         let time = self.platform.now();
         let Some(cq) = self.cqs.get_mut(object_number(input)) else {
-            return Err(refuse(Status::BadResource, "no such completion queue"));
+            return Err(no_object("completion queue", object_number(input)));
         };
         if let Ok(consumer) = self.platform.read_index(cq.doorbell) {
             cq.consumer = consumer & 0xff_ffff;
@@ -168,15 +151,23 @@ impl<P: Platform> Core<P> {
         if cq.outstanding() >= 1 << log_size {
             return Err(refuse(
                 Status::BadSizeOutstandingCqes,
-                "outstanding completions do not fit",
+                "outstanding completions",
+                cq.outstanding(),
+                Rule::AtMost((1 << log_size) - 1),
             ));
         }
         let last = Completion {
             opcode: cq::opcode::RESIZED,
             ..Completion::default()
         };
-        cq::write(&self.platform, cq, &last, time)
-            .map_err(|_| refuse(Status::BadResourceState, "the old buffer is not in memory"))?;
+        cq::write(&self.platform, cq, &last, time).map_err(|_| {
+            refuse(
+                Status::BadResourceState,
+                "completion queue",
+                object_number(input),
+                Rule::Writable,
+            )
+        })?;
         cq.producer = cq.producer.wrapping_add(1);
         cq.buffer = new;
         cq.log_size = log_size;
@@ -186,7 +177,7 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn query_cq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let Some(cq) = self.cqs.get(object_number(input)) else {
-            return Err(refuse(Status::BadResource, "no such completion queue"));
+            return Err(no_object("completion queue", object_number(input)));
         };
         if cq.failed {
             cqc::STATUS.at(cqc::AT).put(output, FAILED);

@@ -8,12 +8,13 @@ use roce::transport::{QpConfig, QpState, Service};
 
 use super::load::object_number;
 use super::qp::scatter_limit;
+use super::resource::full;
 use crate::engine::core::Core;
 use crate::engine::qp::{CONTEXT_SIZE, Qp, Queue};
 use crate::hca::Hca;
 use crate::layout::{dctc, header};
 use crate::platform::Platform;
-use crate::status::{Outcome, Status, refuse};
+use crate::status::{CommandError, Outcome, Rule, Status, invalid, no_object, refuse};
 
 /// State codes of a DC target.
 const ACTIVE: u32 = 0;
@@ -46,34 +47,19 @@ impl<P: Platform> Hca<P> {
             dctc::SRQN.get(&context),
         );
         if dctc::RLKY.is_set(&context) && core.object_owners.is_program() {
-            return Err(refuse(
-                Status::BadParameter,
-                "programs may not use the reserved lkey",
-            ));
+            return Err(invalid("rlky", 1u32, Rule::Permitted));
         }
         if !core.has_pd(pd) {
-            return Err(refuse(
-                Status::BadResource,
-                "the DC target's protection domain does not exist",
-            ));
+            return Err(no_object("protection domain", pd));
         }
         if core.srqs.get(srqn).is_none() {
-            return Err(refuse(
-                Status::BadResource,
-                "the DC target's SRQ does not exist",
-            ));
+            return Err(no_object("SRQ", srqn));
         }
         let Some(cq) = core.cqs.get(cqn) else {
-            return Err(refuse(
-                Status::BadResource,
-                "the DC target's completion queue does not exist",
-            ));
+            return Err(no_object("completion queue", cqn));
         };
         let Some(mtu) = Mtu::from_code(dctc::MTU.get(&context) as u8) else {
-            return Err(refuse(
-                Status::BadParameter,
-                "invalid path MTU of the DC target",
-            ));
+            return Err(invalid("mtu", dctc::MTU.get(&context), Rule::Between(1, 5)));
         };
         let config = QpConfig {
             service: Service::DcTarget,
@@ -115,10 +101,7 @@ impl<P: Platform> Hca<P> {
             drain_pending: false,
         };
         let Ok(dctn) = core.queues.insert(Queue::Qp(Box::new(qp))) else {
-            return Err(refuse(
-                Status::ExceedsLimit,
-                "there are too many queue pairs",
-            ));
+            return Err(full(&core.queues, "queue"));
         };
         let now = core.platform.now();
         let ready = QpState::ReadyToReceive;
@@ -128,10 +111,7 @@ impl<P: Platform> Hca<P> {
             .and_then(|()| self.transport.modify(core, now, dctn, ready, config));
         if result.is_err() {
             core.queues.remove(dctn);
-            return Err(refuse(
-                Status::Internal,
-                "the transport has this queue pair already",
-            ));
+            return Err(refuse(Status::Internal, "queue pair", dctn, Rule::Free));
         }
         header::NUMBER.put(output, dctn);
         Ok(())
@@ -141,7 +121,7 @@ impl<P: Platform> Hca<P> {
     pub(crate) fn drain_dct(&mut self, input: &[u8]) -> Outcome {
         let dctn = object_number(input);
         let Some(qp) = self.core.dct_mut(dctn) else {
-            return Err(UNKNOWN);
+            return Err(unknown(input));
         };
         dctc::STATE.put(&mut *qp.context, DRAINED);
         self.transport.destroy(dctn);
@@ -152,12 +132,14 @@ impl<P: Platform> Hca<P> {
     pub(crate) fn destroy_dct(&mut self, input: &[u8]) -> Outcome {
         let dctn = object_number(input);
         let Some(qp) = self.core.dct_mut(dctn) else {
-            return Err(UNKNOWN);
+            return Err(unknown(input));
         };
         if dctc::STATE.get(&*qp.context) != DRAINED {
             return Err(refuse(
                 Status::BadResourceState,
-                "the DC target is not drained",
+                "DC target",
+                dctn,
+                Rule::InState("drained"),
             ));
         }
         self.core.queues.remove(dctn);
@@ -166,12 +148,13 @@ impl<P: Platform> Hca<P> {
 
     pub(crate) fn query_dct(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let Some(qp) = self.core.dct_mut(object_number(input)) else {
-            return Err(UNKNOWN);
+            return Err(unknown(input));
         };
         put_bytes(output, dctc::AT, &qp.context[..dctc::SIZE]);
         Ok(())
     }
 }
 
-const UNKNOWN: crate::status::CommandError =
-    refuse(Status::BadResource, "there is no DC target of this number");
+fn unknown(input: &[u8]) -> CommandError {
+    no_object("DC target", object_number(input))
+}

@@ -6,7 +6,7 @@ use super::OP_MOD;
 use crate::engine::core::Core;
 use crate::engine::device_memory::MemicOperation;
 use crate::platform::Platform;
-use crate::status::{Outcome, Status, refuse};
+use crate::status::{Outcome, Rule, Status, invalid, no_object, refuse};
 
 /// Base-2 logarithm of the alignment in units of 64 bytes. Allocations begin on a
 /// page, which satisfies every alignment up to the limit.
@@ -24,9 +24,10 @@ const OPERATION_ADDRESS: usize = 0x10;
 impl<P: Platform> Core<P> {
     pub(crate) fn alloc_memic(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         if LOG_ALIGNMENT.get(input) > MAX_LOG_ALIGNMENT {
-            return Err(refuse(
-                Status::BadParameter,
-                "unsupported alignment of device memory",
+            return Err(invalid(
+                "log_memic_addr_alignment",
+                LOG_ALIGNMENT.get(input),
+                Rule::AtMost(MAX_LOG_ALIGNMENT.into()),
             ));
         }
         let from = get64(input, RANGE_START);
@@ -36,7 +37,9 @@ impl<P: Platform> Core<P> {
         {
             return Err(refuse(
                 Status::NoResources,
-                "the range of device memory is not free",
+                "device memory at",
+                from,
+                Rule::Free,
             ));
         }
         put64(output, ALLOCATED_START, from);
@@ -49,21 +52,18 @@ impl<P: Platform> Core<P> {
             OPERATION_ALLOC => true,
             OPERATION_DEALLOC => false,
             _ => {
-                return Err(refuse(
-                    Status::BadParameter,
-                    "unknown modification of device memory",
-                ));
+                return Err(invalid("op_mod", OP_MOD.get(input), Rule::OneOf(&[0, 1])));
             }
         };
-        let operation = MemicOperation::from_number(OPERATION.get(input)).ok_or(refuse(
-            Status::BadParameter,
-            "no such operation of device memory",
-        ))?;
+        let operation = MemicOperation::from_number(OPERATION.get(input)).ok_or_else(|| {
+            invalid(
+                "memic_operation_type",
+                OPERATION.get(input),
+                Rule::Supported,
+            )
+        })?;
         if !self.device_memory.set_operation(from, operation, enabled) {
-            return Err(refuse(
-                Status::BadResource,
-                "no such device memory, or the operation is set already",
-            ));
+            return Err(no_object("device memory without this operation at", from));
         }
         if enabled {
             put64(output, OPERATION_ADDRESS, operation.address(from));
@@ -75,10 +75,7 @@ impl<P: Platform> Core<P> {
         if self.device_memory.free(get64(input, RANGE_START)) {
             Ok(())
         } else {
-            Err(refuse(
-                Status::BadResource,
-                "no device memory is allocated at this address",
-            ))
+            Err(no_object("device memory at", get64(input, RANGE_START)))
         }
     }
 }

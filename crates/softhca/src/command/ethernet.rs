@@ -3,7 +3,7 @@
 use roce::bits::{get64, put_bytes};
 
 use super::load::object_number;
-use super::resource::return_number;
+use super::resource::insert;
 use super::srq::{wq_records_umem, wq_umem};
 use crate::engine::core::Core;
 use crate::engine::qp::{Queue, Ring, Rq, Sq, Strides};
@@ -12,8 +12,10 @@ use crate::layout::rqc::state::{ERR, RDY, RST};
 use crate::layout::wq::wq_type;
 use crate::layout::{rqc, sqc, wq};
 use crate::platform::Platform;
-use crate::status::{Outcome, Status, refuse};
+use crate::status::{Outcome, Rule, Status, in_use, invalid, no_object, refuse, too_many};
 
+/// Base-2 logarithm of the limit of queue length.
+const MAX_LOG_SIZE: u32 = 15;
 const MIN_LOG_STRIDES: u32 = 9;
 const MIN_LOG_STRIDE_BYTES: u32 = 6;
 /// Greater values of the field are numbers below the least one, of devices with
@@ -24,7 +26,7 @@ const MAX_LOG_STRIDES: u32 = 16;
 fn state(input: &[u8]) -> Result<u32, super::CommandError> {
     match rqc::STATE.at(rqc::AT).get(input) {
         state @ (RST | RDY | ERR) => Ok(state),
-        _ => Err(refuse(Status::BadParameter, "unknown queue state")),
+        state => Err(invalid("state", state, Rule::Known)),
     }
 }
 
@@ -32,9 +34,10 @@ fn state(input: &[u8]) -> Result<u32, super::CommandError> {
 fn strides(wq: &[u8]) -> Result<Option<Strides>, super::CommandError> {
     let log_count = wq::LOG_WQE_NUM_OF_STRIDES.get(wq) + MIN_LOG_STRIDES;
     match wq::WQ_TYPE.get(wq) {
-        wq_type::CYCLIC_STRIDING if log_count > MAX_LOG_STRIDES => Err(refuse(
-            Status::BadParameter,
-            "unsupported number of strides",
+        wq_type::CYCLIC_STRIDING if log_count > MAX_LOG_STRIDES => Err(invalid(
+            "single_wqe_log_num_of_strides",
+            log_count,
+            Rule::AtMost(MAX_LOG_STRIDES.into()),
         )),
         wq_type::CYCLIC_STRIDING => Ok(Some(Strides {
             size: 1 << (wq::LOG_WQE_STRIDE_SIZE.get(wq) + MIN_LOG_STRIDE_BYTES),
@@ -42,9 +45,10 @@ fn strides(wq: &[u8]) -> Result<Option<Strides>, super::CommandError> {
             shift: 2 * wq::TWO_BYTE_SHIFT_EN.get(wq),
             current: None,
         })),
-        wq_type::LINKED_LIST_STRIDING => Err(refuse(
-            Status::BadParameter,
-            "lists of striding WQEs are not modelled",
+        wq_type::LINKED_LIST_STRIDING => Err(invalid(
+            "wq_type",
+            wq_type::LINKED_LIST_STRIDING,
+            Rule::Supported,
         )),
         _ => Ok(None),
     }
@@ -56,18 +60,22 @@ impl<P: Platform> Core<P> {
         let wq = &input[(rqc::AT + rqc::WQ).min(input.len())..];
         let log_size = wq::LOG_WQ_SZ.get(wq);
         let log_stride = wq::LOG_WQ_STRIDE.get(wq);
-        if log_size > 15 || !(4..=9).contains(&log_stride) || (send && log_stride != 6) {
+        if log_size > MAX_LOG_SIZE {
+            return Err(too_many("log_wq_sz", log_size, MAX_LOG_SIZE.into()));
+        }
+        let (least, most) = if send { (6, 6) } else { (4, 9) };
+        if !(least..=most).contains(&log_stride) {
+            let rule = Rule::Between(least.into(), most.into());
             return Err(refuse(
                 Status::ExceedsLimit,
-                "unsupported size of the work queue",
+                "log_wq_stride",
+                log_stride,
+                rule,
             ));
         }
         let pd = wq::PD.get(wq);
         if !self.has_pd(pd) {
-            return Err(refuse(
-                Status::BadResource,
-                "the work queue's protection domain does not exist",
-            ));
+            return Err(no_object("protection domain", pd));
         }
         let length = 1 << (log_size + log_stride);
         let pages = (wq::LOG_WQ_PG_SZ.get(wq), wq::PAGE_OFFSET.get(wq));
@@ -95,16 +103,10 @@ impl<P: Platform> Core<P> {
         let context = &input[rqc::AT.min(input.len())..];
         let cqn = rqc::CQN.get(context);
         if self.cqs.get(cqn).is_none() {
-            return Err(refuse(
-                Status::BadResource,
-                "the work queue's completion queue does not exist",
-            ));
+            return Err(no_object("completion queue", cqn));
         }
         if rqc::RLKY.is_set(context) && self.object_owners.is_program() {
-            return Err(refuse(
-                Status::BadParameter,
-                "programs may not use the reserved lkey",
-            ));
+            return Err(invalid("rlky", 1u32, Rule::Permitted));
         }
         let saved_context = context[..rqc::SIZE.min(context.len())].to_vec();
         Ok((cqn, rqc::USER_INDEX.get(context), saved_context))
@@ -114,21 +116,19 @@ impl<P: Platform> Core<P> {
         let (ring, pd) = self.ring(input, false)?;
         let (cqn, uidx, context) = self.queue_context(input)?;
         let strides = strides(&input[(rqc::AT + rqc::WQ).min(input.len())..])?;
-        return_number(
-            output,
-            self.queues.insert(Queue::Rq(Box::new(Rq {
-                pd,
-                privileged: rqc::RLKY.is_set(&context),
-                cqn,
-                uidx,
-                state: RST,
-                flushes: rqc::FLUSH_IN_ERROR_EN.is_set(&context),
-                strips_vlan: rqc::VSD.get(&context) == 0,
-                strides,
-                ring,
-                context,
-            }))),
-        )
+        let queue = Queue::Rq(Box::new(Rq {
+            pd,
+            privileged: rqc::RLKY.is_set(&context),
+            cqn,
+            uidx,
+            state: RST,
+            flushes: rqc::FLUSH_IN_ERROR_EN.is_set(&context),
+            strips_vlan: rqc::VSD.get(&context) == 0,
+            strides,
+            ring,
+            context,
+        }));
+        insert(output, &mut self.queues, "queue", queue)
     }
 
     pub(crate) fn modify_rq(&mut self, input: &[u8]) -> Outcome {
@@ -148,22 +148,21 @@ impl<P: Platform> Core<P> {
                 self.flush_rq(rqn);
                 Ok(())
             }
-            _ => Err(refuse(Status::BadResource, "no such receive queue")),
+            _ => Err(no_object("receive queue", rqn)),
         }
     }
 
     pub(crate) fn destroy_rq(&mut self, input: &[u8]) -> Outcome {
         let rqn = object_number(input);
         match self.queues.get(rqn) {
-            Some(Queue::Rq(_)) if self.steering.is_queue_referenced(rqn) => Err(refuse(
-                Status::ResourceBusy,
-                "TIRs or RQTs still refer to the receive queue",
-            )),
+            Some(Queue::Rq(_)) if self.steering.is_queue_referenced(rqn) => {
+                Err(in_use("receive queue", rqn))
+            }
             Some(Queue::Rq(_)) => {
                 self.queues.remove(rqn);
                 Ok(())
             }
-            _ => Err(refuse(Status::BadResource, "no such receive queue")),
+            _ => Err(no_object("receive queue", rqn)),
         }
     }
 
@@ -176,7 +175,7 @@ impl<P: Platform> Core<P> {
                 disable.put(output, u32::from(!rq.strips_vlan));
                 Ok(())
             }
-            _ => Err(refuse(Status::BadResource, "no such receive queue")),
+            _ => Err(no_object("receive queue", object_number(input))),
         }
     }
 
@@ -187,7 +186,7 @@ impl<P: Platform> Core<P> {
                 rqc::STATE.at(rqc::AT).put(output, sq.state);
                 Ok(())
             }
-            _ => Err(refuse(Status::BadResource, "no such send queue")),
+            _ => Err(no_object("send queue", object_number(input))),
         }
     }
 }
@@ -197,21 +196,19 @@ impl<P: Platform> Hca<P> {
         let core = &mut self.core;
         let (ring, pd) = core.ring(input, true)?;
         let (cqn, uidx, context) = core.queue_context(input)?;
-        return_number(
-            output,
-            core.queues.insert(Queue::Sq(Box::new(Sq {
-                pd,
-                privileged: rqc::RLKY.is_set(&context),
-                cqn,
-                uidx,
-                state: RST,
-                flushes: sqc::FLUSH_IN_ERROR_EN.is_set(&context),
-                tis: sqc::TIS_NUM_0.get(&context),
-                ring,
-                context,
-                blue_flame: None,
-            }))),
-        )
+        let queue = Queue::Sq(Box::new(Sq {
+            pd,
+            privileged: rqc::RLKY.is_set(&context),
+            cqn,
+            uidx,
+            state: RST,
+            flushes: sqc::FLUSH_IN_ERROR_EN.is_set(&context),
+            tis: sqc::TIS_NUM_0.get(&context),
+            ring,
+            context,
+            blue_flame: None,
+        }));
+        insert(output, &mut core.queues, "queue", queue)
     }
 
     pub(crate) fn modify_sq(&mut self, input: &[u8]) -> Outcome {
@@ -231,7 +228,7 @@ impl<P: Platform> Hca<P> {
                 }
                 Ok(())
             }
-            _ => Err(refuse(Status::BadResource, "no such send queue")),
+            _ => Err(no_object("send queue", sqn)),
         }
     }
 
@@ -242,7 +239,7 @@ impl<P: Platform> Hca<P> {
                 self.core.queues.remove(sqn);
                 Ok(())
             }
-            _ => Err(refuse(Status::BadResource, "no such send queue")),
+            _ => Err(no_object("send queue", sqn)),
         }
     }
 }

@@ -3,11 +3,12 @@
 
 use roce::bits::{Field, field};
 
+use super::NUMBER;
 use super::protection::{ENCRYPTION_KEY, LOGIN};
-use super::resource::{check_removed, return_number};
+use super::resource::{full, insert, remove};
 use crate::engine::core::Core;
 use crate::platform::Platform;
-use crate::status::{CommandError, Outcome, Status, refuse};
+use crate::status::{CommandError, Outcome, Rule, Status, invalid, no_object, refuse};
 
 const TYPE: Field = field(4, 15, 0);
 pub(crate) const OBJECT: Field = field(8, 31, 0);
@@ -23,9 +24,11 @@ pub(crate) const ADDRESS_TO_QP: u32 = 0x3a;
 pub(crate) const LOG_RESERVED_QPNS: u32 = 6;
 /// The first reserved number, above all numbers of queues.
 const FIRST_RESERVED: u32 = 1 << 20;
+const RESERVED_QPNS: &str = "range of queue pair numbers";
+
 impl<P: Platform> Core<P> {
     pub(crate) fn create_uctx(&mut self, output: &mut [u8]) -> Outcome {
-        return_number(output, self.user_contexts.insert(()))
+        insert(output, &mut self.user_contexts, "user context", ())
     }
 
     pub(crate) fn create_general_object(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
@@ -35,14 +38,14 @@ impl<P: Platform> Core<P> {
             RESERVED_QPN => self.create_reserved_qpns(input, output),
             SCHEDULING_ELEMENT => self.create_scheduling_element(input, output),
             ADDRESS_TO_QP => self.create_address_mapping(input, output),
-            _ => Err(UNKNOWN_TYPE),
+            _ => Err(unknown_type(input)),
         }
     }
 
     pub(crate) fn modify_general_object(&mut self, input: &[u8]) -> Outcome {
         match TYPE.get(input) {
             SCHEDULING_ELEMENT => self.modify_scheduling_element(input),
-            _ => Err(UNKNOWN_TYPE),
+            _ => Err(unknown_type(input)),
         }
     }
 
@@ -52,43 +55,45 @@ impl<P: Platform> Core<P> {
             // A login stays valid, since the credential does not change.
             LOGIN if self.logins.get(OBJECT.get(input)).is_some() => Ok(()),
             SCHEDULING_ELEMENT => self.query_scheduling_element(input, output),
-            _ => Err(UNKNOWN_TYPE),
+            _ => Err(unknown_type(input)),
         }
     }
 
     pub(crate) fn destroy_general_object(&mut self, input: &[u8]) -> Outcome {
         let object = OBJECT.get(input);
         match TYPE.get(input) {
-            ENCRYPTION_KEY => check_removed(self.encryption_keys.remove(object)),
-            LOGIN => check_removed(self.logins.remove(object)),
+            ENCRYPTION_KEY => remove(&mut self.encryption_keys, "encryption key", object),
+            LOGIN => remove(&mut self.logins, "login", object),
             RESERVED_QPN => self.destroy_reserved_qpns(object),
             SCHEDULING_ELEMENT => self.destroy_scheduling_element(object),
-            ADDRESS_TO_QP => check_removed(self.address_mappings.remove(object)),
-            _ => Err(refuse(Status::BadResource, "no such general object")),
+            ADDRESS_TO_QP => remove(&mut self.address_mappings, "address mapping", object),
+            _ => Err(no_object("general object", object)),
         }
     }
 
     fn create_reserved_qpns(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         if LOG_RANGE.get(input) > LOG_RESERVED_QPNS {
-            return Err(refuse(
-                Status::BadParameter,
-                "the range of queue pair numbers is too long",
+            return Err(invalid(
+                "log_obj_range",
+                LOG_RANGE.get(input),
+                Rule::AtMost(LOG_RESERVED_QPNS.into()),
             ));
         }
         let range = self.reserved_qpns.insert(());
-        return_number(
-            output,
-            range.map(|n| FIRST_RESERVED + (n << LOG_RESERVED_QPNS)),
-        )
+        let range = range.map_err(|()| full(&self.reserved_qpns, RESERVED_QPNS))?;
+        NUMBER.put(output, FIRST_RESERVED + (range << LOG_RESERVED_QPNS));
+        Ok(())
     }
 
     fn destroy_reserved_qpns(&mut self, object: u32) -> Outcome {
         let aligned = object & ((1 << LOG_RESERVED_QPNS) - 1) == 0;
         match object.checked_sub(FIRST_RESERVED) {
-            Some(range) if aligned => {
-                check_removed(self.reserved_qpns.remove(range >> LOG_RESERVED_QPNS))
-            }
-            _ => Err(refuse(Status::BadResource, "no such general object")),
+            Some(range) if aligned => remove(
+                &mut self.reserved_qpns,
+                RESERVED_QPNS,
+                range >> LOG_RESERVED_QPNS,
+            ),
+            _ => Err(no_object("general object", object)),
         }
     }
 
@@ -96,15 +101,20 @@ impl<P: Platform> Core<P> {
     /// packets from an address. Here it has no effect.
     fn create_address_mapping(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         if self.queues.get(MAPPED_QPN.get(input)).is_none() {
-            return Err(refuse(
-                Status::BadResource,
-                "the queue pair of the mapping does not exist",
-            ));
+            return Err(no_object("queue pair", MAPPED_QPN.get(input)));
         }
-        return_number(output, self.address_mappings.insert(()))
+        insert(output, &mut self.address_mappings, "address mapping", ())
     }
 }
 
 const MAPPED_QPN: Field = field(0x1c, 23, 0);
 
-const UNKNOWN_TYPE: CommandError = refuse(Status::BadOpcode, "this type of object is not modelled");
+/// Creates the error of a command on a general object of a type that the device does not have.
+fn unknown_type(input: &[u8]) -> CommandError {
+    refuse(
+        Status::BadOpcode,
+        "obj_type",
+        TYPE.get(input),
+        Rule::Supported,
+    )
+}

@@ -8,7 +8,7 @@ use crate::engine::mkey;
 use crate::hca::Hca;
 use crate::platform::Platform;
 use crate::profile::{Group, WRITABLE};
-use crate::status::{Outcome, Status, refuse};
+use crate::status::{Outcome, Rule, invalid, too_many};
 
 const CURRENT_ISSI: Field = field(8, 15, 0);
 const SUPPORTED_ISSI: usize = 0x6c;
@@ -45,7 +45,11 @@ impl<P: Platform> Core<P> {
                 self.issi = issi as u8;
                 Ok(())
             }
-            _ => Err(refuse(Status::BadParameter, "no such interface version")),
+            _ => Err(invalid(
+                "current_issi",
+                CURRENT_ISSI.get(input),
+                Rule::AtMost(1),
+            )),
         }
     }
 
@@ -65,9 +69,10 @@ impl<P: Platform> Core<P> {
             PAGES_CANT_GIVE => {}
             PAGES_GIVE => {
                 if self.pages.len().saturating_add(count) > MAX_PAGES {
-                    return Err(refuse(
-                        Status::ExceedsLimit,
-                        "more pages than the device requested",
+                    return Err(too_many(
+                        "pages",
+                        self.pages.len().saturating_add(count),
+                        MAX_PAGES as u64,
                     ));
                 }
                 for n in 0..count {
@@ -83,7 +88,13 @@ impl<P: Platform> Core<P> {
                 }
                 put32(output, 8, count as u32);
             }
-            _ => return Err(refuse(Status::BadParameter, "no such page operation")),
+            _ => {
+                return Err(invalid(
+                    "op_mod",
+                    OP_MOD.get(input),
+                    Rule::AtMost(PAGES_TAKE.into()),
+                ));
+            }
         }
         Ok(())
     }
@@ -109,10 +120,7 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn set_hca_cap(&mut self, input: &[u8]) -> Outcome {
         let Some(group) = self.group_of(input) else {
-            return Err(refuse(
-                Status::BadParameter,
-                "no such group of capabilities",
-            ));
+            return Err(invalid("op_mod", OP_MOD.get(input), Rule::Known));
         };
         for (_, field) in WRITABLE
             .iter()

@@ -3,12 +3,13 @@
 use roce::bits::{get64, put64};
 
 use super::load::object_number;
+use super::resource::insert;
 use crate::engine::core::Core;
 use crate::engine::mkey::{Klm, MAX_LOG_PAGE_SIZE, Mkey, READABLE, Translation, WRITABLE, rights};
 use crate::layout::mkc::access_mode;
 use crate::layout::{PAGE_LIST, header, mkc};
 use crate::platform::Platform;
-use crate::status::{CommandError, Outcome, Status, refuse};
+use crate::status::{CommandError, Outcome, Rule, Status, invalid, no_object, refuse};
 
 /// Mask for a page entry: the address and the bits for readable and writable.
 const PAGE: u64 = !0x4;
@@ -30,9 +31,10 @@ pub(crate) fn translation(
     match mode {
         access_mode::PA => Ok(Translation::Contiguous(start)),
         access_mode::MEMIC => Ok(Translation::Device(start)),
-        access_mode::MTT | access_mode::KSM if shift > MAX_LOG_PAGE_SIZE => Err(refuse(
-            Status::BadParameter,
-            "invalid page size of the memory key",
+        access_mode::MTT | access_mode::KSM if shift > MAX_LOG_PAGE_SIZE => Err(invalid(
+            "log_page_size",
+            shift,
+            Rule::AtMost(MAX_LOG_PAGE_SIZE.into()),
         )),
         access_mode::MTT => Ok(Translation::Pages {
             pages: entries
@@ -46,10 +48,7 @@ pub(crate) fn translation(
             keys: keys(),
             shift,
         }),
-        _ => Err(refuse(
-            Status::BadParameter,
-            "this access mode is not modelled",
-        )),
+        _ => Err(invalid("access_mode", mode, Rule::Supported)),
     }
 }
 
@@ -59,18 +58,12 @@ impl<P: Platform> Core<P> {
         let pd = mkc::PD.get(context);
         let free = mkc::FREE.is_set(context);
         if !free && !self.has_pd(pd) {
-            return Err(refuse(
-                Status::BadResource,
-                "the memory key's protection domain does not exist",
-            ));
+            return Err(no_object("protection domain", pd));
         }
         let mode = mkc::ACCESS_MODE_4_2.get(context) << 2 | mkc::ACCESS_MODE_1_0.get(context);
         let driver_only = matches!(mode, access_mode::PA | access_mode::MEMIC);
         if driver_only && self.object_owners.is_program() {
-            return Err(refuse(
-                Status::BadParameter,
-                "only the driver may create this memory key",
-            ));
+            return Err(invalid("access_mode", mode, Rule::Permitted));
         }
         let log_page_size = mkc::LOG_PAGE_SIZE.get(context);
         let octwords = mkc::TRANSLATIONS_OCTWORD_ACTUAL_SIZE.get(input) as usize;
@@ -78,17 +71,18 @@ impl<P: Platform> Core<P> {
         let bytes = octwords
             .checked_mul(16)
             .and_then(|bytes| list.get(..bytes))
-            .ok_or(refuse(
-                Status::BadInputLength,
-                "entries of the memory key are missing",
-            ))?;
+            .ok_or_else(|| {
+                refuse(
+                    Status::BadInputLength,
+                    "translations_octword_actual_size",
+                    octwords,
+                    Rule::AtMost(list.len() as u64 / 16),
+                )
+            })?;
         let start = get64(context, mkc::START_ADDR);
         let length = get64(context, mkc::LEN);
         if mode == access_mode::MEMIC && !self.device_memory.is_allocated(start, length) {
-            return Err(refuse(
-                Status::BadParameter,
-                "the memory key's device memory is not allocated",
-            ));
+            return Err(invalid("start_addr", start, Rule::Exists));
         }
         let in_umem = mkc::MKEY_UMEM_VALID.is_set(input);
         let mut translation = match in_umem {
@@ -129,32 +123,31 @@ impl<P: Platform> Core<P> {
             signature_errors: 0,
             awaited_error: 0,
         };
-        super::resource::return_number(output, self.mkeys.insert(mkey))
+        insert(output, &mut self.mkeys, "memory key", mkey)
     }
 
     /// Returns the translation of a key to a umem.
     fn umem_translation(&mut self, input: &[u8], mode: u32) -> Result<Translation, CommandError> {
         let context = &input[mkc::AT.min(input.len())..];
         if mode != access_mode::MTT {
-            return Err(refuse(
-                Status::BadParameter,
-                "unsupported access mode of a key to a program's memory",
+            return Err(invalid(
+                "access_mode",
+                mode,
+                Rule::Is(access_mode::MTT.into()),
             ));
         }
         let shift = mkc::LOG_PAGE_SIZE.get(context);
         if !(12..=MAX_LOG_PAGE_SIZE).contains(&shift) {
-            return Err(refuse(
-                Status::BadParameter,
-                "invalid page size of the memory key",
+            return Err(invalid(
+                "log_page_size",
+                shift,
+                Rule::Between(12, MAX_LOG_PAGE_SIZE.into()),
             ));
         }
         let page = 1u64 << shift;
         let page_offset = get64(context, mkc::START_ADDR) & (page - 1);
         let Some(length) = page_offset.checked_add(get64(context, mkc::LEN)) else {
-            return Err(refuse(
-                Status::BadParameter,
-                "invalid length of the memory key",
-            ));
+            return Err(invalid("len", get64(context, mkc::LEN), Rule::NoWrap));
         };
         let umem = (
             mkc::MKEY_UMEM_ID.get(input),
@@ -162,10 +155,7 @@ impl<P: Platform> Core<P> {
         );
         let (pages, writable) = self.umem_pages(umem, shift, length.div_ceil(page))?;
         if rights(context).writes() && !writable {
-            return Err(refuse(
-                Status::BadParameter,
-                "the program's memory is read-only",
-            ));
+            return Err(invalid("umem", umem.0, Rule::Writable));
         }
         Ok(Translation::Pages { pages, shift })
     }
@@ -178,13 +168,13 @@ impl<P: Platform> Core<P> {
                     .retain(|(key, _), _| *key != object_number(input));
                 Ok(())
             }
-            None => Err(refuse(Status::BadResource, "no such memory key")),
+            None => Err(no_object("memory key", object_number(input))),
         }
     }
 
     pub(crate) fn query_mkey(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let Some(mkey) = self.mkeys.get(header::NUMBER.get(input)) else {
-            return Err(refuse(Status::BadResource, "no such memory key"));
+            return Err(no_object("memory key", object_number(input)));
         };
         mkc::FREE.at(mkc::AT).put(output, u32::from(mkey.free));
         mkc::ACCESS_MODE_1_0.at(mkc::AT).put(output, mkey.mode);

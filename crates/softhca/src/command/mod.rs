@@ -23,10 +23,11 @@ pub(crate) mod vport;
 
 use roce::bits::put32;
 
+use crate::cause::Cause;
 use crate::hca::Hca;
 use crate::platform::Platform;
 pub use crate::status;
-use crate::status::{CommandError, Outcome, Status, refuse};
+use crate::status::{CommandError, Outcome, Rule, Status, refuse};
 use opcode as op;
 
 pub(crate) use crate::layout::header::{NUMBER, OP_MOD, OPCODE, STATUS};
@@ -60,9 +61,15 @@ impl<P: Platform> Hca<P> {
             }
             Err(refused) => {
                 output.fill(0);
-                STATUS.put(&mut output, refused.status as u32);
+                STATUS.put(&mut output, refused.status() as u32);
                 put32(&mut output, SYNDROME, refused.syndrome());
                 self.core.stats.commands_refused += 1;
+                self.core.observe(|_| {
+                    Some(Cause::Command {
+                        opcode,
+                        error: refused,
+                    })
+                });
                 tracing::info!(
                     command = op::name(opcode),
                     opcode = format_args!("{opcode:#x}"),
@@ -212,9 +219,7 @@ impl<P: Platform> Hca<P> {
             | op::SET_FLOW_TABLE_ROOT
             | op::SET_FLOW_TABLE_ENTRY
             | op::DELETE_FLOW_TABLE_ENTRY => core.modify_steering(opcode, input),
-            _ => Err(UNKNOWN),
+            _ => Err(refuse(Status::BadOpcode, "opcode", opcode, Rule::Supported)),
         }
     }
 }
-
-const UNKNOWN: CommandError = refuse(Status::BadOpcode, "this command is not modelled");

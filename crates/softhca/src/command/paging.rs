@@ -4,7 +4,7 @@ use roce::bits::{Field, field, flag};
 
 use crate::engine::core::Core;
 use crate::platform::Platform;
-use crate::status::{Outcome, Status, refuse};
+use crate::status::{Outcome, Rule, invalid};
 
 const ERROR: Field = flag(8, 31);
 const TOKEN_HIGH: Field = field(8, 15, 0);
@@ -17,7 +17,7 @@ impl<P: Platform> Core<P> {
         if self.paging.resume(token, ERROR.is_set(input), now) {
             Ok(())
         } else {
-            Err(refuse(Status::BadParameter, "no page fault has this token"))
+            Err(invalid("token", token, Rule::Exists))
         }
     }
 }

@@ -4,7 +4,7 @@ use roce::bits::{Field, field, flag, get_array, put_bytes};
 
 use super::NUMBER;
 use super::general::OBJECT;
-use super::resource::{check_removed, return_number};
+use super::resource::{full, insert, remove};
 use crate::engine::core::Core;
 use crate::engine::key_wrap;
 use crate::engine::protection::EncryptionKey;
@@ -12,7 +12,7 @@ use crate::engine::signed::Psv;
 use crate::platform::Platform;
 use crate::profile::Group;
 use crate::profile::cap::WRAPPED_IMPORT_METHOD;
-use crate::status::{Outcome, Status, refuse};
+use crate::status::{Outcome, Rule, Status, invalid, no_object, refuse};
 
 /// Object type of logins, which wrapped encryption keys need.
 pub(crate) const LOGIN: u32 = 0x1f;
@@ -58,13 +58,10 @@ impl<P: Platform> Core<P> {
     pub(crate) fn create_psv(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let (count, pd) = (COUNT.get(input), PD.get(input));
         if !(1..=MAX_PSVS).contains(&count) {
-            return Err(refuse(Status::BadParameter, "invalid number of PSVs"));
+            return Err(invalid("num_psv", count, Rule::Between(1, MAX_PSVS.into())));
         }
         if !self.has_pd(pd) {
-            return Err(refuse(
-                Status::BadResource,
-                "the PSV's protection domain does not exist",
-            ));
+            return Err(no_object("protection domain", pd));
         }
         let mut created = Vec::new();
         for n in 0..count {
@@ -72,7 +69,7 @@ impl<P: Platform> Core<P> {
                 for number in created {
                     self.psvs.remove(number);
                 }
-                return Err(refuse(Status::ExceedsLimit, "there are too many PSVs"));
+                return Err(full(&self.psvs, "PSV"));
             };
             created.push(number);
             field(FIRST_PSV + 4 * n as usize, 23, 0).put(output, number);
@@ -81,25 +78,19 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn destroy_psv(&mut self, input: &[u8]) -> Outcome {
-        check_removed(self.psvs.remove(NUMBER.get(input)))
+        remove(&mut self.psvs, "PSV", NUMBER.get(input))
     }
 
     pub(crate) fn create_encryption_key(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let pd = KEY_PD.get(input);
         if !self.has_pd(pd) {
-            return Err(refuse(
-                Status::BadResource,
-                "the encryption key's protection domain does not exist",
-            ));
+            return Err(no_object("protection domain", pd));
         }
         let bytes = match (PURPOSE.get(input), KEY_SIZE.get(input)) {
             (PURPOSE_AES_XTS, 0) => 32,
             (PURPOSE_AES_XTS, 1) => 64,
             _ => {
-                return Err(refuse(
-                    Status::BadParameter,
-                    "unsupported purpose or size of an encryption key",
-                ));
+                return Err(invalid("key_purpose", PURPOSE.get(input), Rule::Supported));
             }
         };
         let has_tag = HAS_TAG.is_set(input);
@@ -107,21 +98,21 @@ impl<P: Platform> Core<P> {
         let key = match self.wraps_keys() {
             false => input.get(KEY..KEY + length).map(<[u8]>::to_vec),
             true if !self.has_login() => {
-                return Err(refuse(
-                    Status::BadResource,
-                    "a wrapped key requires a login",
+                return Err(no_object(
+                    "login of the user context",
+                    self.object_owners.uid(),
                 ));
             }
             true => unwrap_at(input, KEY, length),
         };
-        let key = key.ok_or(refuse(Status::BadParameter, "invalid encryption key"))?;
+        let key = key.ok_or_else(|| invalid("key", length, Rule::WellFormed))?;
         let key = EncryptionKey {
             pd,
             keys: key[..bytes].to_vec(),
             tag: has_tag.then(|| get_array(&key, bytes)),
             opaque: get_array(input, OPAQUE),
         };
-        return_number(output, self.encryption_keys.insert(key).map_err(drop))
+        insert(output, &mut self.encryption_keys, "encryption key", key)
     }
 
     /// Whether encryption keys have to be wrapped.
@@ -140,34 +131,39 @@ impl<P: Platform> Core<P> {
         if !self.wraps_keys() || self.has_login() {
             return Err(refuse(
                 Status::BadResourceState,
-                "logins are not enabled, or the context has one",
+                "login of the user context",
+                self.object_owners.uid(),
+                Rule::Free,
             ));
         }
         if CREDENTIAL_NUMBER.get(input) != 0 || IMPORT_KEY_NUMBER.get(input) != 0 {
-            return Err(refuse(
-                Status::BadResource,
-                "no such credential or import key",
+            return Err(no_object(
+                "credential_pointer",
+                CREDENTIAL_NUMBER
+                    .get(input)
+                    .max(IMPORT_KEY_NUMBER.get(input)),
             ));
         }
         let credential = unwrap_at(input, WRAPPED_CREDENTIAL, CREDENTIAL.len());
         if credential.is_none_or(|credential| credential != CREDENTIAL) {
-            return Err(refuse(Status::BadParameter, "invalid credential"));
+            return Err(invalid(
+                "credential",
+                CREDENTIAL_NUMBER.get(input),
+                Rule::WellFormed,
+            ));
         }
-        return_number(
-            output,
-            self.logins.insert(self.object_owners.uid()).map_err(drop),
-        )
+        insert(output, &mut self.logins, "login", self.object_owners.uid())
     }
 
     pub(crate) fn query_encryption_key(&self, input: &[u8], output: &mut [u8]) -> Outcome {
         if self.wraps_keys() && !self.has_login() {
-            return Err(refuse(
-                Status::BadResource,
-                "a wrapped key requires a login",
+            return Err(no_object(
+                "login of the user context",
+                self.object_owners.uid(),
             ));
         }
         let Some(key) = self.encryption_keys.get(OBJECT.get(input)) else {
-            return Err(refuse(Status::BadResource, "no such encryption key"));
+            return Err(no_object("encryption key", OBJECT.get(input)));
         };
         PURPOSE.put(output, PURPOSE_AES_XTS);
         KEY_SIZE.put(output, u32::from(key.keys.len() > 32));

@@ -8,6 +8,7 @@ use roce::transport::{QpConfig, QpState, Service};
 
 use super::load::object_number;
 use super::opcode as op;
+use super::resource::full;
 use crate::engine::core::Core;
 use crate::engine::qp::{Address, CONTEXT_SIZE, Qp, Queue, Ring};
 use crate::hca::Hca;
@@ -15,7 +16,7 @@ use crate::layout::qpc::{optional, rq_type, scatter, st, state};
 use crate::layout::{ads, header, qpc};
 use crate::platform::Platform;
 use crate::profile::PortKind;
-use crate::status::{Outcome, Status, refuse};
+use crate::status::{Outcome, Rule, Status, invalid, no_object, refuse};
 
 const SUPPORTED_ECE: Field = field(0xc, 31, 0);
 /// The version of the options, and the supported ones, which have no effect here.
@@ -166,26 +167,17 @@ impl<P: Platform> Hca<P> {
             st::XRC => Service::XrcInitiator,
             st::DCI => Service::DcInitiator,
             _ => {
-                return Err(refuse(
-                    Status::BadParameter,
-                    "this service type is not modelled",
-                ));
+                return Err(invalid("st", st, Rule::Supported));
             }
         };
         let driver_only =
             matches!(st, st::QP0 | st::QP1 | st::REG_UMR) || qpc::RLKY.is_set(context);
         if driver_only && core.object_owners.is_program() {
-            return Err(refuse(
-                Status::BadParameter,
-                "only the driver may create this queue pair",
-            ));
+            return Err(invalid("st", st, Rule::Permitted));
         }
         let pd = qpc::PD.get(context);
         if !core.has_pd(pd) {
-            return Err(refuse(
-                Status::BadResource,
-                "the queue pair's protection domain does not exist",
-            ));
+            return Err(no_object("protection domain", pd));
         }
         let (send_cq, recv_cq) = (qpc::CQN_SND.get(context), qpc::CQN_RCV.get(context));
         let rq_type = qpc::RQ_TYPE.get(context);
@@ -196,15 +188,13 @@ impl<P: Platform> Hca<P> {
         if let Some(srqn) = srqn {
             match core.srqs.get(srqn) {
                 None => {
-                    return Err(refuse(
-                        Status::BadResource,
-                        "the queue pair's SRQ does not exist",
-                    ));
+                    return Err(no_object("SRQ", srqn));
                 }
                 Some(srq) if srq.tags.is_some() && service != Service::Rc => {
-                    return Err(refuse(
-                        Status::BadParameter,
-                        "only RC and DC targets can use an SRQ with tag matching",
+                    return Err(invalid(
+                        "SRQ with tag matching",
+                        srqn,
+                        Rule::With("an RC queue pair"),
                     ));
                 }
                 Some(_) => {}
@@ -227,10 +217,7 @@ impl<P: Platform> Hca<P> {
         };
         for (cqn, is_required) in [(send_cq, !no_sq), (recv_cq, has_recv || srqn.is_some())] {
             if is_required && core.cqs.get(cqn).is_none() {
-                return Err(refuse(
-                    Status::BadResource,
-                    "the queue pair's completion queue does not exist",
-                ));
+                return Err(no_object("completion queue", cqn));
             }
         }
         let umem = (qpc::WQ_UMEM_VALID.is_set(input)).then(|| {
@@ -302,17 +289,11 @@ impl<P: Platform> Hca<P> {
             drain_pending: false,
         };
         let Ok(qpn) = core.queues.insert(Queue::Qp(Box::new(qp))) else {
-            return Err(refuse(
-                Status::ExceedsLimit,
-                "there are too many queue pairs",
-            ));
+            return Err(full(&core.queues, "queue"));
         };
         if self.transport.create(qpn, config).is_err() {
             core.queues.remove(qpn);
-            return Err(refuse(
-                Status::Internal,
-                "the transport has this queue pair already",
-            ));
+            return Err(refuse(Status::Internal, "queue pair", qpn, Rule::Free));
         }
         match st {
             st::QP0 => self.transport.alias(0, Some(qpn)),
@@ -330,7 +311,7 @@ impl<P: Platform> Hca<P> {
     pub(crate) fn destroy_qp(&mut self, input: &[u8]) -> Outcome {
         let qpn = object_number(input);
         if self.core.queue_pair(qpn).is_none() {
-            return Err(refuse(Status::BadResource, "no such queue pair"));
+            return Err(no_object("queue pair", qpn));
         }
         self.core.queues.remove(qpn);
         self.transport.destroy(qpn);
@@ -340,7 +321,7 @@ impl<P: Platform> Hca<P> {
     pub(crate) fn query_qp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let qpn = object_number(input);
         let Some(qp) = self.core.queue_pair(qpn) else {
-            return Err(refuse(Status::BadResource, "no such queue pair"));
+            return Err(no_object("queue pair", qpn));
         };
         let mut context = qp.context.clone();
         if let Some(view) = self.transport.query(qpn) {
@@ -363,7 +344,7 @@ impl<P: Platform> Hca<P> {
         let qpn = object_number(input);
         let view = self.core.queue_pair(qpn).and(self.transport.query(qpn));
         let Some(view) = view else {
-            return Err(refuse(Status::BadResource, "no such queue pair"));
+            return Err(no_object("queue pair", qpn));
         };
         let (from, to, fields): (&[QpState], QpState, TransitionFields) = match opcode {
             op::RST2INIT_QP => (&[QpState::Reset], QpState::Init, TO_INIT),
@@ -379,14 +360,19 @@ impl<P: Platform> Hca<P> {
         if !from.is_empty() && !from.contains(&view.state) {
             return Err(refuse(
                 Status::BadQpState,
-                "invalid state transition of the queue pair",
+                "queue pair",
+                qpn,
+                Rule::Transition {
+                    from: view.state as u8,
+                    to: to as u8,
+                },
             ));
         }
         let mask = qpc::OPT_PARAM_MASK.get(input);
         self.modify_extension(opcode, qpn, input)?;
         let input_context: [u8; CONTEXT_SIZE] = padded(input, qpc::AT);
         let Some(qp) = self.core.qp_mut(qpn) else {
-            return Err(refuse(Status::BadResource, "no such queue pair"));
+            return Err(no_object("queue pair", qpn));
         };
         let context = &mut qp.context[..];
         for (field, required_bit) in fields {
@@ -423,7 +409,7 @@ impl<P: Platform> Hca<P> {
             && qp.service != Service::Ud
             && Mtu::from_code(qpc::MTU.get(context) as u8).is_none()
         {
-            return Err(refuse(Status::BadParameter, "invalid path MTU"));
+            return Err(invalid("mtu", qpc::MTU.get(context), Rule::Between(1, 5)));
         }
         qp.counter_set = qpc::COUNTER_SET_ID.get(context);
         qp.drains_on_signature_error = qpc::DRAIN_SIGERR.is_set(context);
@@ -447,7 +433,7 @@ impl<P: Platform> Hca<P> {
         let now = self.core.platform.now();
         self.transport
             .modify(&mut self.core, now, qpn, to, config)
-            .map_err(|_| refuse(Status::BadResource, "the transport has no such queue pair"))
+            .map_err(|_| no_object("queue pair", qpn))
     }
 
     /// Applies the extension of the context.
@@ -462,12 +448,14 @@ impl<P: Platform> Hca<P> {
         {
             return Err(refuse(
                 Status::BadResource,
-                "the queue pair's scheduling element is not a queue group",
+                "scheduling element",
+                groups[0].max(groups[1]),
+                Rule::OfType("queue group"),
             ));
         }
         let stream = STREAM.get(input) as u16;
         if mask & OPTIONAL_STREAM != 0 && !self.transport.restore_stream(qpn, stream) {
-            return Err(refuse(Status::BadParameter, "the stream is not in error"));
+            return Err(invalid("stream", stream, Rule::InState("in error")));
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 
 use roce::bits::{Field, field, get32, get64};
 
+use crate::cause::{Misuse, SlotFault};
 use crate::engine::core::Core;
 use crate::engine::eq::event;
 use crate::platform::{Platform, Unmapped};
@@ -163,6 +164,11 @@ pub(crate) fn ring<P: Platform, H: AsMut<Core<P>>>(
     for slot in (0..32).filter(|slot| doorbell & 1 << slot != 0) {
         let core = hca.as_mut();
         let entry = core.registers.commands.address() + (u64::from(slot as u32) << LOG_STRIDE);
+        let misuse = |fault| Misuse::CommandSlot {
+            slot: slot as u32,
+            entry,
+            fault,
+        };
         let status = match core.fetch_command(entry) {
             Ok(Some(Ok(command))) => {
                 let output = execute(hca, &command.input, command.output_length);
@@ -173,21 +179,17 @@ pub(crate) fn ring<P: Platform, H: AsMut<Core<P>>>(
             }
             Ok(Some(Err(error))) => error as u8,
             Ok(None) => {
-                core.report_misuse(|| {
-                    format!("command slot {slot} was rung for but is not handed over")
-                });
+                core.report_misuse(misuse(SlotFault::NotHandedOver));
                 continue;
             }
             Err(_) => {
-                core.report_misuse(|| {
-                    format!("command slot {slot} at {entry:#x} is not in memory")
-                });
+                core.report_misuse(misuse(SlotFault::Unmapped));
                 continue;
             }
         };
         let core = hca.as_mut();
         if status != 0 {
-            core.report_misuse(|| format!("command slot {slot}: delivery status {status:#x}"));
+            core.report_misuse(misuse(SlotFault::Delivery(status)));
         }
         let _ = core
             .platform

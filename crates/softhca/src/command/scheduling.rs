@@ -4,10 +4,11 @@
 use roce::bits::{Field, field, put32};
 
 use super::general::OBJECT;
+use super::resource::{full, remove};
 use crate::engine::core::Core;
 use crate::engine::scheduling::{ARBITER, Element, QUEUE_GROUP};
 use crate::platform::Platform;
-use crate::status::{Outcome, Status, refuse};
+use crate::status::{CommandError, Outcome, Rule, Status, in_use, invalid, no_object, refuse};
 
 const HIERARCHY: Field = field(0x18, 31, 24);
 const ELEMENT_TYPE: Field = field(0x30, 31, 24);
@@ -25,15 +26,20 @@ const HIERARCHY_NIC: u32 = 3;
 impl<P: Platform> Core<P> {
     pub(crate) fn create_scheduling_element(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         if HIERARCHY.get(input) != HIERARCHY_NIC {
-            return Err(refuse(Status::BadParameter, "no such scheduling hierarchy"));
+            return Err(invalid(
+                "scheduling_hierarchy",
+                HIERARCHY.get(input),
+                Rule::Is(HIERARCHY_NIC.into()),
+            ));
         }
         let group = match ELEMENT_TYPE.get(input) {
             ARBITER => false,
             QUEUE_GROUP => true,
             _ => {
-                return Err(refuse(
-                    Status::BadParameter,
-                    "no such type of scheduling element",
+                return Err(invalid(
+                    "element_type",
+                    ELEMENT_TYPE.get(input),
+                    Rule::Known,
                 ));
             }
         };
@@ -48,7 +54,9 @@ impl<P: Platform> Core<P> {
             _ => {
                 return Err(refuse(
                     Status::BadResource,
-                    "invalid parent of the scheduling element",
+                    "parent_element_id",
+                    PARENT.get(input),
+                    Rule::OfType("arbiter"),
                 ));
             }
         }
@@ -58,19 +66,15 @@ impl<P: Platform> Core<P> {
             bw_share: BW_SHARE.get(input),
             max_average_bw: MAX_AVERAGE_BW.get(input),
         };
-        let number = self.scheduling.insert(element).map_err(|_| {
-            refuse(
-                Status::ExceedsLimit,
-                "there are too many scheduling elements",
-            )
-        })?;
+        let number = self.scheduling.insert(element);
+        let number = number.map_err(|_| full(&self.scheduling, "scheduling element"))?;
         OBJECT.put(output, number);
         Ok(())
     }
 
     pub(crate) fn modify_scheduling_element(&mut self, input: &[u8]) -> Outcome {
         let Some(element) = self.scheduling.get_mut(OBJECT.get(input)) else {
-            return Err(UNKNOWN);
+            return Err(unknown(input));
         };
         let select = SELECT.get(input);
         if select & SELECT_BW_SHARE != 0 {
@@ -84,7 +88,7 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn query_scheduling_element(&self, input: &[u8], output: &mut [u8]) -> Outcome {
         let Some(element) = self.scheduling.get(OBJECT.get(input)) else {
-            return Err(UNKNOWN);
+            return Err(unknown(input));
         };
         HIERARCHY.put(output, HIERARCHY_NIC);
         ELEMENT_TYPE.put(output, if element.group { QUEUE_GROUP } else { ARBITER });
@@ -97,12 +101,9 @@ impl<P: Platform> Core<P> {
     pub(crate) fn destroy_scheduling_element(&mut self, number: u32) -> Outcome {
         let parent = Some(number);
         if self.scheduling.iter().any(|(_, e)| e.parent == parent) {
-            return Err(refuse(
-                Status::ResourceBusy,
-                "the scheduling element has children",
-            ));
+            return Err(in_use("scheduling element", number));
         }
-        super::resource::check_removed(self.scheduling.remove(number))
+        remove(&mut self.scheduling, "scheduling element", number)
     }
 
     /// Whether queues can be assigned to this element; 0 stands for none.
@@ -111,7 +112,6 @@ impl<P: Platform> Core<P> {
     }
 }
 
-const UNKNOWN: crate::status::CommandError = refuse(
-    Status::BadResource,
-    "there is no scheduling element of this number",
-);
+fn unknown(input: &[u8]) -> CommandError {
+    no_object("scheduling element", OBJECT.get(input))
+}

@@ -4,13 +4,13 @@
 use roce::bits::{get32, get64, put64};
 
 use super::load::object_number;
-use super::resource::return_number;
+use super::resource::{insert, insert_with};
 use crate::engine::core::Core;
 use crate::engine::srq::Srq;
 use crate::engine::tag_matching::{self, TagList};
 use crate::layout::{arm_rq, rmpc, wq, xrc_srqc, xrqc};
 use crate::platform::Platform;
-use crate::status::{Outcome, Status, refuse};
+use crate::status::{Outcome, Rule, Status, in_use, invalid, no_object, refuse, too_many};
 
 /// Base-2 logarithms of the limits of queue length and entry size.
 const MAX_LOG_SIZE: u32 = 16;
@@ -55,16 +55,18 @@ impl<P: Platform> Core<P> {
         (doorbell, records): (u64, Option<u32>),
     ) -> Result<Srq, super::CommandError> {
         if !self.has_pd(pd) {
-            return Err(refuse(
-                Status::BadResource,
-                "the SRQ's protection domain does not exist",
-            ));
+            return Err(no_object("protection domain", pd));
         }
         if log_size > MAX_LOG_SIZE || !(MIN_LOG_STRIDE..=MAX_LOG_STRIDE).contains(&log_stride) {
-            return Err(refuse(
-                Status::ExceedsLimit,
-                "the SRQ or its WQEs are too long",
-            ));
+            return Err(match log_size > MAX_LOG_SIZE {
+                true => too_many("log_wq_sz", log_size, MAX_LOG_SIZE.into()),
+                false => refuse(
+                    Status::ExceedsLimit,
+                    "log_wq_stride",
+                    log_stride,
+                    Rule::Between(MIN_LOG_STRIDE.into(), MAX_LOG_STRIDE.into()),
+                ),
+            });
         }
         let buffer = self.queue_buffer(input, 1 << (log_size + log_stride), umem, pages, false)?;
         let doorbell = self.doorbell_address(doorbell, records)?;
@@ -111,17 +113,11 @@ impl<P: Platform> Core<P> {
             ),
         )?;
         if xrc_srqc::RLKY.is_set(context) && self.object_owners.is_program() {
-            return Err(refuse(
-                Status::BadParameter,
-                "programs may not use the reserved lkey",
-            ));
+            return Err(invalid("rlky", 1u32, Rule::Permitted));
         }
         let xrcd = xrc_srqc::XRCD.get(context);
         if self.xrcds.get(xrcd).is_none() {
-            return Err(refuse(
-                Status::BadResource,
-                "the SRQ's XRC domain does not exist",
-            ));
+            return Err(no_object("XRC domain", xrcd));
         }
         srq.xrcd = Some(xrcd);
         srq.cqn = xrc_srqc::CQN.get(context);
@@ -129,18 +125,15 @@ impl<P: Platform> Core<P> {
         srq.limit = xrc_srqc::LWM.get(context) as u16;
         let uidx_equals_srqn = xrc_srqc::USER_INDEX_EQUAL_XRC_SRQN.is_set(context);
         let uidx = xrc_srqc::USER_INDEX.get(context);
-        return_number(
-            output,
-            self.srqs.insert_with(|number| Srq {
-                uidx: if uidx_equals_srqn { number } else { uidx },
-                ..srq
-            }),
-        )
+        insert_with(output, &mut self.srqs, "SRQ", |number| Srq {
+            uidx: if uidx_equals_srqn { number } else { uidx },
+            ..srq
+        })
     }
 
     pub(crate) fn query_xrc_srq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let Some(srq) = self.srqs.get(object_number(input)) else {
-            return Err(refuse(Status::BadResource, "no such SRQ"));
+            return Err(no_object("SRQ", object_number(input)));
         };
         xrc_srqc::STATE.at(xrc_srqc::AT).put(output, srq.state);
         xrc_srqc::LOG_XRC_SRQ_SIZE
@@ -191,12 +184,12 @@ impl<P: Platform> Core<P> {
         srq.state = rmpc::STATE.at(rmpc::AT).get(input);
         // RMPs have no flag for the reserved lkey; the receives that the kernel
         // posts name real keys.
-        return_number(output, self.srqs.insert(srq))
+        insert(output, &mut self.srqs, "SRQ", srq)
     }
 
     pub(crate) fn modify_rmp(&mut self, input: &[u8]) -> Outcome {
         let Some(srq) = self.srqs.get_mut(object_number(input)) else {
-            return Err(refuse(Status::BadResource, "no such SRQ"));
+            return Err(no_object("SRQ", object_number(input)));
         };
         srq.state = rmpc::STATE.at(rmpc::AT).get(input);
         if get32(input, rmpc::MODIFY_BITMASK) & MODIFY_LIMIT != 0 {
@@ -207,7 +200,7 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn query_rmp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let Some(srq) = self.srqs.get(object_number(input)) else {
-            return Err(refuse(Status::BadResource, "no such SRQ"));
+            return Err(no_object("SRQ", object_number(input)));
         };
         rmpc::STATE.at(rmpc::AT).put(output, srq.state);
         put_wq(srq, rmpc::AT + rmpc::WQ, output);
@@ -217,17 +210,22 @@ impl<P: Platform> Core<P> {
     pub(crate) fn create_xrq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let log_tags = xrqc::LOG_MATCHING_LIST_SZ.at(xrqc::AT).get(input);
         if xrqc::TOPOLOGY.at(xrqc::AT).get(input) != xrqc::TOPOLOGY_TAG_MATCHING {
-            return Err(refuse(Status::BadParameter, "an XRQ requires tag matching"));
+            return Err(invalid(
+                "topology",
+                xrqc::TOPOLOGY.at(xrqc::AT).get(input),
+                Rule::Is(xrqc::TOPOLOGY_TAG_MATCHING.into()),
+            ));
         }
         if log_tags > tag_matching::LOG_MAX_TAGS {
-            return Err(refuse(Status::ExceedsLimit, "the list of tags is too long"));
+            return Err(too_many(
+                "log_matching_list_sz",
+                log_tags,
+                tag_matching::LOG_MAX_TAGS.into(),
+            ));
         }
         let cqn = xrqc::CQN.at(xrqc::AT).get(input);
         if self.cqs.get(cqn).is_none() {
-            return Err(refuse(
-                Status::BadResource,
-                "the SRQ's completion queue does not exist",
-            ));
+            return Err(no_object("completion queue", cqn));
         }
         let wq = &input[(xrqc::AT + xrqc::WQ).min(input.len())..];
         let pages = &input[xrqc::PAGE_LIST_SHIFT.min(input.len())..];
@@ -236,13 +234,13 @@ impl<P: Platform> Core<P> {
         srq.tags = Some(Box::new(TagList::new(log_tags, transfers)));
         srq.cqn = cqn;
         srq.uidx = xrqc::USER_INDEX.at(xrqc::AT).get(input);
-        return_number(output, self.srqs.insert(srq))
+        insert(output, &mut self.srqs, "SRQ", srq)
     }
 
     pub(crate) fn query_xrq(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let srq = self.srqs.get(object_number(input));
         let Some((srq, tags)) = srq.and_then(|srq| Some((srq, srq.tags.as_deref()?))) else {
-            return Err(refuse(Status::BadResource, "no such XRQ"));
+            return Err(no_object("XRQ", object_number(input)));
         };
         xrqc::TOPOLOGY
             .at(xrqc::AT)
@@ -271,14 +269,11 @@ impl<P: Platform> Core<P> {
     pub(crate) fn destroy_srq(&mut self, input: &[u8]) -> Outcome {
         let srqn = object_number(input);
         if self.queues.iter().any(|(_, queue)| queue.uses_srq(srqn)) {
-            return Err(refuse(
-                Status::ResourceBusy,
-                "queue pairs still use the SRQ",
-            ));
+            return Err(in_use("SRQ", srqn));
         }
         match self.srqs.remove(srqn) {
             Some(_) => Ok(()),
-            None => Err(refuse(Status::BadResource, "no such SRQ")),
+            None => Err(no_object("SRQ", srqn)),
         }
     }
 
@@ -289,7 +284,7 @@ impl<P: Platform> Core<P> {
                 srq.limit = arm_rq::LWM.get(input) as u16;
                 Ok(())
             }
-            None => Err(refuse(Status::BadResource, "no such SRQ")),
+            None => Err(no_object("SRQ", object_number(input))),
         }
     }
 }

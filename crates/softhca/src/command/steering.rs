@@ -10,11 +10,13 @@ use crate::engine::core::Core;
 use crate::engine::header_change;
 use crate::engine::qp::Queue;
 use crate::engine::steering::{
-    Destination, FlowCounter, LOG_DESTINATIONS, Object, Rule, Tir, TirDestination,
+    Destination, FlowCounter, FlowRule, LOG_DESTINATIONS, MAX_OBJECTS, Object, Tir, TirDestination,
 };
 use crate::layout::{flow, header, rqtc, tirc, tisc};
 use crate::platform::Platform;
-use crate::status::{Outcome, Status, refuse};
+use crate::status::{
+    CommandError, Outcome, Rule, Status, in_use, invalid, no_object, refuse, too_many,
+};
 
 const MAX_QUEUES: usize = 1 << 12;
 
@@ -26,9 +28,9 @@ const MISS_TABLE: Field = field(0x1c, 23, 0);
 const MODIFY_MISS: Field = flag(0xc, 0);
 const ROOT_DISCONNECT: Field = flag(0x4, 0);
 
-const UNKNOWN: super::CommandError = refuse(Status::BadResource, "no such steering object");
-const TOO_MANY: super::CommandError =
-    refuse(Status::ExceedsLimit, "there are too many steering objects");
+fn unknown(number: u32) -> CommandError {
+    no_object("steering object", number)
+}
 
 fn parse_tir(input: &[u8]) -> Tir {
     Tir {
@@ -76,7 +78,7 @@ impl<P: Platform> Core<P> {
                     self.steering.get(flow::TABLE_ID.get(input)),
                     Some(Object::Table { .. })
                 ) {
-                    return Err(UNKNOWN);
+                    return Err(unknown(flow::TABLE_ID.get(input)));
                 }
                 Object::Group {
                     criteria: Box::new(get_array(input, flow::MATCH_CRITERIA)),
@@ -85,12 +87,15 @@ impl<P: Platform> Core<P> {
             op::ALLOC_MODIFY_HEADER_CONTEXT => {
                 let actions = input.get(flow::ACTIONS..).unwrap_or(&[]);
                 let decoded = header_change::decode(actions, flow::NUM_OF_ACTIONS.get(input));
-                let message = "unsupported action on a header";
-                Object::HeaderChange(decoded.ok_or(refuse(Status::BadParameter, message))?)
+                let count = flow::NUM_OF_ACTIONS.get(input);
+                let error = || invalid("num_of_actions", count, Rule::Supported);
+                Object::HeaderChange(decoded.ok_or_else(error)?)
             }
             _ => Object::Counter(FlowCounter::default()),
         };
-        let number = self.steering.insert(object).ok_or(TOO_MANY)?;
+        let number = self.steering.insert(object);
+        let number = number
+            .ok_or_else(|| too_many("steering objects", MAX_OBJECTS + 1, MAX_OBJECTS as u64))?;
         header::NUMBER.put(output, number);
         Ok(())
     }
@@ -111,17 +116,14 @@ impl<P: Platform> Core<P> {
             Some(Object::Group { .. }) => op::DESTROY_FLOW_GROUP,
             Some(Object::Counter(_)) => op::DEALLOC_FLOW_COUNTER,
             Some(Object::HeaderChange(_)) => op::DEALLOC_MODIFY_HEADER_CONTEXT,
-            None => return Err(UNKNOWN),
+            None => return Err(unknown(number)),
         };
         if destroy_opcode != opcode {
-            return Err(UNKNOWN);
+            return Err(unknown(number));
         }
         let sends = |queue: &Queue| matches!(queue, Queue::Sq(sq) if sq.tis == number);
         if self.steering.is_referenced(number) || self.queues.iter().any(|(_, it)| sends(it)) {
-            return Err(refuse(
-                Status::ResourceBusy,
-                "rules, TIRs or send queues still refer to it",
-            ));
+            return Err(in_use("steering object", number));
         }
         self.steering.remove(number);
         Ok(())
@@ -138,7 +140,7 @@ impl<P: Platform> Core<P> {
                     }
                     Ok(())
                 }
-                _ => Err(UNKNOWN),
+                _ => Err(unknown(object_number(input))),
             },
             op::MODIFY_TIS => match self.steering.get_mut(object_number(input)) {
                 Some(Object::Tis { lag_port, .. }) => {
@@ -147,14 +149,14 @@ impl<P: Platform> Core<P> {
                     }
                     Ok(())
                 }
-                _ => Err(UNKNOWN),
+                _ => Err(unknown(object_number(input))),
             },
             op::MODIFY_RQT => match self.steering.get_mut(object_number(input)) {
                 Some(Object::Rqt(queues)) => {
                     *queues = parse_rqt(input);
                     Ok(())
                 }
-                _ => Err(UNKNOWN),
+                _ => Err(unknown(object_number(input))),
             },
             op::MODIFY_FLOW_TABLE => match self.steering.get_mut(table) {
                 Some(Object::Table { next, .. }) => {
@@ -163,7 +165,7 @@ impl<P: Platform> Core<P> {
                     }
                     Ok(())
                 }
-                _ => Err(UNKNOWN),
+                _ => Err(unknown(table)),
             },
             op::SET_FLOW_TABLE_ROOT => match self.steering.get(table) {
                 Some(Object::Table { receives, .. }) => {
@@ -173,7 +175,7 @@ impl<P: Platform> Core<P> {
                     }
                     Ok(())
                 }
-                _ => Err(UNKNOWN),
+                _ => Err(unknown(table)),
             },
             op::SET_FLOW_TABLE_ENTRY => self.set_rule(table, input),
             _ => {
@@ -183,7 +185,7 @@ impl<P: Platform> Core<P> {
                 {
                     Ok(())
                 } else {
-                    Err(refuse(Status::BadResource, "no such rule"))
+                    Err(no_object("rule", flow::FLOW_INDEX.get(input)))
                 }
             }
         }
@@ -191,7 +193,7 @@ impl<P: Platform> Core<P> {
 
     pub(crate) fn query_tis(&self, input: &[u8], output: &mut [u8]) -> Outcome {
         let Some(Object::Tis { domain, lag_port }) = self.steering.get(object_number(input)) else {
-            return Err(UNKNOWN);
+            return Err(unknown(object_number(input)));
         };
         tisc::LAG_TX_PORT_AFFINITY
             .at(tisc::QUERIED_AT)
@@ -206,12 +208,14 @@ impl<P: Platform> Core<P> {
         let Some(Object::Counter(counter)) =
             self.steering.get_mut(flow::FLOW_COUNTER_ID.get(input))
         else {
-            return Err(UNKNOWN);
+            return Err(unknown(flow::FLOW_COUNTER_ID.get(input)));
         };
         if output.len() < flow::FLOW_STATISTICS + 16 {
             return Err(refuse(
                 Status::BadOutputLength,
-                "the output is too short for the counter",
+                "output",
+                output.len(),
+                Rule::AtLeast(flow::FLOW_STATISTICS as u64 + 16),
             ));
         }
         put64(output, flow::FLOW_STATISTICS, counter.packets);
@@ -226,16 +230,19 @@ impl<P: Platform> Core<P> {
         let count = flow::DESTINATION_LIST_SIZE.get(input) as usize;
         let counters = flow::FLOW_COUNTER_LIST_SIZE.get(input) as usize;
         if count.max(counters) > 1 << LOG_DESTINATIONS {
-            return Err(refuse(
-                Status::ExceedsLimit,
-                "the rule has too many destinations or counters",
+            return Err(too_many(
+                "destination_list_size",
+                count.max(counters),
+                1 << LOG_DESTINATIONS,
             ));
         }
         let list = input.get(flow::DESTINATION..).unwrap_or(&[]);
         if list.len() / 8 < count + counters {
             return Err(refuse(
                 Status::BadInputLength,
-                "destinations or counters of the rule are missing",
+                "destination_list_size",
+                count + counters,
+                Rule::AtMost(list.len() as u64 / 8),
             ));
         }
         let (destination_list, counter_list) = list.split_at(8 * count);
@@ -245,8 +252,8 @@ impl<P: Platform> Core<P> {
             .map(|entry| get32(entry, 0))
             .collect();
         let is_counter = |number| matches!(self.steering.get(number), Some(Object::Counter(_)));
-        if !counters.iter().all(|number| is_counter(*number)) {
-            return Err(UNKNOWN);
+        if let Some(number) = counters.iter().find(|number| !is_counter(**number)) {
+            return Err(unknown(*number));
         }
         let destinations = destination_list
             .chunks_exact(8)
@@ -263,9 +270,9 @@ impl<P: Platform> Core<P> {
         let header_change_object = self.steering.get(header_change);
         let is_header_change = matches!(header_change_object, Some(Object::HeaderChange(_)));
         if action & flow::action::MOD_HDR != 0 && !is_header_change {
-            return Err(UNKNOWN);
+            return Err(unknown(header_change));
         }
-        let rule = Rule {
+        let rule = FlowRule {
             group: flow::FTE_GROUP_ID.get(input),
             tag: flow::FLOW_TAG.get(input),
             action,
@@ -280,10 +287,7 @@ impl<P: Platform> Core<P> {
         {
             Ok(())
         } else {
-            Err(refuse(
-                Status::BadResource,
-                "no such flow table, or too many rules",
-            ))
+            Err(no_object("flow table with room for a rule", table))
         }
     }
 }

@@ -11,6 +11,7 @@ use roce::bits::{Field, get32, get64};
 
 use super::NUMBER;
 use super::opcode as op;
+use super::resource::{insert, remove};
 use crate::engine::buffer::Buffer;
 use crate::engine::core::Core;
 use crate::engine::umem::Umem;
@@ -20,7 +21,9 @@ use crate::layout::{
     wq, xrc_srqc, xrqc,
 };
 use crate::platform::Platform;
-use crate::status::{CommandError, Outcome, Status, refuse};
+use crate::status::{
+    CommandError, Outcome, Rule, Status, in_use, invalid, no_object, refuse, too_many,
+};
 
 const RQT_LIST: usize = rqtc::AT + rqtc::RQ_NUM;
 /// The driver's tag for objects that all programs may use (`MLX5_SHARED_RESOURCE_UID`).
@@ -51,6 +54,26 @@ enum ObjectKind {
     Uar,
     Umem,
     Xrcd,
+}
+
+impl ObjectKind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::CounterSet => "counter set",
+            Self::Cq => "completion queue",
+            Self::General(_) => "general object",
+            Self::Mkey => "memory key",
+            Self::Pd => "protection domain",
+            Self::Psv => "PSV",
+            Self::Queue => "queue",
+            Self::Srq => "SRQ",
+            Self::Steering => "steering object",
+            Self::TransportDomain => "transport domain",
+            Self::Uar => "UAR",
+            Self::Umem => "umem",
+            Self::Xrcd => "XRC domain",
+        }
+    }
 }
 
 /// An object of a user context.
@@ -339,14 +362,15 @@ fn referenced_objects(opcode: u16, input: &[u8]) -> &'static [(ObjectKind, Field
     }
 }
 
-const NOT_OWNED: CommandError = refuse(Status::BadResource, "an object of another user context");
-const NOT_PERMITTED: CommandError =
-    refuse(Status::BadOpcode, "programs may not issue this command");
-const NO_USER_CONTEXT: CommandError = refuse(Status::BadParameter, "no such user context");
-const NO_UMEM: CommandError = refuse(Status::BadResource, "no such memory of a program");
-const OUT_OF_BOUNDS: CommandError =
-    refuse(Status::BadParameter, "a range beyond the program's memory");
-const READ_ONLY: CommandError = refuse(Status::BadParameter, "the program's memory is read-only");
+/// Creates the error of a command that names a range beyond a umem, from `at` on.
+fn out_of_bounds(at: u64, umem: &Umem) -> CommandError {
+    let length = (umem.pages.len() as u64) << umem.page_shift;
+    invalid("offset in the umem", at, Rule::Within(length))
+}
+
+fn not_owned((kind, number): (ObjectKind, u32)) -> CommandError {
+    refuse(Status::BadResource, kind.name(), number, Rule::OfContext)
+}
 
 impl<P: Platform> Core<P> {
     /// Begins a command: checks that its user context may issue it.
@@ -357,18 +381,18 @@ impl<P: Platform> Core<P> {
             return Ok(());
         }
         if self.user_contexts.get(self.object_owners.uid).is_none() {
-            return Err(NO_USER_CONTEXT);
+            return Err(invalid("uid", self.object_owners.uid, Rule::Exists));
         }
         let target = target_object(opcode, input);
         if target.is_none() && created_object(opcode, input).is_none() && !is_public_query(opcode) {
-            return Err(NOT_PERMITTED);
+            return Err(refuse(Status::BadOpcode, "opcode", opcode, Rule::Permitted));
         }
         let is_allowed = |(kind, number)| match destroys_object(opcode) {
             true => self.object_owners.owns(kind, number),
             false => self.object_owners.may_use(kind, number),
         };
-        if !target.is_none_or(is_allowed) {
-            return Err(NOT_OWNED);
+        if let Some(target) = target.filter(|target| !is_allowed(*target)) {
+            return Err(not_owned(target));
         }
         let references = referenced_objects(opcode, input).iter();
         for (kind, number) in references.map(|(kind, field)| (*kind, field.get(input))) {
@@ -378,7 +402,7 @@ impl<P: Platform> Core<P> {
             let is_shared =
                 kind == ObjectKind::Xrcd && !self.object_owners.owned.contains_key(&(kind, number));
             if !is_null && !is_shared && !self.object_owners.may_use(kind, number) {
-                return Err(NOT_OWNED);
+                return Err(not_owned((kind, number)));
             }
         }
         if matches!(opcode, op::CREATE_RQT | op::MODIFY_RQT) {
@@ -387,7 +411,7 @@ impl<P: Platform> Core<P> {
             for n in 0..count.min(entries) {
                 let queue = get32(input, RQT_LIST + 4 * n) & 0xff_ffff;
                 if !self.object_owners.owns(ObjectKind::Queue, queue) {
-                    return Err(NOT_OWNED);
+                    return Err(not_owned((ObjectKind::Queue, queue)));
                 }
             }
         }
@@ -420,7 +444,7 @@ impl<P: Platform> Core<P> {
     fn umem(&self, umem: u32) -> Result<&Umem, CommandError> {
         match self.umems.get(umem) {
             Some(found) if self.object_owners.owns(ObjectKind::Umem, umem) => Ok(found),
-            _ => Err(NO_UMEM),
+            _ => Err(no_object("umem", umem)),
         }
     }
 
@@ -436,15 +460,23 @@ impl<P: Platform> Core<P> {
         needs_write: bool,
     ) -> Result<Buffer, CommandError> {
         let Some((number, at)) = umem.filter(|_| length != 0) else {
-            return Buffer::from_page_list(input, PAGE_LIST, length, pages.0, pages.1).ok_or(
-                refuse(Status::BadInputLength, "pages of the queue are missing"),
+            return Buffer::from_page_list(input, PAGE_LIST, length, pages.0, pages.1).ok_or_else(
+                || {
+                    refuse(
+                        Status::BadInputLength,
+                        "input",
+                        input.len(),
+                        Rule::AtLeast((PAGE_LIST + 8) as u64),
+                    )
+                },
             );
         };
         let umem = self.umem(number)?;
         if needs_write && !umem.writable {
-            return Err(READ_ONLY);
+            return Err(invalid("umem", number, Rule::Writable));
         }
-        let buffer = umem.part(at, length).ok_or(OUT_OF_BOUNDS)?;
+        let buffer = umem.part(at, length);
+        let buffer = buffer.ok_or_else(|| out_of_bounds(at, umem))?;
         self.object_owners.umem_use.entries = Some(number);
         Ok(buffer)
     }
@@ -461,11 +493,13 @@ impl<P: Platform> Core<P> {
             return Ok(address);
         };
         let umem = self.umem(number)?;
-        let address = umem.address(address, BYTES).ok_or(OUT_OF_BOUNDS)?;
+        let at = umem.address(address, BYTES);
+        let address = at.ok_or_else(|| out_of_bounds(address, umem))?;
         if address % BYTES != 0 {
-            return Err(refuse(
-                Status::BadParameter,
-                "the doorbell records are not aligned",
+            return Err(invalid(
+                "doorbell records",
+                address,
+                Rule::MultipleOf(BYTES),
             ));
         }
         self.object_owners.umem_use.records = Some(number);
@@ -483,24 +517,22 @@ impl<P: Platform> Core<P> {
         /// As many as a command can list.
         const MAX_PAGES: u64 = 1 << 21;
         if count > MAX_PAGES {
-            return Err(refuse(
-                Status::ExceedsLimit,
-                "the memory key has too many pages",
-            ));
+            return Err(too_many("pages", count, MAX_PAGES));
         }
         let umem = self.umem(number)?;
         // The last page may end beyond the memory: accesses are checked.
         let length = umem.pages.len() as u64;
         if shift < 12 || shift > umem.page_shift || count > length << (umem.page_shift - shift) {
-            return Err(OUT_OF_BOUNDS);
+            return Err(out_of_bounds(at, umem));
         }
         let address = |n: u64| umem.address(at.checked_add(n << shift)?, 1);
         let pages: Option<Vec<_>> = (0..count).map(address).collect();
-        let pages = pages.ok_or(OUT_OF_BOUNDS)?;
+        let pages = pages.ok_or_else(|| out_of_bounds(at, umem))?;
         if pages.iter().any(|page| page & ((1 << shift) - 1) != 0) {
-            return Err(refuse(
-                Status::BadParameter,
-                "pages of the memory key are not aligned",
+            return Err(invalid(
+                "offset in the umem",
+                at,
+                Rule::MultipleOf(1 << shift),
             ));
         }
         let writable = umem.writable;
@@ -517,14 +549,23 @@ impl<P: Platform> Core<P> {
         if count == 0 || count > entries {
             return Err(refuse(
                 Status::BadInputLength,
-                "pages of the program's memory are missing",
+                "num_of_mtt",
+                count,
+                Rule::Between(1, entries as u64),
             ));
         }
         let entries: Vec<u64> = (0..count)
             .map(|n| get64(input, umem::MTT + 8 * n))
             .collect();
         if entries.iter().any(|entry| entry & READABLE == 0) {
-            return Err(refuse(Status::BadParameter, "a page is not readable"));
+            return Err(invalid(
+                "mtt",
+                entries
+                    .iter()
+                    .position(|it| it & READABLE == 0)
+                    .unwrap_or(0),
+                Rule::Readable,
+            ));
         }
         let new = Umem {
             writable: entries.iter().all(|entry| entry & WRITABLE != 0),
@@ -534,23 +575,21 @@ impl<P: Platform> Core<P> {
         };
         let pages = (new.pages.len() as u64).checked_mul(1 << page_shift);
         if new.offset >= 1 << page_shift || pages.is_none() {
-            return Err(refuse(
-                Status::BadParameter,
-                "invalid size of the program's memory",
+            return Err(invalid(
+                "page_offset",
+                new.offset,
+                Rule::AtMost((1 << page_shift) - 1),
             ));
         }
-        super::resource::return_number(output, self.umems.insert(new))
+        insert(output, &mut self.umems, "umem", new)
     }
 
     pub(crate) fn destroy_umem(&mut self, input: &[u8]) -> Outcome {
         let umem = NUMBER.get(input);
         if self.object_owners.is_umem_in_use(umem) {
-            return Err(refuse(
-                Status::ResourceBusy,
-                "queues or keys still use the program's memory",
-            ));
+            return Err(in_use("umem", umem));
         }
-        super::resource::check_removed(self.umems.remove(umem))
+        remove(&mut self.umems, "umem", umem)
     }
 
     /// Ends a user context, whose objects must have been destroyed.
@@ -563,11 +602,8 @@ impl<P: Platform> Core<P> {
                 .values()
                 .any(|owned| owned.uid == uid)
         {
-            return Err(refuse(
-                Status::ResourceBusy,
-                "the user context still has objects",
-            ));
+            return Err(in_use("user context", uid));
         }
-        super::resource::check_removed(self.user_contexts.remove(uid))
+        remove(&mut self.user_contexts, "user context", uid)
     }
 }

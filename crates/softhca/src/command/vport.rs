@@ -11,7 +11,7 @@ use crate::engine::loopback::{MULTICAST, UNICAST};
 use crate::hca::Hca;
 use crate::layout::{nic_vport_context, roce_addr_layout, vport_state};
 use crate::platform::Platform;
-use crate::status::{Outcome, Status, refuse};
+use crate::status::{Outcome, Rule, Status, no_object, refuse};
 
 const CONTEXT: usize = 0x10;
 
@@ -76,10 +76,13 @@ impl<P: Platform> Core<P> {
     }
 
     pub(crate) fn query_hca_vport_context(&mut self, output: &mut [u8]) -> Outcome {
+        let length = output.len();
         let Some(context) = output.get_mut(CONTEXT..) else {
             return Err(refuse(
                 Status::BadOutputLength,
-                "the output is too short for the context",
+                "output",
+                length,
+                Rule::AtLeast(CONTEXT as u64),
             ));
         };
         let guid = self.settings.guid;
@@ -127,7 +130,12 @@ impl<P: Platform> Core<P> {
                 GIDS.put(output, 1);
                 Ok(())
             }
-            _ => Err(refuse(Status::BadIndex, "no such GID")),
+            _ => Err(refuse(
+                Status::BadIndex,
+                "gid_index",
+                INDEX.get(input),
+                Rule::AtMost(7),
+            )),
         }
     }
 
@@ -148,10 +156,13 @@ impl<P: Platform> Core<P> {
     pub(crate) fn query_nic_vport_context(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let list = LIST_TYPE.get(input);
         let guid = self.settings.guid;
+        let length = output.len();
         let Some(context) = output.get_mut(CONTEXT..) else {
             return Err(refuse(
                 Status::BadOutputLength,
-                "the output is too short for the context",
+                "output",
+                length,
+                Rule::AtLeast(CONTEXT as u64),
             ));
         };
         NIC_DISABLE_LOOPBACK.put(context, self.nic.disabled_loopback);
@@ -196,13 +207,21 @@ impl<P: Platform> Core<P> {
     pub(crate) fn query_roce_address(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
         let index = roce_addr_layout::ROCE_ADDRESS_INDEX.get(input) as usize;
         let Some(entry) = self.roce_addresses.get(index) else {
-            return Err(refuse(Status::BadIndex, "no such RoCE address"));
+            return Err(refuse(
+                Status::BadIndex,
+                "roce_address_index",
+                index,
+                Rule::AtMost(self.roce_addresses.len() as u64 - 1),
+            ));
         };
         if let Some(address) = entry {
+            let length = output.len();
             let Some(out) = output.get_mut(CONTEXT..) else {
                 return Err(refuse(
                     Status::BadOutputLength,
-                    "the output is too short for the address",
+                    "output",
+                    length,
+                    Rule::AtLeast(CONTEXT as u64),
                 ));
             };
             put_bytes(out, 0, &address.gid);
@@ -251,7 +270,12 @@ impl<P: Platform> Hca<P> {
         let index = roce_addr_layout::ROCE_ADDRESS_INDEX.get(input) as usize;
         let at = &input[roce_addr_layout::AT.min(input.len())..];
         let Some(entry) = self.core.roce_addresses.get_mut(index) else {
-            return Err(refuse(Status::BadIndex, "no such RoCE address"));
+            return Err(refuse(
+                Status::BadIndex,
+                "roce_address_index",
+                index,
+                Rule::Exists,
+            ));
         };
         let gid: [u8; 16] = get_array(at, 0);
         // A zero GID removes the entry.
@@ -270,7 +294,7 @@ impl<P: Platform> Hca<P> {
     pub(crate) fn attach_to_mcg(&mut self, input: &[u8]) -> Outcome {
         let qpn = object_number(input);
         if self.core.qp(qpn).is_none() {
-            return Err(refuse(Status::BadResource, "no such queue pair"));
+            return Err(no_object("queue pair", qpn));
         }
         self.transport.attach(qpn, get_array(input, 0x10));
         self.announce_addresses();

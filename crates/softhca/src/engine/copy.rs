@@ -46,9 +46,19 @@ impl<P: Platform> Core<P> {
                 from.va.wrapping_add(u64::from(at)),
                 to.va.wrapping_add(u64::from(at)),
             );
-            self.read_key(accessor, from.key, source, bytes, Rights::LOCAL_READ)
-                .and_then(|()| self.write_key(accessor, to.key, target, bytes, Rights::LOCAL_WRITE))
-                .map_err(|_| Status::LocalProtection)?;
+            let range = |va| (va, u64::from(n));
+            let read = self.read_key(accessor, from.key, source, bytes, Rights::LOCAL_READ);
+            self.observe_access(&read, accessor, from.key, range(source), Rights::LOCAL_READ);
+            read.map_err(|_| Status::LocalProtection)?;
+            let written = self.write_key(accessor, to.key, target, bytes, Rights::LOCAL_WRITE);
+            self.observe_access(
+                &written,
+                accessor,
+                to.key,
+                range(target),
+                Rights::LOCAL_WRITE,
+            );
+            written.map_err(|_| Status::LocalProtection)?;
             at += n;
         }
         self.stats.bytes_gathered += u64::from(from.length);

@@ -21,6 +21,7 @@ use super::srq::Srq;
 use super::steering::Steering;
 use super::umem::Umem;
 use super::wqe::MAX_SEND_WQE;
+use crate::cause::{Cause, Misuse, Observer};
 use crate::command::protection::LOG_MAX_ENCRYPTION_KEYS;
 use crate::command::user::ObjectOwners;
 use crate::settings::Settings;
@@ -110,7 +111,9 @@ pub struct Core<P> {
     pub(crate) absent_page: Cell<Option<AbsentPage>>,
     pub(crate) paging: Paging,
     /// The first reports of misuse.
-    pub(crate) complaints: Vec<String>,
+    pub(crate) complaints: Vec<Misuse>,
+    /// Is told all causes.
+    pub(crate) observer: Option<Observer>,
 }
 
 /// Maximum number of reports that are kept.
@@ -171,6 +174,7 @@ impl<P> Core<P> {
             absent_page: Cell::new(None),
             paging: Paging::default(),
             complaints: Vec::new(),
+            observer: None,
             settings,
         }
     }
@@ -184,16 +188,32 @@ impl<P> Core<P> {
 
     /// Records and logs misuse by the driver or a program: as an error in strict mode,
     /// else as a warning.
-    pub(crate) fn report_misuse(&mut self, message: impl FnOnce() -> String) {
+    #[cold]
+    pub(crate) fn report_misuse(&mut self, misuse: Misuse) {
         self.stats.complaints += 1;
-        let message = message();
         if self.settings.strict {
-            tracing::error!("strict: {message}");
+            tracing::error!("strict: {misuse}");
         } else {
-            tracing::warn!("{message}");
+            tracing::warn!("{misuse}");
         }
         if self.complaints.len() < MAX_COMPLAINTS {
-            self.complaints.push(message);
+            self.complaints.push(misuse);
+        }
+        self.observe(|_| Some(Cause::Misuse(misuse)));
+    }
+
+    /// Tells the observer a cause, which is computed only if there is an observer.
+    #[inline]
+    pub(crate) fn observe(&mut self, cause: impl FnOnce(&Self) -> Option<Cause>) {
+        if self.observer.is_some() {
+            self.tell(cause(self));
+        }
+    }
+
+    #[cold]
+    fn tell(&mut self, cause: Option<Cause>) {
+        if let (Some(observer), Some(cause)) = (&mut self.observer, cause) {
+            observer.tell(&cause);
         }
     }
 }

@@ -10,6 +10,7 @@ use super::compression::Session;
 use super::core::Core;
 use super::protection::SignatureError;
 use super::tag_matching::TagFields;
+use crate::cause::Misuse;
 use crate::platform::{Platform, Unmapped};
 
 /// Opcodes of CQEs, in the high half of the last byte.
@@ -198,7 +199,11 @@ impl<P: Platform> Core<P> {
     /// Writes a completion, and posts an event if one is requested.
     pub(crate) fn complete(&mut self, cqn: u32, completion: &Completion<'_>) {
         let Some(cq) = self.cqs.get_mut(cqn) else {
-            self.report_misuse(|| format!("a completion for queue {cqn}, which does not exist"));
+            self.report_misuse(Misuse::NoQueue {
+                what: "completion queue",
+                number: cqn,
+                by: "a completion for",
+            });
             return;
         };
         if cq.failed {
@@ -211,7 +216,7 @@ impl<P: Platform> Core<P> {
         }
         if cq.full() && !cq.ignore_overrun {
             self.write_session(cqn);
-            self.break_cq(cqn, SYNDROME_OVERRUN, "overrun");
+            self.break_cq(cqn, SYNDROME_OVERRUN);
             return;
         }
         if self.faults.lose_completion() {
@@ -244,7 +249,7 @@ impl<P: Platform> Core<P> {
         written: Result<(), Unmapped>,
     ) {
         if written.is_err() {
-            self.break_cq(cqn, SYNDROME_ACCESS, "not in memory");
+            self.break_cq(cqn, SYNDROME_ACCESS);
             return;
         }
         let Some(cq) = self.cqs.get_mut(cqn) else {
@@ -275,8 +280,18 @@ impl<P: Platform> Core<P> {
     }
 
     /// Moves the queue to the error state because of misuse by the driver.
-    fn break_cq(&mut self, cqn: u32, syndrome: u8, why: &str) {
-        self.report_misuse(|| format!("completion queue {cqn} is in error: {why}"));
+    fn break_cq(&mut self, cqn: u32, syndrome: u8) {
+        let log_size = self.cqs.get(cqn).map_or(0, |cq| cq.log_size);
+        self.report_misuse(match syndrome {
+            SYNDROME_OVERRUN => Misuse::CqOverrun {
+                cqn,
+                entries: 1 << log_size,
+            },
+            _ => Misuse::Unmapped {
+                what: "completion queue",
+                number: cqn,
+            },
+        });
         self.fail_cq(cqn, syndrome);
     }
 
@@ -298,7 +313,11 @@ impl<P: Platform> Core<P> {
         self.stats.arms += 1;
         let cqn = cqn & 0xff_ffff;
         let Some(cq) = self.cqs.get_mut(cqn) else {
-            self.report_misuse(|| format!("arming completion queue {cqn}, which does not exist"));
+            self.report_misuse(Misuse::NoQueue {
+                what: "completion queue",
+                number: cqn,
+                by: "a request for an event of",
+            });
             return;
         };
         let consumer = word & 0xff_ffff;

@@ -4,6 +4,7 @@ use roce::bits::put32;
 
 use super::buffer::Buffer;
 use super::core::Core;
+use crate::cause::{Cause, Misuse};
 use crate::platform::Platform;
 
 /// Event types.
@@ -80,9 +81,7 @@ impl<P: Platform> Core<P> {
         };
         let size = 1u32 << eq.log_size;
         if eq.producer.wrapping_sub(eq.consumer) & 0xff_ffff >= size {
-            self.report_misuse(|| {
-                format!("event queue {eqn} is full: an event of type {kind:#x} is lost")
-            });
+            self.report_misuse(Misuse::EqOverrun { eqn, kind });
             return;
         }
         let mut bytes = [0; EQE_SIZE as usize - 1];
@@ -96,7 +95,10 @@ impl<P: Platform> Core<P> {
             self.platform.publish(address + OWNER_OFFSET, owner)
         });
         if written.is_err() {
-            self.report_misuse(|| format!("event queue {eqn} is not in memory"));
+            self.report_misuse(Misuse::Unmapped {
+                what: "event queue",
+                number: eqn,
+            });
             return;
         }
         eq.producer = eq.producer.wrapping_add(1);
@@ -114,7 +116,11 @@ impl<P: Platform> Core<P> {
     pub(crate) fn update_eq(&mut self, word: u32, arm: bool) {
         let eqn = word >> 24;
         let Some(eq) = self.eqs.get_mut(eqn) else {
-            self.report_misuse(|| format!("doorbell of event queue {eqn}, which does not exist"));
+            self.report_misuse(Misuse::NoQueue {
+                what: "event queue",
+                number: eqn,
+                by: "a doorbell of",
+            });
             return;
         };
         eq.consumer = word & 0xff_ffff;
@@ -151,6 +157,13 @@ impl<P: Platform> Core<P> {
     /// Posts an event of a queue pair (`resource` 0), receive queue (1), send queue (2)
     /// or SRQ (0; the event type distinguishes it).
     pub(crate) fn post_queue_event(&mut self, kind: u8, resource: u8, number: u32) {
+        self.observe(|_| {
+            Some(Cause::Event {
+                kind,
+                subtype: 0,
+                number,
+            })
+        });
         if let Some(eqn) = self.event_queue_for(kind) {
             let mut data = [0; 28];
             data[QP_SRQ_TYPE] = resource;
@@ -161,6 +174,13 @@ impl<P: Platform> Core<P> {
 
     /// Posts an event that a DC target is drained.
     pub(crate) fn post_dct_drained(&mut self, dctn: u32) {
+        self.observe(|_| {
+            Some(Cause::Event {
+                kind: event::DCT_DRAINED,
+                subtype: 0,
+                number: dctn,
+            })
+        });
         if let Some(eqn) = self.event_queue_for(event::DCT_DRAINED) {
             let mut data = [0; 28];
             put32(&mut data, DCT_NUMBER, dctn);
@@ -170,6 +190,13 @@ impl<P: Platform> Core<P> {
 
     /// Posts an event that a completion queue is in error.
     pub(crate) fn post_cq_error(&mut self, cqn: u32, syndrome: u8) {
+        self.observe(|_| {
+            Some(Cause::Event {
+                kind: event::CQ_ERROR,
+                subtype: syndrome,
+                number: cqn,
+            })
+        });
         if let Some(eqn) = self.event_queue_for(event::CQ_ERROR) {
             let mut data = [0; 28];
             put32(&mut data, 0, cqn);
@@ -180,6 +207,13 @@ impl<P: Platform> Core<P> {
 
     /// Posts a port change event.
     pub(crate) fn post_port_change(&mut self, subtype: u8) {
+        self.observe(|_| {
+            Some(Cause::Event {
+                kind: event::PORT_CHANGE,
+                subtype,
+                number: 1,
+            })
+        });
         if let Some(eqn) = self.event_queue_for(event::PORT_CHANGE) {
             let mut data = [0; 28];
             // The port number is in the high half of the byte.

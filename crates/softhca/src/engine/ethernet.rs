@@ -16,6 +16,7 @@ use super::mkey::{Accessor, Rights};
 use super::qp::{FetchedWqe, Queue, ReceiveEntry, Ring, Strides, take_receive};
 use super::steering::SelectedQueue;
 use super::wqe::{self, opcode};
+use crate::cause::Misuse;
 use crate::layout::rqc::state;
 use crate::platform::Platform;
 
@@ -75,7 +76,11 @@ impl<P: Platform> Core<P> {
             let length = match self.fetch(sqn, &mut bytes) {
                 FetchedWqe::Nothing => return false,
                 FetchedWqe::Malformed(message) => {
-                    self.report_misuse(|| format!("send queue {sqn}: {message}"));
+                    self.report_misuse(Misuse::WorkRequest {
+                        queue: sqn,
+                        index,
+                        fault: message,
+                    });
                     // The WQEs after it cannot be found, so they are dropped.
                     if let Some(Queue::Sq(sq)) = self.queues.get_mut(sqn) {
                         sq.ring.head = sq.ring.tail;
@@ -115,7 +120,11 @@ impl<P: Platform> Core<P> {
                 _ => Err(malformed("an opcode invalid for send queues")),
             };
             if let Err((error, message)) = result {
-                self.report_misuse(|| format!("send queue {sqn}, index {index}: {message}"));
+                self.report_misuse(Misuse::WorkRequest {
+                    queue: sqn,
+                    index,
+                    fault: message,
+                });
                 self.fail_sq(sqn, index, error);
                 continue;
             }

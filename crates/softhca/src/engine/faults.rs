@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::status::{CommandError, Status, refuse};
+use crate::status::{CommandError, Rule, Status, refuse};
 
 /// Injected faults. A count is the number of times that a fault still occurs.
 #[derive(Debug, Default)]
@@ -50,7 +50,7 @@ impl Faults {
             return None;
         }
         take(self.commands.get_mut(&opcode)?)
-            .then_some(refuse(Status::Internal, "an injected fault"))
+            .then(|| refuse(Status::Internal, "opcode", opcode, Rule::NoFault))
     }
 
     pub(crate) fn lose_event(&mut self, kind: u8) -> bool {

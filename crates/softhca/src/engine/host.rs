@@ -15,6 +15,7 @@ use super::signed::AccessingQp;
 use super::srq::{SRQN_SHIFT, Srq};
 use super::tag_matching::{self, MatchResult, TaggedReceive};
 use super::wqe::{CqeScatter, LocalBuffers, opcode};
+use crate::cause::{AccessError, AccessRule, Cause, Misuse};
 use crate::platform::{LONGEST_COPY, Platform};
 use crate::profile::{Group, cap};
 
@@ -130,6 +131,82 @@ impl<P: Platform> Core<P> {
         } else {
             Err(Fault::Protection)
         }
+    }
+
+    /// Tells the observer why an access with a key has failed.
+    pub(super) fn observe_access<T>(
+        &mut self,
+        result: &Result<T, Fault>,
+        accessor: Accessor,
+        key: u32,
+        (va, length): (u64, u64),
+        rights: Rights,
+    ) {
+        if matches!(result, Err(Fault::Protection | Fault::Memory)) {
+            self.observe(|core| {
+                let rule = core.broken_rule(accessor, key, (va, length), rights);
+                Some(Cause::Access(AccessError {
+                    qpn: accessor.qpn,
+                    key,
+                    va,
+                    length,
+                    // Only the access itself shows the others.
+                    rule: rule.unwrap_or(AccessRule::Accessible),
+                }))
+            });
+        }
+    }
+
+    /// Tells the observer that a key could not be invalidated.
+    fn observe_invalidation(&mut self, result: Result<(), Fault>, qpn: u32, key: u32) {
+        if result.is_err() {
+            self.observe(|_| {
+                Some(Cause::Access(AccessError {
+                    qpn,
+                    key,
+                    va: 0,
+                    length: 0,
+                    rule: AccessRule::Invalidation,
+                }))
+            });
+        }
+    }
+
+    /// Tells the observer why an access to `length` bytes of a scatter/gather list has failed.
+    fn observe_list(
+        &mut self,
+        result: Result<(), Fault>,
+        local: &LocalBuffers,
+        qpn: u32,
+        (offset, length): (u32, usize),
+        rights: Rights,
+    ) {
+        if !matches!(result, Err(Fault::Protection | Fault::Memory)) {
+            return;
+        }
+        self.observe(|core| {
+            let accessor = Self::local_accessor(qpn, local);
+            let mut last = (0, 0, 0);
+            let mut rule = None;
+            let walked = Self::each_segment(local, offset, length, |key, va, range| {
+                last = (key, va, range.len() as u64);
+                rule = core.broken_rule(accessor, key, (va, last.2), rights);
+                rule.map_or(Ok(()), |_| Err(Fault::Protection))
+            });
+            let bytes = || local.segments.iter().map(|it| u64::from(it.length)).sum();
+            let (key, va, length) = last;
+            Some(Cause::Access(AccessError {
+                qpn,
+                key,
+                va,
+                length,
+                rule: match (rule, walked) {
+                    (Some(rule), _) => rule,
+                    (None, Err(_)) => AccessRule::List(bytes()),
+                    (None, Ok(())) => AccessRule::Accessible,
+                },
+            }))
+        });
     }
 
     fn store(
@@ -276,6 +353,7 @@ impl<P: Platform> Host for Core<P> {
             let out = &mut out[range];
             self.read_in_wire_format(accessing_qp, accessor, key, va, out, Rights::LOCAL_READ)
         });
+        self.observe_list(result, local, qpn, (offset, out.len()), Rights::LOCAL_READ);
         self.request_absent_page(result)
     }
 
@@ -306,6 +384,13 @@ impl<P: Platform> Host for Core<P> {
             None => (offset, data),
         };
         let result = self.scatter_or_store(qpn, local, offset, data);
+        self.observe_list(
+            result,
+            local,
+            qpn,
+            (offset, data.len()),
+            Rights::LOCAL_WRITE,
+        );
         self.request_absent_page(result)
     }
 
@@ -321,6 +406,7 @@ impl<P: Platform> Host for Core<P> {
             value.to_be_bytes()
         };
         let result = self.scatter_or_store(qpn, local, 0, &bytes);
+        self.observe_list(result, local, qpn, (0, bytes.len()), Rights::LOCAL_WRITE);
         self.request_absent_page(result)
     }
 
@@ -330,15 +416,20 @@ impl<P: Platform> Host for Core<P> {
             opcode::NOP => Ok(()),
             opcode::LOCAL_INVALIDATE => {
                 let accessor = Self::local_accessor(qpn, &work.local);
-                self.invalidate_key(accessor, work.imm, true)
-                    .map_err(|_| Status::MemoryBind)
+                let result = self.invalidate_key(accessor, work.imm, true);
+                self.observe_invalidation(result, qpn, work.imm);
+                result.map_err(|_| Status::MemoryBind)
             }
             opcode::UMR => {
                 let entry = std::mem::take(&mut work.local.inline);
                 let accessor = Self::local_accessor(qpn, &work.local);
                 self.change_key(accessor, work.imm, &entry)
                     .map_err(|message| {
-                        self.report_misuse(|| format!("queue pair {qpn}: {message}"));
+                        self.report_misuse(Misuse::WorkRequest {
+                            queue: qpn,
+                            index: id.index,
+                            fault: message,
+                        });
                         Status::MemoryBind
                     })
             }
@@ -346,7 +437,11 @@ impl<P: Platform> Host for Core<P> {
                 let entry = std::mem::take(&mut work.local.inline);
                 let accessor = Self::local_accessor(qpn, &work.local);
                 self.set_psv(accessor, &entry).map_err(|message| {
-                    self.report_misuse(|| format!("queue pair {qpn}: {message}"));
+                    self.report_misuse(Misuse::WorkRequest {
+                        queue: qpn,
+                        index: id.index,
+                        fault: message,
+                    });
                     Status::LocalQpOperation
                 })
             }
@@ -575,6 +670,7 @@ impl<P: Platform> Host for Core<P> {
                 &mut |_, _, _| Ok(()),
             )
         });
+        self.observe_access(&result, accessor, rkey, (va, length.into()), rights);
         let result = self.request_absent_page(result);
         let set = self.counter_set(target.qpn);
         self.count(set, |set| match (access, &result) {
@@ -632,6 +728,7 @@ impl<P: Platform> Host for Core<P> {
                 }
             }
         };
+        self.observe_access(&result, accessor, rkey, (va, data.len() as u64), rights);
         self.request_absent_page(result)
     }
 
@@ -648,8 +745,9 @@ impl<P: Platform> Host for Core<P> {
             qpn: target.qpn,
             is_requester: false,
         };
-        let result =
-            self.read_in_wire_format(accessing_qp, accessor, rkey, va, out, Rights::REMOTE_READ);
+        let rights = Rights::REMOTE_READ;
+        let result = self.read_in_wire_format(accessing_qp, accessor, rkey, va, out, rights);
+        self.observe_access(&result, accessor, rkey, (va, out.len() as u64), rights);
         self.request_absent_page(result)
     }
 
@@ -666,6 +764,7 @@ impl<P: Platform> Host for Core<P> {
             location = (n == 8).then_some(at);
             Ok(())
         });
+        self.observe_access(&found, accessor, rkey, (va, 8), Rights::ATOMIC);
         self.request_absent_page(found)?;
         self.stats.remote_writes += 1;
         let location = location.ok_or(Fault::Protection)?;
@@ -711,7 +810,13 @@ impl<P: Platform> Host for Core<P> {
 
     fn invalidate(&mut self, target: Target, rkey: u32) -> Result<(), Fault> {
         let accessor = self.accessor(target)?;
-        self.invalidate_key(accessor, rkey, false)
+        let result = self.invalidate_key(accessor, rkey, false);
+        self.observe_invalidation(result, target.qpn, rkey);
+        result
+    }
+
+    fn report(&mut self, qpn: Option<u32>, cause: roce::transport::Cause) {
+        self.observe(|_| Some(Cause::Transport { qpn, cause }));
     }
 
     fn stops(&mut self, qpn: u32) -> bool {

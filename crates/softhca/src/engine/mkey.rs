@@ -7,6 +7,7 @@ use roce::transport::Fault;
 
 use super::core::Core;
 use super::protection::Protection;
+use crate::cause::AccessRule;
 use crate::layout::mkc;
 use crate::platform::Platform;
 
@@ -238,6 +239,49 @@ impl<P: Platform> Core<P> {
         rights: Rights,
     ) -> Result<(), Fault> {
         self.usable_mkey(accessor, key, rights).map(drop)
+    }
+
+    /// Returns the rule that an access through a key breaks, as [`Core::translate`] decides,
+    /// for observers.
+    #[cold]
+    pub(crate) fn broken_rule(
+        &self,
+        accessor: Accessor,
+        key: u32,
+        (va, length): (u64, u64),
+        rights: Rights,
+    ) -> Option<AccessRule> {
+        let translated = self.translate(accessor, key, va, length, rights, &mut |_, _, _| Ok(()));
+        if translated.is_ok() {
+            return None;
+        }
+        let Some(mkey) = self.mkeys.get(key >> 8) else {
+            return Some(AccessRule::Exists(None));
+        };
+        Some(if mkey.variant != (key & 0xff) as u8 {
+            AccessRule::Exists(Some(mkey.variant))
+        } else if mkey.free {
+            AccessRule::Valid
+        } else if !accessor.may_use(mkey.pd) {
+            AccessRule::Domain {
+                own: accessor.pd,
+                key: mkey.pd,
+            }
+        } else if mkey.qpn != ANY_QPN && mkey.qpn != accessor.qpn {
+            AccessRule::QueuePair(mkey.qpn)
+        } else if !mkey.rights.include(rights) {
+            AccessRule::Rights {
+                needed: rights.0,
+                has: mkey.rights.0,
+            }
+        } else if !mkey.contains(va, length) {
+            AccessRule::Range {
+                start: mkey.start,
+                length: mkey.length,
+            }
+        } else {
+            AccessRule::Accessible
+        })
     }
 
     /// Translates a range: calls `each` for every contiguous run of memory, with its

@@ -11,6 +11,7 @@ use super::buffer::Buffer;
 use super::core::Core;
 use super::eq::event;
 use super::wqe::{self, CqeScatter, LocalBuffers, WqeContext};
+use crate::cause::Misuse;
 use crate::platform::Platform;
 use crate::profile::PortKind;
 
@@ -309,12 +310,13 @@ impl<P: Platform> Core<P> {
         if strict {
             if let Some((at, ring, copy)) = difference {
                 if at < length && !wqe::is_write_combining_test(out, at) {
-                    self.report_misuse(|| {
-                format!(
-                    "queue {number}, index {index}: the ring differs from the BlueFlame copy, \
-                     first at byte {at}: {ring:#04x}, and {copy:#04x} in the copy"
-                )
-            });
+                    self.report_misuse(Misuse::BlueFlame {
+                        queue: number,
+                        index,
+                        at,
+                        ring,
+                        copy,
+                    });
                 }
             }
         }
@@ -371,7 +373,11 @@ impl<P: Platform> Core<P> {
         let work = match fetched {
             FetchedWqe::Nothing => return None,
             FetchedWqe::Malformed(why) => {
-                self.report_misuse(|| format!("queue pair {qpn}, index {head}: {why}"));
+                self.report_misuse(Misuse::WorkRequest {
+                    queue: qpn,
+                    index: head,
+                    fault: why,
+                });
                 self.post_queue_event(event::WQ_CATASTROPHIC, 0, qpn);
                 // The WQEs after it cannot be found, so they are dropped.
                 if let Some(Qp {
@@ -390,7 +396,11 @@ impl<P: Platform> Core<P> {
                 let mut work = wqe::parse_send(&bytes[..length], &context);
                 work.index = index;
                 if let Some(why) = work.fault {
-                    self.report_misuse(|| format!("queue pair {qpn}, index {index}: {why}"));
+                    self.report_misuse(Misuse::WorkRequest {
+                        queue: qpn,
+                        index,
+                        fault: why,
+                    });
                 }
                 work
             }
@@ -536,8 +546,9 @@ impl<P: Platform> Core<P> {
         let (index, bytes) = match wqe_read {
             Ok(wqe_read) => wqe_read?,
             Err(()) => {
-                self.report_misuse(|| {
-                    format!("the receive queue of queue pair {qpn} is not in memory")
+                self.report_misuse(Misuse::Unmapped {
+                    what: "receive queue",
+                    number: qpn,
                 });
                 self.post_queue_event(event::WQ_CATASTROPHIC, 0, qpn);
                 return None;

@@ -9,6 +9,7 @@ use super::core::Core;
 use super::eq::event;
 use super::tag_matching::TagList;
 use super::wqe::{self, LocalBuffers};
+use crate::cause::Misuse;
 use crate::platform::Platform;
 
 /// Position of the SRQ number in the identifier of a receive, above the index of its
@@ -71,7 +72,10 @@ impl<P: Platform> Core<P> {
         let bytes = &mut bytes[..stride.min(wqe::MAX_RECV_WQE)];
         let at = u64::from(index) << srq.log_stride;
         if srq.buffer.read(&self.platform, at, bytes).is_err() {
-            self.report_misuse(|| format!("SRQ {srqn} is not in memory"));
+            self.report_misuse(Misuse::Unmapped {
+                what: "SRQ",
+                number: srqn,
+            });
             self.post_queue_event(event::SRQ_CATASTROPHIC, 0, srqn);
             return None;
         }

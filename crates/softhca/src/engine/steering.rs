@@ -21,7 +21,7 @@ pub(crate) const MATCH_SIZE: usize = 512;
 /// Maximum number of tables that a frame traverses.
 const MAX_DEPTH: u32 = 64;
 /// Maximum number of objects of all kinds, and of rules.
-const MAX_OBJECTS: usize = 1 << 16;
+pub(crate) const MAX_OBJECTS: usize = 1 << 16;
 /// Maximum number of tables that a frame and its copies visit in total. Comparisons with
 /// rules are limited by `MAX_OBJECTS`, so that each rule can be compared once.
 const MAX_VISITS: usize = 1024;
@@ -44,7 +44,7 @@ pub(crate) enum Destination {
 
 /// A rule.
 #[derive(Debug, Clone)]
-pub(crate) struct Rule {
+pub(crate) struct FlowRule {
     pub(crate) group: u32,
     pub(crate) tag: u32,
     pub(crate) action: u32,
@@ -56,7 +56,7 @@ pub(crate) struct Rule {
     pub(crate) header_change: u32,
 }
 
-impl Rule {
+impl FlowRule {
     /// Returns whether it refers to a TIR, a counter or a change of headers.
     fn is_referenced(&self, number: u32) -> bool {
         let changes = self.action & action::MOD_HDR != 0;
@@ -111,7 +111,7 @@ pub(crate) enum Object {
         receives: bool,
         next: Option<u32>,
         /// By index; the first rule that matches applies.
-        rules: BTreeMap<u32, Rule>,
+        rules: BTreeMap<u32, FlowRule>,
     },
     Group {
         criteria: Headers,
@@ -209,7 +209,7 @@ impl Steering {
 
     /// Sets the rule at an index of a table. Returns false if there is no such table or
     /// no room.
-    pub(crate) fn set_rule(&mut self, table: u32, index: u32, rule: Rule) -> bool {
+    pub(crate) fn set_rule(&mut self, table: u32, index: u32, rule: FlowRule) -> bool {
         let full = self.rules >= MAX_OBJECTS;
         match self.objects.get_mut(&table) {
             Some(Object::Table { rules, .. }) if !full || rules.contains_key(&index) => {
@@ -333,7 +333,7 @@ impl Steering {
         }
     }
 
-    fn matches(&self, frame: &SteeredFrame<'_>, rule: &Rule) -> bool {
+    fn matches(&self, frame: &SteeredFrame<'_>, rule: &FlowRule) -> bool {
         let Some(Object::Group { criteria }) = self.objects.get(&rule.group) else {
             return false;
         };
@@ -519,8 +519,8 @@ mod tests {
             .collect()
     }
 
-    fn rule(group: u32, value: Headers, destination: Destination) -> Rule {
-        Rule {
+    fn rule(group: u32, value: Headers, destination: Destination) -> FlowRule {
+        FlowRule {
             group,
             tag: 5,
             action: action::FWD_DEST,
@@ -636,13 +636,13 @@ mod tests {
                 criteria: zero.clone(),
             })
             .unwrap();
-        let counting = |destination| Rule {
+        let counting = |destination| FlowRule {
             action: action::FWD_DEST | action::COUNT,
             counters: vec![used],
             ..rule(all, zero.clone(), destination)
         };
         assert!(steering.set_rule(first, 0, counting(Destination::Table(second))));
-        let ignored = Rule {
+        let ignored = FlowRule {
             action: action::DROP,
             counters: vec![unused],
             ..rule(all, zero.clone(), Destination::Other)
@@ -693,7 +693,7 @@ mod tests {
         for (n, number) in tables.iter().enumerate() {
             let next = tables.get(n + 1).copied();
             let destination = next.map_or(Destination::Tir(tir), Destination::Table);
-            let twice = Rule {
+            let twice = FlowRule {
                 action: action::FWD_DEST | action::COUNT,
                 destinations: vec![destination; 2],
                 counters: vec![counter],
@@ -709,7 +709,7 @@ mod tests {
         };
         assert!(counter.packets <= MAX_QUEUES as u64);
         // A single rule with too many of them.
-        let many = Rule {
+        let many = FlowRule {
             destinations: vec![Destination::Tir(tir); 3 * MAX_QUEUES],
             ..rule(all, zero, Destination::Other)
         };
@@ -744,7 +744,7 @@ mod tests {
         };
         let [to_80, to_81] = [80, 81].map(|number| steering.insert(port(number)).unwrap());
         let (first, second) = (table(&mut steering), table(&mut steering));
-        let changing = |header_change, destinations| Rule {
+        let changing = |header_change, destinations| FlowRule {
             action: action::FWD_DEST | action::MOD_HDR,
             header_change,
             destinations,
@@ -755,7 +755,7 @@ mod tests {
         for (index, before, destination) in [(0, 9, tirs[1]), (1, 80, tirs[0])] {
             let mut value = zero.clone();
             value[0x1f] = before;
-            let rule = Rule {
+            let rule = FlowRule {
                 group: by_port,
                 value,
                 ..changing(to_81, vec![destination])

@@ -20,6 +20,7 @@ use super::cq::{self, Completion};
 use super::qp::Qp;
 use super::srq::SRQN_SHIFT;
 use super::wqe::{LocalBuffers, Segment, TagOperation};
+use crate::cause::Misuse;
 use crate::platform::Platform;
 
 /// Base-2 logarithm of the longest list.
@@ -278,7 +279,11 @@ impl<P: Platform> Core<P> {
         let Some((tags, cqn, uidx)) =
             srq.and_then(|srq| Some((srq.tags.as_deref_mut()?, srq.cqn, srq.uidx)))
         else {
-            self.report_misuse(|| format!("queue pair {qpn} has no list of tags"));
+            self.report_misuse(Misuse::WorkRequest {
+                queue: qpn,
+                index,
+                fault: "the queue pair has no list of tags",
+            });
             return Err(Status::LocalQpOperation);
         };
         if let Some(seen) = operation.seen {
@@ -296,7 +301,11 @@ impl<P: Platform> Core<P> {
         };
         let phase = tags.received;
         let result = result.map_err(|message| {
-            self.report_misuse(|| format!("queue pair {qpn}, index {index}: {message}"));
+            self.report_misuse(Misuse::WorkRequest {
+                queue: qpn,
+                index,
+                fault: message,
+            });
             Status::LocalQpOperation
         })?;
         if operation.signaled {

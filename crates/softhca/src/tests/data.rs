@@ -1,5 +1,6 @@
 //! Work requests and their completions.
 
+use crate::cause::Misuse;
 use crate::command::opcode as op;
 use crate::testing::driver::{
     Cq, Driver, Input, SIGNALED, SOLICITED, remote, segment, status, word,
@@ -663,7 +664,10 @@ fn strict_mode_reports_misuse() {
     driver.ring(&entry);
     let entry = driver.poll(&mut cq).unwrap();
     assert_eq!(status(&entry), (13, 0x02));
-    assert!(driver.hca.complaints()[0].contains("index"));
+    assert!(matches!(
+        driver.hca.complaints()[0],
+        Misuse::WorkRequest { index: 0, fault, .. } if fault.contains("index")
+    ));
 }
 
 /// Writes a WQE to a BlueFlame buffer, as 8 words.
@@ -693,15 +697,20 @@ fn a_difference_of_ring_and_blue_flame_copy_is_reported() {
     entry[11] = SIGNALED;
     blue_flame(&mut driver, &entry);
     assert!(driver.poll(&mut cq).is_some());
-    assert_eq!(driver.hca.complaints(), [""; 0]);
+    assert_eq!(driver.hca.complaints(), []);
     // A different length of the data.
     let mut entry = driver.write_wqe(&mut a, 0x0a, SIGNALED, &data);
     entry.resize(64, 0);
     entry[19] = 4;
     blue_flame(&mut driver, &entry);
-    let complaints = driver.hca.complaints();
-    assert!(complaints[0].contains("index 2: the ring differs"));
-    assert!(complaints[0].contains("byte 19: 0x08, and 0x04"));
+    let expected = Misuse::BlueFlame {
+        queue: a.number,
+        index: 2,
+        at: 19,
+        ring: 8,
+        copy: 4,
+    };
+    assert_eq!(driver.hca.complaints()[0], expected);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Tests of the whole HCA without a guest: commands, queues and registers.
 
+mod causes;
 mod commands;
 mod compression;
 mod copy;

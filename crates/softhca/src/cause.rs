@@ -1,0 +1,349 @@
+//! Why something failed: commands, work requests, accesses to memory, queues and packets.
+//!
+//! Each cause is one value with both sides of the comparison, made where the rule is checked.
+//! [`Hca::observe`](crate::Hca::observe) passes all of them to an observer.
+
+use std::fmt;
+
+use roce::transport;
+
+use crate::engine::eq::event;
+use crate::status::CommandError;
+
+/// The cause of a failure, or an event.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// A command was refused.
+    Command {
+        /// Its opcode.
+        opcode: u16,
+        /// What broke which rule.
+        error: CommandError,
+    },
+    /// The transport dropped a packet, refused a request, or ended a work request.
+    Transport {
+        /// The queue pair, if it is known.
+        qpn: Option<u32>,
+        /// Why.
+        cause: transport::Cause,
+    },
+    /// An access to memory failed. A cause of the transport follows that says what became of
+    /// the request.
+    Access(AccessError),
+    /// The driver or a program has misused the device.
+    Misuse(Misuse),
+    /// An asynchronous event.
+    Event {
+        /// Its type, one of [`event`](crate::engine::eq::event).
+        kind: u8,
+        /// Its subtype, of a completion queue its syndrome.
+        subtype: u8,
+        /// Number of the queue, or of the port.
+        number: u32,
+    },
+}
+
+/// An observer of causes ([`Hca::observe`](crate::Hca::observe)).
+pub struct Observer(Box<dyn FnMut(&Cause) + Send>);
+
+impl Observer {
+    /// Creates an observer that is called for each cause.
+    pub fn new(observe: impl FnMut(&Cause) + Send + 'static) -> Self {
+        Self(Box::new(observe))
+    }
+
+    pub(crate) fn tell(&mut self, cause: &Cause) {
+        (self.0)(cause);
+    }
+}
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observer")
+    }
+}
+
+/// An access to memory that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AccessError {
+    /// The queue pair.
+    pub qpn: u32,
+    /// The key.
+    pub key: u32,
+    /// First address.
+    pub va: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// The rule that the access breaks.
+    pub rule: AccessRule,
+}
+
+/// A rule of accesses to memory, with what the key has. Rights have the bits of an mkey
+/// context.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AccessRule {
+    /// The key exists. Another one may have its number, with this low byte.
+    Exists(Option<u8>),
+    /// The key is valid: it was neither invalidated, nor never bound.
+    Valid,
+    /// The protection domain is that of the key.
+    Domain {
+        /// Of the queue pair.
+        own: u32,
+        /// Of the key.
+        key: u32,
+    },
+    /// The key is bound to this queue pair.
+    QueuePair(u32),
+    /// The key has the rights.
+    Rights {
+        /// Rights that the access needs.
+        needed: u32,
+        /// Rights of the key.
+        has: u32,
+    },
+    /// The range is within that of the key.
+    Range {
+        /// First address of the key.
+        start: u64,
+        /// Length of the key.
+        length: u64,
+    },
+    /// The access can be performed: the keys to which this one refers permit it, its pages
+    /// are mapped, its signatures are valid.
+    Accessible,
+    /// The key may be invalidated by this request.
+    Invalidation,
+    /// The list of buffers has this number of bytes.
+    List(u64),
+}
+
+impl fmt::Display for AccessError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            qpn,
+            key,
+            va,
+            length,
+            rule,
+        } = self;
+        write!(
+            f,
+            "queue pair {qpn:#x}: access of {length} bytes to {va:#x} with key {key:#x}: {rule}"
+        )
+    }
+}
+
+impl fmt::Display for AccessRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exists(None) => f.write_str("no key has this number"),
+            Self::Exists(Some(variant)) => {
+                write!(f, "the key of this number ends with {variant:#04x}")
+            }
+            Self::Valid => f.write_str("the key is not valid"),
+            Self::Domain { own, key } => write!(
+                f,
+                "protection domain {own} of the queue pair is not {key} of the key"
+            ),
+            Self::QueuePair(qpn) => write!(f, "the key is for queue pair {qpn:#x}"),
+            Self::Rights { needed, has } => {
+                write!(f, "the key has rights {has:#x}, {needed:#x} are needed")
+            }
+            Self::Range { start, length } => {
+                write!(f, "the key is for {length} bytes from {start:#x} on")
+            }
+            Self::Accessible => f.write_str("memory to which the key refers is not accessible"),
+            Self::Invalidation => f.write_str("the key may not be invalidated"),
+            Self::List(length) => write!(f, "the list of buffers has {length} bytes"),
+        }
+    }
+}
+
+/// Misuse of the device by the driver or a program.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Misuse {
+    /// A work request is malformed, or cannot be executed.
+    WorkRequest {
+        /// The queue.
+        queue: u32,
+        /// Its index in the queue.
+        index: u16,
+        /// What is wrong.
+        fault: &'static str,
+    },
+    /// The copy of a work request in a BlueFlame register differs from that in the ring.
+    BlueFlame {
+        /// The queue.
+        queue: u32,
+        /// Its index in the queue.
+        index: u16,
+        /// The first byte that differs.
+        at: usize,
+        /// The byte in the ring.
+        ring: u8,
+        /// The byte in the copy.
+        copy: u8,
+    },
+    /// A queue is not in memory.
+    Unmapped {
+        /// The kind of queue.
+        what: &'static str,
+        /// Its number.
+        number: u32,
+    },
+    /// A queue that a doorbell or a completion names does not exist.
+    NoQueue {
+        /// The kind of queue.
+        what: &'static str,
+        /// Its number.
+        number: u32,
+        /// What names it.
+        by: &'static str,
+    },
+    /// More completions than a completion queue has entries.
+    CqOverrun {
+        /// Its number.
+        cqn: u32,
+        /// Number of entries.
+        entries: u32,
+    },
+    /// More events than an event queue has entries; one is lost.
+    EqOverrun {
+        /// Its number.
+        eqn: u32,
+        /// Type of the lost event.
+        kind: u8,
+    },
+    /// A write to a UAR page that is not allocated, or to a place without a register.
+    Uar {
+        /// The page.
+        page: u32,
+        /// Offset in the page, if it is allocated.
+        offset: Option<u64>,
+        /// Number of bytes.
+        length: usize,
+    },
+    /// A command slot that cannot be executed.
+    CommandSlot {
+        /// The slot.
+        slot: u32,
+        /// Its address.
+        entry: u64,
+        /// What is wrong.
+        fault: SlotFault,
+    },
+}
+
+/// What is wrong with a command slot.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SlotFault {
+    /// The driver owns it.
+    NotHandedOver,
+    /// It is not in memory.
+    Unmapped,
+    /// The delivery status that the driver reads.
+    Delivery(u8),
+}
+
+impl fmt::Display for Misuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::WorkRequest {
+                queue,
+                index,
+                fault,
+            } => write!(f, "queue {queue}, index {index}: {fault}"),
+            Self::BlueFlame {
+                queue,
+                index,
+                at,
+                ring,
+                copy,
+            } => write!(
+                f,
+                "queue {queue}, index {index}: the ring differs from the BlueFlame copy, \
+                 first at byte {at}: {ring:#04x}, and {copy:#04x} in the copy"
+            ),
+            Self::Unmapped { what, number } => write!(f, "{what} {number} is not in memory"),
+            Self::NoQueue { what, number, by } => {
+                write!(f, "{by} {what} {number:#x}, which does not exist")
+            }
+            Self::CqOverrun { cqn, entries } => {
+                write!(f, "completion queue {cqn} of {entries} entries: overrun")
+            }
+            Self::EqOverrun { eqn, kind } => {
+                write!(
+                    f,
+                    "event queue {eqn} is full: an event of type {kind:#x} is lost"
+                )
+            }
+            Self::Uar {
+                page, offset: None, ..
+            } => write!(f, "a write to UAR page {page}, which is not allocated"),
+            Self::Uar {
+                page,
+                offset: Some(offset),
+                length,
+            } => write!(f, "a write of {length} bytes to UAR {page}+{offset:#x}"),
+            Self::CommandSlot { slot, entry, fault } => match fault {
+                SlotFault::NotHandedOver => {
+                    write!(f, "command slot {slot} was rung for but is not handed over")
+                }
+                SlotFault::Unmapped => {
+                    write!(f, "command slot {slot} at {entry:#x} is not in memory")
+                }
+                SlotFault::Delivery(status) => {
+                    write!(f, "command slot {slot}: delivery status {status:#x}")
+                }
+            },
+        }
+    }
+}
+
+/// Returns the name of an event type.
+fn event_name(kind: u8) -> &'static str {
+    match kind {
+        event::COMM_EST => "connection established",
+        event::SQ_DRAINED => "send queue drained",
+        event::SRQ_LAST_WQE => "last receive of the SRQ consumed",
+        event::SRQ_LIMIT => "SRQ limit reached",
+        event::CQ_ERROR => "completion queue in error",
+        event::WQ_CATASTROPHIC => "queue in error",
+        event::WQ_INVALID_REQUEST => "invalid request",
+        event::WQ_ACCESS => "access violation",
+        event::SRQ_CATASTROPHIC => "SRQ in error",
+        event::PORT_CHANGE => "port change",
+        event::DCT_DRAINED => "DC target drained",
+        _ => "event",
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Command { opcode, error } => {
+                let name = crate::command::opcode::name(*opcode);
+                write!(f, "{name} ({opcode:#x}) refused: {error}")
+            }
+            Self::Transport { qpn, cause } => match qpn {
+                Some(qpn) => write!(f, "queue pair {qpn:#x}: {cause:?}"),
+                None => write!(f, "{cause:?}"),
+            },
+            Self::Access(error) => error.fmt(f),
+            Self::Misuse(misuse) => misuse.fmt(f),
+            Self::Event {
+                kind,
+                subtype,
+                number,
+            } => {
+                let name = event_name(*kind);
+                write!(f, "event {kind:#x}/{subtype:#x}, {name}: {number:#x}")
+            }
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! Causes: each refused command, failed access and misuse is one value with both sides of the
+//! comparison, which the observer is told.
+
+use std::sync::{Arc, Mutex};
+
+use roce::transport::{self, Failure, Refusal};
+
+use crate::cause::{AccessError, AccessRule, Cause, Misuse, Observer};
+use crate::command::opcode as op;
+use crate::engine::mkey::{ANY_QPN, Accessor, Rights};
+use crate::status::{CommandError, Rule, Status};
+use crate::testing::driver::{Driver, Input, SIGNALED, remote, segment, status};
+
+/// Returns the causes that the driver's device has told since the last call.
+fn observe(driver: &mut Driver) -> impl FnMut() -> Vec<Cause> + use<> {
+    let causes = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&causes);
+    let observer = Observer::new(move |cause| told.lock().unwrap().push(*cause));
+    driver.hca.observe(Some(observer));
+    move || std::mem::take(&mut *causes.lock().unwrap())
+}
+
+/// Executes a command that is refused; returns the cause.
+fn refused(driver: &mut Driver, input: &Input) -> CommandError {
+    let mut told = observe(driver);
+    let (status, output) = driver.command(input, 16);
+    let [Cause::Command { opcode, error }] = told()[..] else {
+        panic!("one cause expected");
+    };
+    assert_eq!(opcode, u16::from_be_bytes([input.0[0], input.0[1]]));
+    // What the driver reads derives from the cause.
+    assert_eq!(status, error.status() as u8);
+    assert_eq!(output[4..8], error.syndrome().to_be_bytes());
+    error
+}
+
+#[test]
+fn a_refused_command_names_what_broke_which_rule() {
+    let mut driver = Driver::new("ib");
+    let (cq, a, _b) = driver.pair();
+    let (uar, eqn) = (driver.uar, 1);
+    let create_cq = |log_size: u32, uar: u32, eqn: u32| {
+        Input::new(op::CREATE_CQ, 0x118)
+            .or(0x1c, 24, log_size)
+            .or(0x1c, 0, uar)
+            .or(0x24, 0, eqn)
+    };
+    type Expected = (Status, &'static str, u64, Rule);
+    let cases: &[(Input, Expected)] = &[
+        (
+            Input::new(0xfff, 16),
+            (Status::BadOpcode, "opcode", 0xfff, Rule::Supported),
+        ),
+        (
+            create_cq(23, uar, eqn),
+            (Status::ExceedsLimit, "log_cq_size", 23, Rule::AtMost(22)),
+        ),
+        (
+            create_cq(4, 0xfff, eqn),
+            (Status::BadResource, "UAR", 0xfff, Rule::Exists),
+        ),
+        (
+            create_cq(4, uar, 63),
+            (Status::BadResource, "event queue", 63, Rule::Exists),
+        ),
+        (
+            Input::new(op::DESTROY_CQ, 16).or(8, 0, cq.number),
+            (
+                Status::ResourceBusy,
+                "completion queue",
+                cq.number.into(),
+                Rule::Unused,
+            ),
+        ),
+        (
+            Input::new(op::DEALLOC_PD, 16).or(8, 0, 77),
+            (Status::BadResource, "protection domain", 77, Rule::Exists),
+        ),
+        (
+            Input::new(op::SET_ISSI, 16).or(8, 0, 7),
+            (Status::BadParameter, "current_issi", 7, Rule::AtMost(1)),
+        ),
+        (
+            // From RTS, in which the pair is.
+            Input::new(op::RST2INIT_QP, 0x110).or(8, 0, a.number),
+            (
+                Status::BadQpState,
+                "queue pair",
+                a.number.into(),
+                Rule::Transition { from: 3, to: 1 },
+            ),
+        ),
+        (
+            Input::new(op::QUERY_ROCE_ADDRESS, 16).or(8, 16, 200),
+            (
+                Status::BadIndex,
+                "roce_address_index",
+                200,
+                Rule::AtMost(127),
+            ),
+        ),
+        (
+            // Of a user context that does not exist.
+            Input::new(op::ALLOC_PD, 16).or(0, 0, 9),
+            (Status::BadParameter, "uid", 9, Rule::Exists),
+        ),
+    ];
+    for (input, expected) in cases {
+        let error = refused(&mut driver, input);
+        let found = (error.status(), error.what, error.value, error.rule);
+        assert_eq!(found, *expected, "{error}");
+    }
+    driver.hca.faults().fail_commands(op::NOP, 1);
+    let error = refused(&mut driver, &Input::new(op::NOP, 16));
+    assert_eq!(
+        (error.status(), error.rule),
+        (Status::Internal, Rule::NoFault)
+    );
+}
+
+#[test]
+fn equal_rules_have_equal_syndromes() {
+    let mut driver = Driver::new("ib");
+    let mut of = |opcode, number| {
+        let error = refused(&mut driver, &Input::new(opcode, 16).or(8, 0, number));
+        error.syndrome()
+    };
+    assert_eq!(of(op::DEALLOC_PD, 70), of(op::DEALLOC_PD, 71));
+    assert_ne!(of(op::DEALLOC_PD, 70), of(op::DEALLOC_XRCD, 70));
+    assert_ne!(of(op::DEALLOC_PD, 70), of(op::SET_ISSI, 7));
+}
+
+#[test]
+fn a_failed_access_names_the_key_and_the_rule() {
+    let mut driver = Driver::new("ib");
+    let memory = driver.pages(1);
+    // LOCAL_READ and LOCAL_WRITE only.
+    let local = driver.create_key(memory, 64, 0, 0b11);
+    let short = driver.create_key(memory, 64, 0, 0b1_1111);
+    let whole = driver.key;
+    let access = |rule, key, va| AccessError {
+        qpn: 0,
+        key,
+        va,
+        length: 16,
+        rule,
+    };
+    let write = |key, va| {
+        let mut segments = remote(va, key);
+        segments.extend(segment(16, whole, memory));
+        segments
+    };
+    let rights = Rights::REMOTE_WRITE.0;
+    let cases = [
+        (
+            write(local, memory),
+            access(
+                AccessRule::Rights {
+                    needed: rights,
+                    has: 0b11,
+                },
+                local,
+                memory,
+            ),
+        ),
+        (
+            write(local ^ 0x55, memory),
+            access(AccessRule::Exists(Some(local as u8)), local ^ 0x55, memory),
+        ),
+        (
+            write(0xdead_0000, memory),
+            access(AccessRule::Exists(None), 0xdead_0000, memory),
+        ),
+        (
+            write(short, memory + 56),
+            access(
+                AccessRule::Range {
+                    start: memory,
+                    length: 64,
+                },
+                short,
+                memory + 56,
+            ),
+        ),
+    ];
+    for (segments, expected) in cases {
+        let (mut cq, mut a, b) = driver.pair();
+        let mut told = observe(&mut driver);
+        driver.post(&mut a, 0x08, SIGNALED, &segments);
+        assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x13));
+        let told = told();
+        let found = told.iter().find_map(|cause| match cause {
+            Cause::Access(error) => Some(*error),
+            _ => None,
+        });
+        let expected = AccessError {
+            qpn: b.number,
+            ..expected
+        };
+        assert_eq!(found, Some(expected), "{told:?}");
+        // The responder's refusal, then the requester's failure.
+        let transport = told.iter().filter_map(|cause| match cause {
+            Cause::Transport { qpn, cause } => Some((qpn.unwrap(), *cause)),
+            _ => None,
+        });
+        let transport: Vec<_> = transport.collect();
+        assert!(
+            matches!(
+                transport[..],
+                [
+                    (responder, transport::Cause::Refused(Refusal::RemoteMemory { .. })),
+                    (requester, transport::Cause::Failed(Failure::Refused(_))),
+                    ..
+                ] if (requester, responder) == (a.number, b.number)
+            ),
+            "{transport:?}"
+        );
+    }
+}
+
+#[test]
+fn a_local_buffer_beyond_its_key_is_named() {
+    let mut driver = Driver::new("ib");
+    let memory = driver.pages(1);
+    let key = driver.create_key(memory, 64, 0, 0b1_1111);
+    let (mut cq, mut a, _b) = driver.pair();
+    let mut told = observe(&mut driver);
+    let mut segments = segment(32, key, memory);
+    segments.extend(segment(16, key, memory + 56));
+    driver.post(&mut a, 0x0a, SIGNALED, &segments);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x04));
+    let expected = Cause::Access(AccessError {
+        qpn: a.number,
+        key,
+        va: memory + 56,
+        length: 16,
+        rule: AccessRule::Range {
+            start: memory,
+            length: 64,
+        },
+    });
+    assert_eq!(told()[0], expected);
+}
+
+#[test]
+fn broken_rules_are_those_of_accesses() {
+    let mut driver = Driver::new("ib");
+    let memory = driver.pages(2);
+    let keys = [
+        driver.key,
+        driver.create_key(memory, 64, 0, 0b11),
+        driver.create_paged_key(memory, 4096, &[memory]),
+        0xdead_0000,
+    ];
+    let core = &mut driver.hca.core;
+    let free = keys[1] >> 8;
+    for (step, is_free) in [(1, false), (2, true)] {
+        core.mkeys.get_mut(free).unwrap().free = is_free;
+        for (key, variant) in keys.into_iter().zip([0, 0, 1, 0]) {
+            for (pd, qpn) in [(driver.pd, 5), (driver.pd + 1, 5)] {
+                let accessor = Accessor {
+                    qpn,
+                    pd,
+                    privileged: false,
+                };
+                for va in [0, memory, memory + 60, memory + 4090, u64::MAX - 3] {
+                    for rights in [Rights::LOCAL_READ, Rights::REMOTE_WRITE, Rights::ATOMIC] {
+                        let key = key ^ (variant * step);
+                        let translated =
+                            core.translate(accessor, key, va, 8, rights, &mut |_, _, _| Ok(()));
+                        let rule = core.broken_rule(accessor, key, (va, 8), rights);
+                        assert_eq!(translated.is_err(), rule.is_some(), "{key:#x} {va:#x}");
+                    }
+                }
+            }
+        }
+    }
+    assert_eq!(core.mkeys.get(free).unwrap().qpn, ANY_QPN);
+}
+
+#[test]
+fn misuse_and_events_are_told() {
+    let mut driver = Driver::new("ib");
+    let mut cq = driver.create_cq(1);
+    let (mut a, _b) = driver.pair_on(&cq);
+    let mut told = observe(&mut driver);
+    // Three completions for a queue of two.
+    for _ in 0..3 {
+        driver.post(&mut a, 0x00, SIGNALED, &[]);
+    }
+    let expected = [
+        Cause::Misuse(Misuse::CqOverrun {
+            cqn: cq.number,
+            entries: 2,
+        }),
+        Cause::Event {
+            kind: crate::engine::eq::event::CQ_ERROR,
+            subtype: 1,
+            number: cq.number,
+        },
+    ];
+    assert_eq!(told(), expected);
+    assert_eq!(driver.hca.complaints().len(), 1);
+    // Nobody is told any more.
+    driver.hca.observe(None);
+    driver.hca.set_cable(false);
+    assert_eq!(told(), []);
+    assert!(driver.poll(&mut cq).is_some());
+}
