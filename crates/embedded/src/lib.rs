@@ -50,6 +50,7 @@ pub use cleanup::abandon_waits;
 pub use cm::ConnectionId;
 pub use directory::Sharing;
 pub use drive::Drive;
+pub use driver::cause;
 pub use driver::descriptors::Descriptors;
 pub use driver::files::UarCounts;
 pub use driver::gids::{GidTable, GidTableError};

@@ -274,7 +274,10 @@ impl fmt::Display for Misuse {
                 write!(f, "{by} {what} {number:#x}, which does not exist")
             }
             Self::CqOverrun { cqn, entries } => {
-                write!(f, "completion queue {cqn} of {entries} entries: overrun")
+                write!(
+                    f,
+                    "completion queue {cqn} is in error: overrun of its {entries} entries"
+                )
             }
             Self::EqOverrun { eqn, kind } => {
                 write!(

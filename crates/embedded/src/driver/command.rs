@@ -7,10 +7,11 @@ use softhca::Hca;
 use softhca::command::opcode as op;
 use softhca::layout::PAGE_LIST;
 pub(crate) use softhca::layout::header::NUMBER;
-use softhca::layout::header::{OPCODE, STATUS};
+use softhca::layout::header::OPCODE;
+use softhca::rule::Rule;
 
+use crate::driver::cause::{Result, by_device, invalid, require};
 use crate::driver::memory::Process;
-use crate::{Result, refuse};
 
 /// Input of a command.
 #[derive(Clone, Debug)]
@@ -76,9 +77,12 @@ impl Input {
         (address, bytes): (u64, u64),
     ) -> Result<Self> {
         const PARTS: u64 = 64;
-        if address.checked_add(bytes).is_none() {
-            return refuse(libc::EINVAL);
-        }
+        require(
+            address.checked_add(bytes).is_some(),
+            "address of the queue",
+            address,
+            Rule::NoWrap,
+        )?;
         if is_page(address) || bytes == 0 {
             return Ok(self.set(size, log_page_size(bytes)).long(at, address));
         }
@@ -97,7 +101,7 @@ impl Input {
             }
             return Ok(self.set(size, shift - PAGE_SHIFT).set(offset, parts));
         }
-        refuse(libc::EINVAL)
+        invalid("address of the queue", address, Rule::MultipleOf(PARTS))
     }
 
     /// Sets bytes, which must fit.
@@ -112,26 +116,11 @@ impl Input {
 /// # Errors
 /// The error to which mlx5_core maps the device's status.
 pub(crate) fn run(hca: &mut Hca<Process>, input: &Input, length: usize) -> Result<Vec<u8>> {
-    let output = hca.execute(&input.0, length);
-    let errno = match STATUS.get(&output) {
-        0 => return Ok(output),
-        // Resource busy.
-        0x6 => libc::EBUSY,
-        // Limit exceeded.
-        0x8 => libc::ENOMEM,
-        0xf => libc::EAGAIN,
-        // Bad opcode, parameter, resource, resource state, index, QP state, CQ
-        // state.
-        0x2 | 0x3 | 0x5 | 0x9 | 0xa | 0x10 | 0x40 => libc::EINVAL,
-        _ => libc::EIO,
-    };
-    let opcode = OPCODE.get(&input.0) as u16;
-    tracing::info!(
-        command = op::name(opcode),
-        errno,
-        "the device rejects the command"
-    );
-    refuse(errno)
+    let (output, outcome) = hca.execute_command(&input.0, length);
+    match outcome {
+        Ok(()) => Ok(output),
+        Err(error) => Err(by_device(op::name(OPCODE.get(&input.0) as u16), error)),
+    }
 }
 
 /// Executes a command that creates an object, and returns the object's number.

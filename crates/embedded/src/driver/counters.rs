@@ -9,17 +9,17 @@ use mlx5_abi::{CreateFlow, FlowCountersData, FlowCountersDesc};
 use roce::bits::get64;
 use softhca::command::opcode as op;
 use softhca::layout::flow;
+use softhca::rule::Rule;
 use uverbs::abi::ids::*;
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::driver::cause::{Class, Result, at_most, invalid, memory, require, require_support};
 use crate::driver::command::{Input, make, run};
 use crate::driver::data::Counters;
 use crate::driver::object::{Object, ObjectData, Summary};
-use crate::driver::queues::require;
 use crate::driver::request::Request;
 use crate::driver::state::State;
 use crate::user::copy_in;
-use crate::{Result, refuse};
 
 /// `IB_UVERBS_READ_COUNTERS_PREFER_CACHED`.
 const PREFER_CACHED: u32 = 1 << 0;
@@ -47,9 +47,8 @@ impl Description {
         if room == 0 {
             return Ok(None);
         }
-        if room < HEADER {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        let what = "length of the driver input";
+        require_support(room >= HEADER, what, room, Rule::AtLeast(HEADER as u64))?;
         let CreateFlow {
             ncounters_data,
             data,
@@ -58,12 +57,11 @@ impl Description {
         let expected = match ncounters_data {
             0 => HEADER,
             1 => LENGTH,
-            _ => return refuse(libc::EINVAL),
+            count => return invalid("ncounters_data", count, Rule::AtMost(1)),
         };
-        if !request.driver_is_cleared(expected) {
-            return refuse(libc::EOPNOTSUPP);
-        }
-        require(room >= expected)?;
+        let is_known = request.driver_is_cleared(expected);
+        require_support(is_known, what, room, Rule::AtMost(expected as u64))?;
+        require(room >= expected, what, room, Rule::AtLeast(expected as u64))?;
         Ok((expected == LENGTH).then_some(Self(data)))
     }
 
@@ -75,13 +73,24 @@ impl Description {
     /// # Safety
     /// As for [`copy_in`].
     unsafe fn points(self) -> Result<Vec<FlowCountersDesc>> {
-        require(self.0.ncounters <= MAX_POINTS)?;
+        at_most("ncounters", self.0.ncounters, MAX_POINTS.into())?;
         // SAFETY: guaranteed by the caller.
-        let bytes = unsafe { copy_in(self.0.counters_data, self.0.ncounters as usize * POINT) }?;
+        let bytes = unsafe { copy_in(self.0.counters_data, self.0.ncounters as usize * POINT) };
+        let bytes = bytes.map_err(memory(
+            "counters_data",
+            self.0.counters_data,
+            Rule::Readable,
+        ))?;
         let points = bytes.chunks_exact(POINT);
         let points = points.filter_map(|bytes| FlowCountersDesc::read_from_bytes(bytes).ok());
         let points: Vec<FlowCountersDesc> = points.collect();
-        require(points.iter().all(|it| it.description < DESCRIPTIONS))?;
+        for point in &points {
+            at_most(
+                "description",
+                point.description,
+                u64::from(DESCRIPTIONS) - 1,
+            )?;
+        }
         Ok(points)
     }
 }
@@ -120,15 +129,17 @@ impl State {
 
     pub(crate) fn read_counters(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let handle = request.handle(ATTR_READ_COUNTERS_HANDLE)?;
-        require(self.objects.get(fd, handle)?.uses != 0)?;
+        let is_used = self.objects.get(fd, handle)?.uses != 0;
+        require(is_used, "handle", handle, Rule::InState("used by a flow"))?;
         request.flags(ATTR_READ_COUNTERS_FLAGS, PREFER_CACHED)?;
         let Counters { number, points } = self.objects.counters(fd, handle)?;
         let mut values = vec![0u64; request.room(ATTR_READ_COUNTERS_BUFF) / 8];
         let query = Input::new(op::QUERY_FLOW_COUNTER, 0x20).set(flow::FLOW_COUNTER_ID, *number);
         let counts = run(&mut self.hca, &query, ANSWER)?;
         for point in points {
+            let most = (values.len() as u64).saturating_sub(1);
             let Some(value) = values.get_mut(point.index as usize) else {
-                return refuse(libc::EINVAL);
+                return invalid("index", point.index, Rule::AtMost(most));
             };
             let count = get64(
                 &counts,
@@ -156,7 +167,8 @@ impl State {
         description: Option<Description>,
     ) -> Result<u32> {
         let is_used = (self.objects.get(fd, handle)).is_ok_and(|object| object.uses != 0);
-        let counters = (self.objects.counters_mut(fd, handle)).or(refuse(libc::EINVAL))?;
+        let counters =
+            (self.objects.counters_mut(fd, handle)).map_err(|it| it.as_class(Class::Invalid))?;
         let is_described = is_used && !counters.points.is_empty();
         match description {
             Some(description) if !is_described => {
@@ -164,7 +176,8 @@ impl State {
                 counters.points = unsafe { description.points() }?;
             }
             None if is_described => {}
-            _ => return refuse(libc::EINVAL),
+            Some(_) => return invalid("handle", handle, Rule::InState("without a description")),
+            None => return invalid("handle", handle, Rule::InState("described")),
         }
         Ok(counters.number)
     }

@@ -79,7 +79,7 @@ pub(crate) struct Actions {
 
 /// A rule of the device, shared by flows with the same match.
 #[derive(Debug)]
-pub(crate) struct Rule {
+pub(crate) struct FlowRule {
     pub(crate) group: u32,
     pub(crate) what: Match,
     /// The actions of the flow that created it: its tag and its change of headers are those
@@ -94,7 +94,7 @@ pub(crate) struct Rule {
 pub(crate) struct Flows {
     pub(crate) table: Option<u32>,
     /// By index in the table: lower ones are matched first.
-    pub(crate) rules: BTreeMap<u32, Rule>,
+    pub(crate) rules: BTreeMap<u32, FlowRule>,
 }
 
 /// A flow.

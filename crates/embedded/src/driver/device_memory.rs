@@ -5,15 +5,16 @@ use std::os::fd::RawFd;
 
 use mlx5_abi::ids::*;
 use mmap_rs::MmapOptions;
+use softhca::rule::Rule;
 use uverbs::AccessFlags;
 use uverbs::abi::ids::*;
 
+use crate::driver::cause::{Class, Result, at_most, known_bits, refuse, require, require_support};
+use crate::driver::files::MEMORY_PAGES;
 use crate::driver::object::{DeviceMemory, Object, ObjectData, Summary};
-use crate::driver::queues::require;
 use crate::driver::region::{OPTIONAL, RegionParameters};
 use crate::driver::request::Request;
 use crate::driver::state::State;
-use crate::{Result, refuse};
 
 /// The largest alignment of an allocation, as a logarithm.
 const LOG_MAX_ALIGNMENT: u32 = 12;
@@ -53,18 +54,23 @@ impl ObjectData for DeviceMemory {
 
 impl State {
     pub(crate) fn alloc_dm(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        if request.has(ATTR_ALLOC_DM_TYPE) && request.constant::<u64>(ATTR_ALLOC_DM_TYPE)? != MEMIC
-        {
-            return refuse(libc::EOPNOTSUPP);
+        if request.has(ATTR_ALLOC_DM_TYPE) {
+            let kind: u64 = request.constant(ATTR_ALLOC_DM_TYPE)?;
+            require_support(kind == MEMIC, "type", kind, Rule::Is(MEMIC))?;
         }
         if !request.has(ATTR_ALLOC_DM_PAGE_INDEX) {
-            return refuse(libc::ENOENT);
+            let id = ATTR_ALLOC_DM_PAGE_INDEX;
+            return refuse(Class::NotFound, "attribute", id, Rule::Present);
         }
         let length: u64 = request.value(ATTR_ALLOC_DM_LENGTH)?;
         let log_alignment: u32 = request.value(ATTR_ALLOC_DM_ALIGNMENT)?;
-        require(length != 0 && log_alignment <= LOG_MAX_ALIGNMENT)?;
+        require(length != 0, "length", length, Rule::NonZero)?;
+        at_most("alignment", log_alignment, LOG_MAX_ALIGNMENT.into())?;
         let pages = length.div_ceil(MmapOptions::page_size() as u64);
-        let pages = u32::try_from(pages).or(refuse(libc::ENOMEM))?;
+        let pages = u32::try_from(pages).or_else(|_| {
+            let rule = Rule::AtMost(MEMORY_PAGES.into());
+            refuse(Class::NoMemory, "pages of device memory", pages, rule)
+        })?;
         let (page, mapping) = self.context(fd)?.allocate_memory(pages)?;
         let handle = self.objects.insert(Object::new(
             fd,
@@ -95,10 +101,14 @@ impl State {
         let length: u64 = request.value(ATTR_REG_DM_MR_LENGTH)?;
         let flags = request.flags(ATTR_REG_DM_MR_ACCESS_FLAGS, u32::MAX)?;
         let access = AccessFlags::from_bits_retain(flags);
-        require(access.contains(AccessFlags::ZERO_BASED) && (access - ACCESS).is_empty())?;
+        let needed = AccessFlags::ZERO_BASED;
+        let rule = Rule::Contains(needed.bits().into());
+        require(access.contains(needed), "access_flags", flags, rule)?;
+        known_bits("access_flags", flags, ACCESS.bits().into())?;
         let dm = request.handle(ATTR_REG_DM_MR_DM_HANDLE)?;
         let memory = self.objects.typed::<DeviceMemory>(fd, dm)?;
-        require(offset <= memory.length && length <= memory.length - offset)?;
+        at_most("offset", offset, memory.length)?;
+        at_most("length", length, memory.length - offset)?;
         let address = memory.address();
         let pd = request.handle(ATTR_REG_DM_MR_PD_HANDLE)?;
         let wanted = RegionParameters {

@@ -15,17 +15,18 @@ use softhca::layout::mkc::access_mode;
 use softhca::layout::{
     PAGE_LIST, cqc, flow, header, mkc, psv, q_counter, qpc, rqc, sqc, umem, wq, xrc_srqc, xrqc,
 };
+use softhca::rule::Rule;
 use uverbs::AccessFlags;
 
+use crate::driver::cause::{Class, Result, at_most, by_device, invalid, memory, refuse, require};
 use crate::driver::command::{self, Input, NUMBER, make};
 use crate::driver::data::DevxObject;
 use crate::driver::files::uar_mapping;
 use crate::driver::object::{Created, Object, ObjectData, Summary};
-use crate::driver::queues::{WQ, require};
+use crate::driver::queues::WQ;
 use crate::driver::request::Request;
 use crate::driver::state::{State, VECTORS};
 use crate::user::{Access, pin};
-use crate::{Result, refuse};
 
 /// The group of an ATTACH_TO_MCG.
 const GROUP: usize = 0x10;
@@ -276,9 +277,14 @@ fn require_umem(input: &mut Vec<u8>) {
 /// other keys.
 fn require_umem_of_key(input: &mut [u8]) -> Result<()> {
     const OF_KEYS: [u32; 2] = [access_mode::KLMS, access_mode::KSM];
-    if input.len() < mkc::AT + mkc::SIZE {
-        return refuse(libc::EINVAL);
-    }
+    const LEAST: usize = mkc::AT + mkc::SIZE;
+    let length = input.len();
+    require(
+        length >= LEAST,
+        "length of the command",
+        length,
+        Rule::AtLeast(LEAST as u64),
+    )?;
     let mode = mkc::ACCESS_MODE_4_2.at(mkc::AT).get(input) << 2
         | mkc::ACCESS_MODE_1_0.at(mkc::AT).get(input);
     if !OF_KEYS.contains(&mode) {
@@ -296,7 +302,8 @@ impl State {
     /// Returns the UAR of queues that name none.
     pub(crate) fn default_uar(&self, fd: RawFd) -> Result<u32> {
         let context = self.opened(fd);
-        require(!context.is_some_and(|context| context.allocates_uars))?;
+        let must_name = context.is_some_and(|context| context.allocates_uars);
+        require(!must_name, "UAR", 0u32, Rule::Present)?;
         Ok(context.and_then(|context| context.uar).unwrap_or(self.uar))
     }
 
@@ -308,10 +315,11 @@ impl State {
             // As in the kernel, which executes some queries with the user context of the
             // device, if it has one.
             let exempt = [op::QUERY_HCA_CAP, op::QUERY_HCA_VPORT_CONTEXT];
-            return refuse(match exempt.contains(&(OPCODE.get(&input) as u16)) {
-                true => libc::EOPNOTSUPP,
-                false => libc::EINVAL,
-            });
+            let class = match exempt.contains(&(OPCODE.get(&input) as u16)) {
+                true => Class::Unsupported,
+                false => Class::Invalid,
+            };
+            return refuse(class, "descriptor", fd, Rule::With("a context for DevX"));
         }
         UID.put(&mut input, uid);
         Ok(input)
@@ -324,29 +332,34 @@ impl State {
         input: &[u8],
         out: u16,
     ) -> Result<Vec<u8>> {
-        let output = self.hca.execute(input, request.room(out));
+        let (output, outcome) = self.hca.execute_command(input, request.room(out));
         request.put(out, &output);
-        match header::STATUS.get(&output) {
-            0 => Ok(output),
-            _ => refuse(libc::EREMOTEIO),
+        match outcome {
+            Ok(()) => Ok(output),
+            Err(error) => {
+                let command = op::name(OPCODE.get(input) as u16);
+                Err(by_device(command, error).as_class(Class::Program(error)))
+            }
         }
     }
 
     /// Executes a command that belongs to no object.
     pub(crate) fn devx_other(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let input = self.tagged(fd, request, ATTR_DEVX_OTHER_IN)?;
-        if !is_general(OPCODE.get(&input) as u16) {
-            return refuse(libc::EINVAL);
-        }
+        let opcode = OPCODE.get(&input);
+        require(
+            is_general(opcode as u16),
+            "opcode",
+            opcode,
+            Rule::OfType("general command"),
+        )?;
         self.execute_command(request, &input, ATTR_DEVX_OTHER_OUT)
             .map(drop)
     }
 
     pub(crate) fn devx_query_eqn(&mut self, request: &mut Request) -> Result<()> {
         let vector: u32 = request.value(ATTR_DEVX_QUERY_EQN_VECTOR)?;
-        if vector >= VECTORS {
-            return refuse(libc::EINVAL);
-        }
+        at_most("vector", vector, u64::from(VECTORS) - 1)?;
         let number = self.event_queue(vector);
         request.answer(ATTR_DEVX_QUERY_EQN_NUMBER, &number);
         Ok(())
@@ -357,16 +370,21 @@ impl State {
     pub(crate) unsafe fn devx_create(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let mut input = self.tagged(fd, request, ATTR_DEVX_OBJ_CREATE_IN)?;
         let opcode = OPCODE.get(&input) as u16;
-        if header::TUNNELED.is_set(&input) {
-            return refuse(libc::EINVAL);
-        }
+        require(
+            !header::TUNNELED.is_set(&input),
+            "vhca_tunnel_id",
+            1u32,
+            Rule::Zero,
+        )?;
         let Some((field, destroy)) = creates(opcode) else {
-            return refuse(libc::EINVAL);
+            return invalid("opcode", opcode, Rule::OfType("command that creates"));
         };
         match opcode {
             // The number is beyond the minimum length of answers.
-            op::CREATE_PSV if request.room(ATTR_DEVX_OBJ_CREATE_OUT) < psv::SIZE => {
-                return refuse(libc::EINVAL);
+            op::CREATE_PSV => {
+                let room = request.room(ATTR_DEVX_OBJ_CREATE_OUT);
+                let rule = Rule::AtLeast(psv::SIZE as u64);
+                require(room >= psv::SIZE, "length of the output", room, rule)?;
             }
             op::CREATE_MKEY => require_umem_of_key(&mut input)?,
             _ => require_umem(&mut input),
@@ -423,9 +441,15 @@ impl State {
             return Ok(());
         };
         // Records must be within the registered memory, not only within its pages.
-        if !self.hca.platform().contains(records, RECORDS) || records % RECORDS != 0 {
-            return refuse(libc::EINVAL);
-        }
+        let is_inside = self.hca.platform().contains(records, RECORDS);
+        require(is_inside, "doorbell records", records, Rule::Writable)?;
+        let is_aligned = records % RECORDS == 0;
+        require(
+            is_aligned,
+            "doorbell records",
+            records,
+            Rule::MultipleOf(RECORDS),
+        )?;
         match object.opcode {
             // SAFETY: aligned words; the device does not let the program deregister
             // the memory before the queue is destroyed.
@@ -492,12 +516,19 @@ impl State {
     fn check_subject(&self, fd: RawFd, request: &Request, input: &[u8], access: Use) -> Result<()> {
         let of_command = subject(OPCODE.get(input) as u16);
         let Some((_, creator, field)) = of_command.filter(|(used, ..)| *used == access) else {
-            return refuse(libc::EINVAL);
+            let rule = Rule::OfType(match access {
+                Use::Query => "command that queries",
+                Use::Modify => "command that modifies",
+            });
+            return invalid("opcode", OPCODE.get(input), rule);
         };
         let number = field.get(input);
-        if header::TUNNELED.is_set(input) {
-            return refuse(libc::EINVAL);
-        }
+        require(
+            !header::TUNNELED.is_set(input),
+            "vhca_tunnel_id",
+            1u32,
+            Rule::Zero,
+        )?;
         let general = match creator {
             op::CREATE_GENERAL_OBJECT => OBJ_TYPE.get(input),
             _ => 0,
@@ -508,7 +539,9 @@ impl State {
             general,
         };
         let handle = request.handle(ATTR_DEVX_OBJ_QUERY_HANDLE)?;
-        require(self.objects.get(fd, handle)?.data.represents(created))
+        let is_it = self.objects.get(fd, handle)?.data.represents(created);
+        let rule = Rule::OfType("object that the command names");
+        require(is_it, "number", number, rule).map_err(|error| error.of(handle))
     }
 
     /// Registers memory (umem).
@@ -521,22 +554,20 @@ impl State {
             .union(AccessFlags::REMOTE_READ);
         const SIZES_AT_LEAST: u64 = !0xfff;
         let uid = self.uid(fd);
-        if uid == 0 {
-            return refuse(libc::EINVAL);
-        }
+        require(uid != 0, "descriptor", fd, Rule::With("a context for DevX"))?;
         let address: u64 = request.value(ATTR_DEVX_UMEM_REG_ADDR)?;
         let length: u64 = request.value(ATTR_DEVX_UMEM_REG_LEN)?;
         let access = request.flags(ATTR_DEVX_UMEM_REG_ACCESS, KNOWN.bits())?;
         let access = AccessFlags::from_bits_retain(access);
         let writable = access.contains(AccessFlags::LOCAL_WRITE);
-        if access.contains(AccessFlags::REMOTE_WRITE) && !writable {
-            return refuse(libc::EINVAL);
-        }
+        let is_remote = access.contains(AccessFlags::REMOTE_WRITE);
+        let needed = Rule::Contains(AccessFlags::LOCAL_WRITE.bits().into());
+        require(!is_remote || writable, "access", access.bits(), needed)?;
         let need = match writable {
             true => Access::Write,
             false => Access::Read,
         };
-        pin(address, length, need)?;
+        pin(address, length, need).map_err(memory("addr", address, Rule::Readable))?;
         let sizes = match request.has(ATTR_DEVX_UMEM_REG_PAGE_SIZES) {
             true => request.value(ATTR_DEVX_UMEM_REG_PAGE_SIZES)?,
             false => u64::MAX,
@@ -546,9 +577,13 @@ impl State {
             .max(4096)
             .checked_next_power_of_two()
             .unwrap_or(u64::MAX);
-        if sizes & SIZES_AT_LEAST & (largest | (largest - 1)) == 0 {
-            return refuse(libc::EINVAL);
-        }
+        let usable = SIZES_AT_LEAST & (largest | (largest - 1));
+        require(
+            sizes & usable != 0,
+            "pgsz_bitmap",
+            sizes,
+            Rule::Contains(usable),
+        )?;
         let input = pages(address, length, writable)?.set(UID, uid);
         let number = make(&mut self.hca, &input)?;
         // SAFETY: guaranteed by the caller.
@@ -565,11 +600,9 @@ impl State {
         /// With BlueFlame registers, and without.
         const TYPES: std::ops::RangeInclusive<u64> = 0..=1;
         let kind: u64 = request.constant(ATTR_ALLOC_UAR_TYPE)?;
-        if !TYPES.contains(&kind) {
-            return refuse(libc::EINVAL);
-        }
+        at_most("type", kind, *TYPES.end())?;
         let Some(slot) = self.context(fd)?.allocate_uar_slot() else {
-            return refuse(libc::ENOMEM);
+            return refuse(Class::NoMemory, "UARs of the context", fd, Rule::Free);
         };
         let input = Input::new(op::ALLOC_UAR, 16).set(UID, self.uid(fd));
         let number = match make(&mut self.hca, &input) {
@@ -595,7 +628,7 @@ impl State {
         let mut uars = self.objects.numbered(OBJECT_UAR, number);
         match uars.any(|object| object.file == fd) {
             true => Ok(number),
-            false => refuse(libc::EINVAL),
+            false => invalid("UAR", number, Rule::Exists),
         }
     }
 }
@@ -613,7 +646,7 @@ fn pages(address: u64, length: u64, writable: bool) -> Result<Input> {
     let within = address % page;
     let count = (within + length).div_ceil(page);
     if count > MAX_PAGES {
-        return refuse(libc::ENOMEM);
+        return refuse(Class::NoMemory, "pages", count, Rule::AtMost(MAX_PAGES));
     }
     let bits = if writable {
         READABLE | WRITABLE

@@ -9,18 +9,19 @@ use mlx5_abi::{CreateQpResp, ModifyQpResp};
 use softhca::command::opcode as op;
 use softhca::layout::dctc;
 use softhca::layout::qpc::scatter;
+use softhca::rule::Rule;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::ModifyQp;
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
+use crate::driver::cause::{Result, invalid};
 use crate::driver::command::{Input, make, run};
 use crate::driver::data::Target;
 use crate::driver::object::{Object, Qp};
-use crate::driver::qp::Transition;
+use crate::driver::qp::{Transition, check_mask, no_transition};
 use crate::driver::queues::{QpDriver, create_flags};
 use crate::driver::request::Request;
 use crate::driver::state::State;
-use crate::{Result, refuse};
 
 /// Returns the transition of an initiator (`modify_dci_qp_is_ok`).
 pub(crate) fn transition(from: QpState, to: QpState) -> Option<Transition> {
@@ -53,7 +54,11 @@ impl State {
         let cq = request.optional_handle(ATTR_CREATE_QP_RECV_CQ_HANDLE);
         let srq = request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE);
         let (Some(cq), Some(srq)) = (cq, srq) else {
-            return refuse(libc::EINVAL);
+            let missing = match cq {
+                None => ATTR_CREATE_QP_RECV_CQ_HANDLE,
+                Some(_) => ATTR_CREATE_QP_SRQ_HANDLE,
+            };
+            return invalid("attribute", missing, Rule::Present);
         };
         create_flags(request, QpType::DRIVER)?;
         let driver = QpDriver::new(request)?;
@@ -97,11 +102,9 @@ impl State {
         let must = match (target.state, to) {
             (QpState::RESET, QpState::INIT) => Mask::ACCESS_FLAGS | Mask::PKEY_INDEX | Mask::PORT,
             (QpState::INIT, QpState::RTR) => Mask::MIN_RNR_TIMER | Mask::AV | Mask::PATH_MTU,
-            _ => return refuse(libc::EINVAL),
+            _ => return no_transition(target.state, to),
         };
-        if mask != must | Mask::STATE {
-            return refuse(libc::EINVAL);
-        }
+        check_mask(mask, must | Mask::STATE, Mask::empty())?;
         let mut number = 0;
         if to == QpState::RTR {
             request.check_driver_output(ANSWER)?;

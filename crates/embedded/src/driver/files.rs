@@ -10,11 +10,12 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::uio::pwrite;
 use nix::unistd::ftruncate;
 use ring::{Mapping, ReadOnlyMapping};
+use softhca::rule::Rule;
 use uverbs::Errno;
 use zerocopy::IntoBytes;
 
+use crate::driver::cause::{Class, Result, refuse, system};
 use crate::driver::event::EventFile;
-use crate::{Result, refuse};
 
 /// Bytes of a UAR.
 pub(crate) const UAR: usize = 4096;
@@ -201,7 +202,7 @@ pub(crate) fn uar_counts() -> UarCounts {
 
 impl ContextFile {
     /// Opens a device. Returns it with its descriptor, which the file owns.
-    pub(crate) fn new() -> Result<(Self, RawFd)> {
+    pub(crate) fn new() -> crate::Result<(Self, RawFd)> {
         let failed = |errno: nix::Error| Errno::new(errno as i32);
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let registers = memfd_create(c"ringverbs-registers", flags).map_err(failed)?;
@@ -242,7 +243,8 @@ impl ContextFile {
         let page = mmap_rs::MmapOptions::page_size() as i64;
         let offset = i64::from(CLOCK_RECORD) * page;
         let written = pwrite(&self.registers, record.as_bytes(), offset);
-        written.map_err(|errno| Errno::new(errno as i32)).map(drop)
+        let written = written.map_err(|errno| Errno::new(errno as i32)).map(drop);
+        written.map_err(system("clock record", offset))
     }
 
     /// Allocates pages of device memory: returns the index of the first, and the mapping of
@@ -258,13 +260,25 @@ impl ContextFile {
                 let offset = FIRST_MEMORY_PAGE as usize * page;
                 let length = MEMORY_PAGES as usize * page;
                 let mapping = Mapping::new(self.registers.as_fd(), offset as u64, length);
-                let mapping = mapping.or(refuse(libc::ENOMEM))?;
+                let mapping = mapping.or_else(|_| {
+                    refuse(
+                        Class::NoMemory,
+                        "mapping of device memory",
+                        length,
+                        Rule::Granted,
+                    )
+                })?;
                 Arc::clone(self.memory.mapping.insert(Arc::new(mapping)))
             }
         };
         match self.memory.allocate(pages) {
             Some(first) => Ok((first, mapping)),
-            None => refuse(libc::ENOMEM),
+            None => refuse(
+                Class::NoMemory,
+                "pages of device memory",
+                pages,
+                Rule::AtMost(MEMORY_PAGES.into()),
+            ),
         }
     }
 
@@ -275,7 +289,7 @@ impl ContextFile {
     }
 
     /// Maps the file.
-    pub(crate) fn map_registers(&self) -> Result<ReadOnlyMapping> {
+    pub(crate) fn map_registers(&self) -> crate::Result<ReadOnlyMapping> {
         let mapped = ReadOnlyMapping::new(self.registers.as_fd(), 0, Self::all());
         mapped.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::ENOMEM)))
     }

@@ -8,18 +8,20 @@ use std::os::fd::RawFd;
 use roce::bits::{Field, put_bytes};
 use softhca::command::opcode as op;
 use softhca::layout::{flow, fte_match_set_lyr_2_4 as headers};
+use softhca::rule::Rule;
 use uverbs::abi::ids::{ATTR_CORE_IN, OBJECT_FLOW};
 use uverbs::abi::write::{CreateFlow, CreateFlowResp, DestroyFlow};
 use zerocopy::FromBytes;
 
+use crate::driver::cause::{
+    Class, Result, at_most, invalid, is, refuse, require, reserved, unsupported,
+};
 use crate::driver::command::{Input, make, run};
 use crate::driver::counters::Description;
-use crate::driver::data::{Actions, Destination, Flow, HeaderChange, Headers, Match, Rule};
+use crate::driver::data::{Actions, Destination, Flow, FlowRule, HeaderChange, Headers, Match};
 use crate::driver::object::{Object, ObjectData, Summary};
-use crate::driver::queues::require;
 use crate::driver::request::{Request, word};
 use crate::driver::state::State;
-use crate::{Result, refuse};
 
 /// Maximum number of specifications, the same in all kernels.
 const MAX_SPECS: u8 = 10;
@@ -81,13 +83,25 @@ impl Match {
             IPV4 => 12,
             IPV6 => 40,
             TCP | UDP => 4,
-            _ => return refuse(libc::EOPNOTSUPP),
+            _ => return unsupported("type of a specification", kind, Rule::Supported),
         };
-        require(!mask.is_empty() && value.len() == mask.len())?;
+        require(
+            !mask.is_empty(),
+            "length of the mask",
+            mask.len(),
+            Rule::NonZero,
+        )?;
+        is("length of the value", value.len() as u64, mask.len() as u64)?;
         // As in Linux: fields that the program does not know are not matched, and those that
         // the device does not know must not be.
         let known = length.min(mask.len());
-        require(mask[known..].iter().all(|byte| *byte == 0))?;
+        let is_known = mask[known..].iter().all(|byte| *byte == 0);
+        require(
+            is_known,
+            "length of the mask",
+            mask.len(),
+            Rule::AtMost(length as u64),
+        )?;
         let fields = |part: &[u8]| {
             let mut fields = [0; 40];
             fields[..known].copy_from_slice(&part[..known]);
@@ -112,9 +126,7 @@ impl Match {
                 self.field(headers::TRAFFIC_CLASS, mask[9].into(), value[9].into());
                 self.field(headers::TTL_HOPLIMIT, mask[10].into(), value[10].into());
                 // Matching fragments is not supported.
-                if mask[11] != 0 {
-                    return refuse(libc::EOPNOTSUPP);
-                }
+                reserved("mask of flags", mask[11])?;
             }
             IPV6 => {
                 self.field(headers::IP_VERSION, headers::IP_VERSION.largest(), 6);
@@ -124,9 +136,8 @@ impl Match {
                 self.field(headers::TRAFFIC_CLASS, mask[37].into(), value[37].into());
                 self.field(headers::TTL_HOPLIMIT, mask[38].into(), value[38].into());
                 // Matching flow labels is not supported.
-                if mask[32..36] != [0; 4] || mask[39] != 0 {
-                    return refuse(libc::EOPNOTSUPP);
-                }
+                reserved("mask of flow_label", word(&mask, 32))?;
+                reserved("mask of reserved", mask[39])?;
             }
             // The specification begins with the destination port.
             _ => {
@@ -171,16 +182,25 @@ impl Specs {
             (TAG, 8) => {
                 let tag = word(parts, 0);
                 self.tag = Some(tag);
-                require(tag <= MAX_TAG)
+                at_most("tag_id", tag, MAX_TAG.into())
             }
             (DISCARD, 0) => {
                 self.drop = true;
                 Ok(())
             }
-            (FLOW_ACTION, 8) => require(self.action.replace(word(parts, 0)).is_none()),
-            (FLOW_ACTION, _) => refuse(libc::EOPNOTSUPP),
-            (COUNT, 8) => require(self.counters.replace(word(parts, 0)).is_none()),
-            _ => refuse(libc::EINVAL),
+            (FLOW_ACTION, 8) => {
+                let is_first = self.action.replace(word(parts, 0)).is_none();
+                require(is_first, "action", word(parts, 0), Rule::Once)
+            }
+            (FLOW_ACTION, length) => unsupported("length of an action", length, Rule::Is(8)),
+            (COUNT, 8) => {
+                let is_first = self.counters.replace(word(parts, 0)).is_none();
+                require(is_first, "counters", word(parts, 0), Rule::Once)
+            }
+            (TAG | DISCARD | COUNT, length) => {
+                invalid("length of a specification", length, Rule::WellFormed)
+            }
+            _ => invalid("type of a specification", kind, Rule::Known),
         }
     }
 }
@@ -219,40 +239,48 @@ impl State {
     pub(crate) unsafe fn create_flow(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let bytes = request.bytes(ATTR_CORE_IN).unwrap_or_default();
         let Ok((requested, rest)) = CreateFlow::read_from_prefix(&bytes) else {
-            return refuse(libc::ENOSPC);
+            let least = Rule::AtLeast(size_of::<CreateFlow>() as u64);
+            return refuse(Class::NoSpace, "length of the input", bytes.len(), least);
         };
         let attr = requested.flow_attr;
-        let reserved = requested.comp_mask != 0 || attr.reserved != [0; 2];
-        require(!reserved && attr.num_of_specs <= MAX_SPECS && attr.port == 1)?;
-        let Some((mut list, behind)) = rest.split_at_checked(attr.size.into()) else {
-            return refuse(libc::EINVAL);
-        };
-        require(behind.iter().all(|byte| *byte == 0))?;
-        // Flags for rules that do not trap frames, and for egress rules.
-        if attr.flags != 0 {
-            return refuse(libc::EOPNOTSUPP);
+        is("comp_mask", requested.comp_mask, 0)?;
+        for byte in attr.reserved {
+            is("reserved", byte, 0)?;
         }
+        at_most("num_of_specs", attr.num_of_specs, MAX_SPECS.into())?;
+        is("port", attr.port, 1)?;
+        let Some((mut list, behind)) = rest.split_at_checked(attr.size.into()) else {
+            return invalid("size", attr.size, Rule::Within(rest.len() as u64));
+        };
+        let is_padding = behind.iter().all(|byte| *byte == 0);
+        require(is_padding, "length of the input", bytes.len(), Rule::Zero)?;
+        // Flags for rules that do not trap frames, and for egress rules.
+        reserved("flags", attr.flags)?;
         let mut specs = Specs::default();
         for _ in 0..attr.num_of_specs {
             let Some((header, after)) = list.split_first_chunk::<8>() else {
-                return refuse(libc::EINVAL);
+                return invalid("bytes of specifications", list.len(), Rule::AtLeast(8));
             };
-            let [a, b, c, d, low, high, reserved @ ..] = *header;
+            let [a, b, c, d, low, high, unused @ ..] = *header;
             let length = usize::from(u16::from_ne_bytes([low, high])).checked_sub(header.len());
             let parts = length.and_then(|length| after.split_at_checked(length));
-            let Some((parts, after)) = parts.filter(|_| reserved == [0; 2]) else {
-                return refuse(libc::EINVAL);
+            for byte in unused {
+                is("reserved", byte, 0)?;
+            }
+            let Some((parts, after)) = parts else {
+                let size = u16::from_ne_bytes([low, high]);
+                return invalid("size of a specification", size, Rule::WellFormed);
             };
             specs.add(u32::from_ne_bytes([a, b, c, d]), parts)?;
             list = after;
         }
-        require(list.is_empty())?;
+        is("bytes after the specifications", list.len() as u64, 0)?;
         let description = Description::of(request)?;
         let last = LAST_PRIORITY;
         let priority = match attr.kind {
             MATCHING => attr.priority.into(),
             ALL | ALL_MULTICAST => {
-                require(attr.num_of_specs == 0)?;
+                is("num_of_specs", attr.num_of_specs, 0)?;
                 if attr.kind == ALL_MULTICAST {
                     specs.what.bytes(headers::DMAC, &[1], &[1]);
                     last - 1
@@ -260,13 +288,16 @@ impl State {
                     last
                 }
             }
-            _ => return refuse(libc::EOPNOTSUPP),
+            kind => return unsupported("type", kind, Rule::Supported),
         };
-        require(attr.kind != MATCHING || priority < last - 1)?;
+        if attr.kind == MATCHING {
+            at_most("priority", priority, u64::from(last) - 2)?;
+        }
         let tir = self.tir_of(fd, requested.qp_handle)?;
         let header_change = specs.action.map(|handle| {
             let change = self.objects.typed::<HeaderChange>(fd, handle);
-            change.map(|it| it.number).or(refuse(libc::EINVAL))
+            let change = change.map(|it| it.number);
+            change.map_err(|error| error.as_class(Class::Invalid))
         });
         let header_change = header_change.transpose()?;
         let counter = match specs.counters {
@@ -297,7 +328,7 @@ impl State {
 
     pub(crate) fn destroy_flow(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let requested: DestroyFlow = request.core()?;
-        require(requested.comp_mask == 0)?;
+        is("comp_mask", requested.comp_mask, 0)?;
         self.destroy(fd, requested.flow_handle, OBJECT_FLOW)
             .map(drop)
     }
@@ -309,7 +340,14 @@ impl State {
             .qp(fd, qp)?
             .packet
             .and_then(|packet| packet.tir);
-        tir.map_or(refuse(libc::EINVAL), Ok)
+        match tir {
+            Some(tir) => Ok(tir),
+            None => invalid(
+                "handle",
+                qp,
+                Rule::OfType("queue pair of raw packets with receives"),
+            ),
+        }
     }
 
     /// Adds a flow to the rule with the same match and priority, or creates a rule.
@@ -327,7 +365,7 @@ impl State {
         let mut rules = self.flows.rules.range(first..=last);
         if let Some((index, rule)) = rules.find(|(_, rule)| rule.what == what) {
             if !rule.first.permits(&actions) {
-                return refuse(libc::EEXIST);
+                return refuse(Class::Conflict, "rule", *index, Rule::Free);
             }
             let index = *index;
             self.set_actions(index, |all| all.push(actions))?;
@@ -335,7 +373,13 @@ impl State {
         }
         let free = (first..=last).find(|index| !self.flows.rules.contains_key(index));
         let Some(index) = free else {
-            return refuse(libc::ENOSPC);
+            let most = Rule::AtMost(PER_PRIORITY.into());
+            return refuse(
+                Class::NoSpace,
+                "rules of the priority",
+                PER_PRIORITY + 1,
+                most,
+            );
         };
         let table = self.flow_table()?;
         let input = Input::new(op::CREATE_FLOW_GROUP, GROUP_LENGTH)
@@ -343,7 +387,7 @@ impl State {
             .set(flow::MATCH_CRITERIA_ENABLE, OUTER_HEADERS)
             .bytes(flow::MATCH_CRITERIA, &what.mask.0);
         let group = make(&mut self.hca, &input)?;
-        let rule = Rule {
+        let rule = FlowRule {
             group,
             what,
             first: actions,
@@ -386,7 +430,7 @@ impl State {
     /// Changes the actions of a rule. The device's rule is left unchanged if none remain.
     fn set_actions(&mut self, index: u32, change: impl FnOnce(&mut Vec<Actions>)) -> Result<()> {
         let (Some(table), Some(rule)) = (self.flows.table, self.flows.rules.get_mut(&index)) else {
-            return refuse(libc::EINVAL);
+            return invalid("rule", index, Rule::Exists);
         };
         let mut actions = rule.actions.clone();
         change(&mut actions);
@@ -471,7 +515,8 @@ mod tests {
             .unwrap();
         assert_eq!(what.value.0[0x1c..0x20], [0, 7, 0, 9], "source port first");
         assert_eq!(what.value.0[0x10], 17);
-        let errno = |kind, parts: &[u8]| Match::default().add(kind, parts).unwrap_err().raw();
+        let errno =
+            |kind, parts: &[u8]| Match::default().add(kind, parts).unwrap_err().errno().raw();
         assert_eq!(errno(ETHERNET, &ethernet[1..]), libc::EINVAL);
         assert_eq!(errno(TCP, &[]), libc::EINVAL);
         let mut longer = [0; 10];

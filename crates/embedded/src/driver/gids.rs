@@ -4,10 +4,12 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
+use roce::bits::get64;
 use roce::packet::{Gid, gid_of_ip, ip_of_gid};
+use softhca::rule::Rule;
 
 use crate::addresses::HostAddress;
-use crate::{Result, refuse};
+use crate::driver::cause::{Class, Result, refuse};
 
 /// `enum ib_uverbs_gid_type`.
 pub(crate) const GID_IB: u32 = 0;
@@ -257,7 +259,10 @@ pub(crate) fn mac_of(gid: &[u8; 16], own: [u8; 6]) -> Result<[u8; 6]> {
         [a, b, c, 0xff, 0xfe, d, e, f] if gid[..8] == LINK_LOCAL || is_ipv6 => {
             Ok([a ^ 2, b, c, d, e, f])
         }
-        _ => refuse(libc::EHOSTUNREACH),
+        _ => {
+            let start = get64(gid, 0);
+            refuse(Class::Unreachable, "GID", start, Rule::Exists)
+        }
     }
 }
 

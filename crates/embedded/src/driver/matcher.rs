@@ -8,18 +8,20 @@ use mlx5_abi::ids::*;
 use softhca::command::opcode as op;
 use softhca::layout::flow;
 use softhca::profile::{Group, cap};
+use softhca::rule::Rule;
 use uverbs::abi::ids::OBJECT_FLOW_ACTION;
 
+use crate::driver::cause::{
+    Result, at_most, invalid, is, require, require_support, reserved, supported_bits, unsupported,
+};
 use crate::driver::command::{Input, make};
 use crate::driver::data::{
     Actions, Destination, DevxObject, HeaderChange, Headers, Match, Matcher,
 };
 use crate::driver::flow::{LAST_PRIORITY, MAX_TAG, OUTER_HEADERS};
 use crate::driver::object::{Object, ObjectData, Summary};
-use crate::driver::queues::require;
-use crate::driver::request::Request;
+use crate::driver::request::{Request, word};
 use crate::driver::state::State;
-use crate::{Result, refuse};
 
 /// `MLX5_IB_FLOW_TYPE_NORMAL`.
 const NORMAL: u8 = 0;
@@ -43,8 +45,8 @@ const CHANGES: usize = 0x10;
 fn outer_headers(bytes: &[u8]) -> Result<Headers> {
     let mut headers = Headers::default();
     let (outer, rest) = bytes.split_at(bytes.len().min(headers.0.len()));
-    if rest.iter().any(|byte| *byte != 0) {
-        return refuse(libc::EOPNOTSUPP);
+    for byte in rest {
+        reserved("mask or value beyond the outer headers", *byte)?;
     }
     headers.0[..outer.len()].copy_from_slice(outer);
     Ok(headers)
@@ -90,20 +92,29 @@ impl State {
     pub(crate) fn create_matcher(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let flags = request.flags(ATTR_FLOW_MATCHER_FLOW_FLAGS, SENT)?;
         let has_table = request.has(ATTR_FLOW_MATCHER_FT_TYPE);
-        require(!has_table || flags == 0)?;
-        let is_received =
-            !has_table || request.constant::<u64>(ATTR_FLOW_MATCHER_FT_TYPE)? == RECEIVED;
-        let criteria: u8 = request.value(ATTR_FLOW_MATCHER_MATCH_CRITERIA)?;
-        let supported = flags == 0
-            && is_received
-            && u32::from(criteria) & !OUTER_HEADERS == 0
-            && request.enumerator(ATTR_FLOW_MATCHER_FLOW_TYPE) == Some(NORMAL)
-            && self.is_ethernet();
-        if !supported {
-            return refuse(libc::EOPNOTSUPP);
+        if has_table {
+            is("flow_flags with ft_type", flags, 0)?;
         }
+        let table = match has_table {
+            true => request.constant(ATTR_FLOW_MATCHER_FT_TYPE)?,
+            false => RECEIVED,
+        };
+        let criteria: u8 = request.value(ATTR_FLOW_MATCHER_MATCH_CRITERIA)?;
+        reserved("flow_flags", flags)?;
+        require_support(table == RECEIVED, "ft_type", table, Rule::Is(RECEIVED))?;
+        supported_bits("match_criteria", criteria, OUTER_HEADERS.into())?;
+        let kind = request
+            .enumerator(ATTR_FLOW_MATCHER_FLOW_TYPE)
+            .unwrap_or(u8::MAX);
+        require_support(kind == NORMAL, "flow_type", kind, Rule::Is(NORMAL.into()))?;
+        require_support(
+            self.is_ethernet(),
+            "port",
+            1u32,
+            Rule::OfType("Ethernet port"),
+        )?;
         let priority: u16 = request.value(ATTR_FLOW_MATCHER_FLOW_TYPE)?;
-        require(u32::from(priority) < LAST_PRIORITY - 1)?;
+        at_most("priority", priority, u64::from(LAST_PRIORITY) - 2)?;
         let mask = request
             .bytes(ATTR_FLOW_MATCHER_MATCH_MASK)
             .unwrap_or_default();
@@ -128,40 +139,55 @@ impl State {
             true => Some(request.value(ATTR_CREATE_FLOW_TAG)?),
             false => None,
         };
-        require(tag.is_none_or(|tag| tag <= MAX_TAG))?;
+        if let Some(tag) = tag {
+            at_most("tag", tag, MAX_TAG.into())?;
+        }
         let mut dependencies = vec![matcher_handle];
         dependencies.extend(qp.or(devx));
         let destination = match (qp, devx, flags) {
             (Some(qp), None, 0) => Destination::Tir(self.tir_of(fd, qp)?),
             (None, Some(object), 0) => {
-                let object: &DevxObject = self.objects.typed(fd, object)?;
+                let handle = object;
+                let object: &DevxObject = self.objects.typed(fd, handle)?;
                 match object.opcode {
                     op::CREATE_TIR => Destination::Tir(object.number),
-                    op::CREATE_FLOW_TABLE => return refuse(libc::EOPNOTSUPP),
-                    _ => return refuse(libc::EINVAL),
+                    op::CREATE_FLOW_TABLE => {
+                        return unsupported("dest_devx", handle, Rule::OfType("TIR"));
+                    }
+                    _ => return invalid("dest_devx", handle, Rule::OfType("TIR")),
                 }
             }
             (None, None, DROP) => Destination::Drop,
             (None, None, DEFAULT_MISS) => Destination::Kernel,
             // No destination, or several.
-            _ => return refuse(libc::EINVAL),
+            _ => {
+                let count = u32::from(qp.is_some()) + u32::from(devx.is_some());
+                let count = count + (flags & (DROP | DEFAULT_MISS)).count_ones();
+                return invalid("number of destinations", count, Rule::Is(1));
+            }
         };
         let mut counter = None;
         for handle in request.handles(ATTR_CREATE_FLOW_COUNTERS) {
             if request.has(ATTR_CREATE_FLOW_COUNTERS_OFFSET) {
                 // The device has no series of counters that offsets could select from.
                 let offsets = request.bytes(ATTR_CREATE_FLOW_COUNTERS_OFFSET);
-                require(offsets.is_some_and(|offsets| offsets == [0; 4]))?;
+                let offset = offsets.map_or(0, |offsets| match offsets.len() {
+                    4 => word(&offsets, 0),
+                    _ => u32::MAX,
+                });
+                is("offset of the counter", offset, 0)?;
             }
             let object: &DevxObject = self.objects.typed(fd, handle)?;
-            require(object.opcode == op::ALLOC_FLOW_COUNTER)?;
+            let is_counter = object.opcode == op::ALLOC_FLOW_COUNTER;
+            require(is_counter, "handle", handle, Rule::OfType("flow counter"))?;
             counter = Some(object.number);
             dependencies.push(handle);
         }
         let mut header_change = None;
         for handle in request.handles(ATTR_CREATE_FLOW_ACTIONS) {
             let change = self.objects.typed::<HeaderChange>(fd, handle)?.number;
-            require(header_change.replace(change).is_none())?;
+            let is_first = header_change.replace(change).is_none();
+            require(is_first, "flow action", handle, Rule::Once)?;
             dependencies.push(handle);
         }
         let value = request
@@ -192,14 +218,14 @@ impl State {
         let table: u64 = request.constant(ATTR_MODIFY_HEADER_TABLE)?;
         let flow_tables = self.hca.settings().profile.group(Group::FlowTable);
         let most = cap::FT_HEADER_CHANGE_ACTIONS.get(&flow_tables);
-        if most == 0 {
-            return refuse(libc::EOPNOTSUPP);
-        }
-        require(changes.len() % CHANGE == 0 && TABLES.contains(&table))?;
+        let length = changes.len();
+        require_support(most != 0, "length of the actions", length, Rule::AtMost(0))?;
+        let unit = Rule::MultipleOf(CHANGE as u64);
+        require(length % CHANGE == 0, "length of the actions", length, unit)?;
+        require(TABLES.contains(&table), "ft_type", table, Rule::Known)?;
         let count = (changes.len() / CHANGE) as u32;
-        if table != RECEIVED || count > most {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        require_support(table == RECEIVED, "ft_type", table, Rule::Is(RECEIVED))?;
+        require_support(count <= most, "actions", count, Rule::AtMost(most.into()))?;
         let input = Input::new(op::ALLOC_MODIFY_HEADER_CONTEXT, CHANGES + changes.len())
             .set(flow::NUM_OF_ACTIONS, count)
             .bytes(CHANGES, &changes);

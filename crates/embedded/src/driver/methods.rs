@@ -11,10 +11,15 @@ use mlx5_abi::{
 };
 use softhca::command::opcode as op;
 use softhca::platform::Clock;
+use softhca::rule::Rule;
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
 use uverbs::abi::verbs::CORE_SUPPORT_OPTIONAL_MR_ACCESS;
 
+use crate::driver::cause::{
+    Class, Result, at_most, invalid, is, refuse, require, reserved, supported_bits, system,
+    unsupported,
+};
 use crate::driver::command::{self, Input, NUMBER, make};
 use crate::driver::event::{EventFile, FileKind};
 use crate::driver::files::{ContextFile, File, PER_UAR, REGISTERS, UAR, UARS};
@@ -22,7 +27,6 @@ use crate::driver::object::Object;
 use crate::driver::request::Request;
 use crate::driver::spec::{self, Form};
 use crate::driver::state::{State, VECTORS};
-use crate::{Result, refuse};
 
 /// Maximum number of recorded queue pairs that were destroyed with sends outstanding.
 const MAX_ABANDONED: usize = 64;
@@ -37,20 +41,20 @@ impl State {
     pub(crate) unsafe fn execute(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let made = match self.files.get(&fd) {
             Some(File::Context(context)) => context.initialized,
-            Some(File::Events(_)) => return refuse(libc::ENOTTY),
-            None => return refuse(libc::EBADF),
+            Some(File::Events(_)) => {
+                return refuse(Class::NotADevice, "descriptor", fd, Rule::OfType("device"));
+            }
+            None => return refuse(Class::BadDescriptor, "descriptor", fd, Rule::Exists),
         };
         let method = (request.object, request.method);
         let Some(attributes) = spec::method(request.object, request.method) else {
-            return refuse(libc::EPROTONOSUPPORT);
+            return unknown_method(request);
         };
         request.check(attributes, |form, data| self.check_object(fd, form, data))?;
         if method == (OBJECT_DEVICE, METHOD_GET_CONTEXT) {
             return self.get_context(fd, request);
         }
-        if !made {
-            return refuse(libc::EINVAL);
-        }
+        require(made, "descriptor", fd, Rule::InState("with a context"))?;
         let done = match method {
             // SAFETY: guaranteed by the caller.
             (OBJECT_DEVICE, METHOD_INVOKE_WRITE) => unsafe { self.write(fd, request) },
@@ -80,7 +84,9 @@ impl State {
             (OBJECT_DM, METHOD_DM_FREE) => self.remove(fd, request, ATTR_FREE_DM_HANDLE),
             (OBJECT_DM, METHOD_DM_QUERY) => self.query_dm(fd, request),
             // Operations that an access to a mapped address performs.
-            (OBJECT_DM, METHOD_DM_MAP_OP) => refuse(libc::EOPNOTSUPP),
+            (OBJECT_DM, METHOD_DM_MAP_OP) => {
+                unsupported("method", METHOD_DM_MAP_OP, Rule::Supported)
+            }
             (OBJECT_MR, METHOD_MR_DESTROY) => self.remove(fd, request, ATTR_DESTROY_MR_HANDLE),
             (OBJECT_MW, METHOD_MW_DESTROY) => self.remove(fd, request, ATTR_DESTROY_MW_HANDLE),
             (OBJECT_PD, METHOD_PD_DESTROY) => self.remove(fd, request, ATTR_DESTROY_PD_HANDLE),
@@ -100,7 +106,9 @@ impl State {
             (OBJECT_DEVX, METHOD_DEVX_OTHER) => self.devx_other(fd, request),
             (OBJECT_DEVX, METHOD_DEVX_QUERY_EQN) => self.devx_query_eqn(request),
             // Dynamic UARs without an object are not supported.
-            (OBJECT_DEVX, METHOD_DEVX_QUERY_UAR) => refuse(libc::EINVAL),
+            (OBJECT_DEVX, METHOD_DEVX_QUERY_UAR) => {
+                invalid("method", METHOD_DEVX_QUERY_UAR, Rule::Supported)
+            }
             // SAFETY: guaranteed by the caller.
             (OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_CREATE) => unsafe { self.devx_create(fd, request) },
             (OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_QUERY) => self.devx_query(fd, request),
@@ -143,13 +151,15 @@ impl State {
                 self.create_header_change(fd, request)
             }
             // The device has no tunnels.
-            (OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_REFORMAT) => refuse(libc::EOPNOTSUPP),
+            (OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_REFORMAT) => {
+                unsupported("method", METHOD_FLOW_ACTION_REFORMAT, Rule::Supported)
+            }
             (OBJECT_FLOW_ACTION, METHOD_FLOW_ACTION_DESTROY) => {
                 self.remove(fd, request, ATTR_DESTROY_FLOW_ACTION_HANDLE)
             }
             (OBJECT_UAR, METHOD_UAR_ALLOC) => self.alloc_uar(fd, request),
             (OBJECT_UAR, METHOD_UAR_DESTROY) => self.remove(fd, request, ATTR_DESTROY_UAR_HANDLE),
-            _ => refuse(libc::EPROTONOSUPPORT),
+            _ => unknown_method(request),
         };
         // As in the kernel: driver output is marked written.
         done.inspect(|()| request.put(ATTR_UHW_OUT, &[]))
@@ -167,7 +177,12 @@ impl State {
     pub(crate) fn context(&mut self, fd: RawFd) -> Result<&mut ContextFile> {
         match self.files.get_mut(&fd) {
             Some(File::Context(context)) => Ok(context),
-            _ => refuse(libc::EBADF),
+            _ => refuse(
+                Class::BadDescriptor,
+                "descriptor",
+                fd,
+                Rule::OfType("device"),
+            ),
         }
     }
 
@@ -176,28 +191,29 @@ impl State {
     fn check_object(&self, fd: RawFd, form: &Form, data: u64) -> Result<()> {
         match *form {
             Form::Object(kind) => {
-                if data > i64::MAX as u64 {
-                    return refuse(libc::EINVAL);
-                }
-                let handle = u32::try_from(data).or(refuse(libc::ENOENT))?;
-                match self.objects.get(fd, handle)?.data.kind() {
-                    found if found == kind => Ok(()),
-                    _ => refuse(libc::EINVAL),
-                }
+                at_most("handle", data, i64::MAX as u64)?;
+                let handle = handle_of(data)?;
+                let found = self.objects.get(fd, handle)?.data.kind();
+                let checked = is("type of the object", found, kind.into());
+                checked.map_err(|error| error.of(handle))
             }
             Form::AnyObject => {
-                let handle = u32::try_from(data).or(refuse(libc::ENOENT))?;
+                let handle = handle_of(data)?;
                 self.objects.get(fd, handle).map(drop)
             }
             Form::Fd(kind) => {
-                let number = RawFd::try_from(data as i64).or(refuse(libc::EINVAL))?;
+                let number = RawFd::try_from(data as i64)
+                    .or_else(|_| invalid("descriptor", data, Rule::Known))?;
                 let context = match self.files.get(&fd) {
                     Some(File::Context(context)) => context.id,
-                    _ => return refuse(libc::EBADF),
+                    _ => return refuse(Class::BadDescriptor, "descriptor", fd, Rule::Exists),
                 };
                 match self.files.get(&number) {
                     Some(File::Events(events)) if events.matches(kind, context) => Ok(()),
-                    _ => refuse(libc::EBADF),
+                    _ => {
+                        let rule = Rule::OfType("event file of the context");
+                        refuse(Class::BadDescriptor, "descriptor", number, rule)
+                    }
                 }
             }
             _ => Ok(()),
@@ -210,32 +226,37 @@ impl State {
         const MIN_LENGTH: usize = offset_of!(AllocUcontextReq, max_cqe_version);
         const MAX_REGISTERS: u32 = 512;
         let length = request.driver_length();
-        if length != FIRST && length < MIN_LENGTH {
-            return refuse(libc::EINVAL);
-        }
+        require(
+            length == FIRST || length >= MIN_LENGTH,
+            "length of the driver input",
+            length,
+            Rule::AtLeast(MIN_LENGTH as u64),
+        )?;
         let requested: AllocUcontextReq = request.driver();
-        let reserved = (
-            requested.reserved0,
-            requested.reserved1,
-            requested.reserved2,
-        );
         let flags = requested.flags;
-        if flags & !ALLOC_UCTX_DEVX != 0 || requested.comp_mask != 0 || reserved != (0, 0, 0) {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        supported_bits("flags", flags, ALLOC_UCTX_DEVX.into())?;
+        reserved("comp_mask", requested.comp_mask)?;
+        reserved("reserved0", requested.reserved0)?;
+        reserved("reserved1", requested.reserved1)?;
+        reserved("reserved2", requested.reserved2)?;
         let registers = requested.total_num_bfregs;
         if registers > MAX_REGISTERS {
-            return refuse(libc::ENOMEM);
+            let rule = Rule::AtMost(MAX_REGISTERS.into());
+            return refuse(Class::NoMemory, "total_num_bfregs", registers, rule);
         }
         let registers = registers.next_multiple_of(PER_UAR);
         // The device supports only completions with user indices.
-        let without_index = requested.max_cqe_version < 1;
-        if requested.num_low_latency_bfregs >= registers
-            || without_index
-            || self.context(fd)?.initialized
-        {
-            return refuse(libc::EINVAL);
-        }
+        let version = requested.max_cqe_version;
+        require(version >= 1, "max_cqe_version", version, Rule::AtLeast(1))?;
+        let low_latency = requested.num_low_latency_bfregs;
+        require(
+            low_latency < registers,
+            "num_low_latency_bfregs",
+            low_latency,
+            Rule::AtMost(u64::from(registers).saturating_sub(1)),
+        )?;
+        let is_new = !self.context(fd)?.initialized;
+        require(is_new, "descriptor", fd, Rule::InState("without a context"))?;
         let platform = self.hca.platform();
         let (cycles, nanoseconds) = (platform.now(), platform.wall_clock());
         self.context(fd)?.record_clock(cycles, nanoseconds)?;
@@ -265,7 +286,8 @@ impl State {
 
     fn alloc_events(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let id = self.context(fd)?.id;
-        let (events, number) = EventFile::new(FileKind::Async, id)?;
+        let file = EventFile::new(FileKind::Async, id);
+        let (events, number) = file.map_err(system("event file of context", id))?;
         let published = request.publish(number)?;
         let context = self.context(fd)?;
         if context.events.is_none() {
@@ -305,7 +327,7 @@ impl State {
             }
         }
         let Some(mut object) = self.objects.remove(handle) else {
-            return refuse(libc::ENOENT);
+            return refuse(Class::NotFound, "handle", handle, Rule::Exists);
         };
         if let Err(errno) = object.data.destroy(self) {
             self.objects.restore(handle, object);
@@ -370,6 +392,16 @@ impl State {
             }
         }
     }
+}
+
+fn unknown_method(request: &Request) -> Result<()> {
+    let method = u32::from(request.object) << 16 | u32::from(request.method);
+    refuse(Class::Unknown, "object and method", method, Rule::Supported)
+}
+
+/// Returns the handle that an attribute contains.
+fn handle_of(data: u64) -> Result<u32> {
+    u32::try_from(data).or_else(|_| refuse(Class::NotFound, "handle", data, Rule::Exists))
 }
 
 /// Returns the driver's answer about a context; `room` is the size of the output buffer.

@@ -2,6 +2,7 @@
 //! regions, flows, DevX. [`state::State`] is a device; it has no thread and no socket, and
 //! addresses of the host only as [`PortAddresses`](crate::addresses::PortAddresses).
 
+pub mod cause;
 pub(crate) mod command;
 pub(crate) mod counters;
 pub(crate) mod data;

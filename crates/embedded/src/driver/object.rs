@@ -10,14 +10,15 @@ use std::sync::atomic::Ordering;
 
 use ring::Mapping;
 use softhca::command::opcode as op;
+use softhca::rule::Rule;
 use uverbs::abi::write::{DestroyQpResp, ModifyQp};
 use uverbs::{AccessFlags, QpType};
 
+use crate::driver::cause::{Class, Result, invalid, is, refuse};
 use crate::driver::data::{Counters, Packet, Target, WorkQueue};
 use crate::driver::event::{EventCounter, EventFile};
 use crate::driver::request::Request;
 use crate::driver::state::State;
-use crate::{Result, refuse};
 
 /// Memory that the device may access for an object: address and length.
 pub(crate) type MemoryRange = (u64, u64);
@@ -389,7 +390,7 @@ macro_rules! typed {
                 pub(crate) fn $name_mut(&mut self, file: RawFd, handle: u32) -> Result<&mut $type> {
                     match self.get_mut(file, handle)?.of_mut() {
                         Some(it) => Ok(it),
-                        None => refuse(libc::EINVAL),
+                        None => wrong_type::<$type, _>(handle),
                     }
                 }
             )+
@@ -405,6 +406,12 @@ typed! {
     wq, wq_mut: WorkQueue;
     xrcd, xrcd_mut: Xrcd;
     counters, counters_mut: Counters;
+}
+
+fn wrong_type<T: ?Sized, U>(handle: u32) -> Result<U> {
+    let name = std::any::type_name::<T>();
+    let name = name.rsplit("::").next().unwrap_or(name);
+    invalid("handle", handle, Rule::OfType(name))
 }
 
 impl Objects {
@@ -474,7 +481,7 @@ impl Objects {
     pub(crate) fn get(&self, file: RawFd, handle: u32) -> Result<&Object> {
         match self.objects.get(&handle) {
             Some(object) if object.file == file => Ok(object),
-            _ => refuse(libc::ENOENT),
+            _ => refuse(Class::NotFound, "handle", handle, Rule::Exists),
         }
     }
 
@@ -486,7 +493,7 @@ impl Objects {
     fn get_mut(&mut self, file: RawFd, handle: u32) -> Result<&mut Object> {
         match self.objects.get_mut(&handle) {
             Some(object) if object.file == file => Ok(object),
-            _ => refuse(libc::ENOENT),
+            _ => refuse(Class::NotFound, "handle", handle, Rule::Exists),
         }
     }
 
@@ -494,7 +501,7 @@ impl Objects {
     pub(crate) fn typed<T: ObjectData + 'static>(&self, file: RawFd, handle: u32) -> Result<&T> {
         match self.get(file, handle)?.of() {
             Some(it) => Ok(it),
-            None => refuse(libc::EINVAL),
+            None => wrong_type::<T, _>(handle),
         }
     }
 
@@ -507,11 +514,11 @@ impl Objects {
     /// destroyed.
     pub(crate) fn unused(&self, file: RawFd, handle: u32, kind: u16) -> Result<&Object> {
         let object = self.get(file, handle)?;
-        if object.data.kind() != kind {
-            return refuse(libc::EINVAL);
-        }
+        let (name, found) = (object.data.summary().name, object.data.kind());
+        is("type of the object", found, kind.into()).map_err(|error| error.of(handle))?;
         if object.uses != 0 || object.data.is_busy() {
-            return refuse(libc::EBUSY);
+            let refused = refuse(Class::Busy, name, object.uses, Rule::Unused);
+            return refused.map_err(|error| error.of(handle));
         }
         Ok(object)
     }

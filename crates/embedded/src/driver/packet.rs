@@ -8,22 +8,23 @@ use mlx5_abi::{CreateQpResp, qp_object};
 use softhca::command::opcode as op;
 use softhca::layout::rqc::state;
 use softhca::layout::{PAGE_LIST, rqc, sqc, tirc, tisc, wq};
+use softhca::rule::Rule;
 use uverbs::abi::ids::*;
 use uverbs::abi::verbs::QpCap;
 use uverbs::abi::write::ModifyQp;
 use uverbs::{QpAttrMask as Mask, QpCreateFlags, QpState, QpType};
 
+use crate::driver::cause::{Result, at_most, is, require, require_support, supported_bits};
 use crate::driver::command::{Input, NUMBER, make, run};
 use crate::driver::data::Packet;
 use crate::driver::object::{MemoryRange, Object, Qp};
-use crate::driver::qp::lag_port;
+use crate::driver::qp::{check_mask, lag_port, no_transition};
 use crate::driver::queues::{
-    LOG_STRIDES, MAX_QUEUE_ENTRIES, NO_REGISTER, QpDriver, SEND_BLOCK, SIGNAL_ALL, WQ,
-    create_flags, is_queue_size, loopback_flags, queried_cap, require,
+    MAX_QUEUE_ENTRIES, NO_REGISTER, QpDriver, SEND_BLOCK, SIGNAL_ALL, WQ, check_absent,
+    check_queue_size, check_receives, create_flags, loopback_flags, queried_cap,
 };
 use crate::driver::request::Request;
 use crate::driver::state::State;
-use crate::{Result, refuse};
 
 const LOG_BLOCK: u32 = 6;
 pub(crate) const INTERFACE_LENGTH: usize = rqc::AT + rqc::SIZE;
@@ -114,6 +115,37 @@ fn transition(from: QpState, to: QpState) -> Option<([Option<u32>; 2], Mask, Mas
     })
 }
 
+const STRIP_VLAN: u32 = QpCreateFlags::CVLAN_STRIPPING.bits();
+
+/// A command that creates a raw packet queue pair.
+struct PacketQpRequest {
+    /// Handles of the objects that it uses.
+    pd: u32,
+    send_cq: u32,
+    recv_cq: u32,
+    create: u32,
+    driver: QpDriver,
+    uar: u32,
+    cap: QpCap,
+}
+
+impl PacketQpRequest {
+    /// Returns the memory of the send queue, and of the receive queue.
+    fn entries(&self) -> [MemoryRange; 2] {
+        let driver = &self.driver;
+        [
+            (
+                driver.access_key,
+                u64::from(driver.sq_wqe_count) * SEND_BLOCK,
+            ),
+            (
+                driver.buf_addr,
+                u64::from(driver.rq_wqe_count) << driver.rq_wqe_shift,
+            ),
+        ]
+    }
+}
+
 impl State {
     /// Returns whether raw packets are supported: not if frames are carried in UDP.
     pub(crate) fn has_packets(&self) -> bool {
@@ -139,70 +171,142 @@ impl State {
         fd: RawFd,
         request: &mut Request,
     ) -> Result<()> {
-        if !self.has_packets() || request.has(ATTR_CREATE_QP_SOURCE_QPN) {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        require_support(
+            self.has_packets(),
+            "qp_type",
+            QpType::RAW_PACKET.0,
+            Rule::Supported,
+        )?;
+        let has_source = request.has(ATTR_CREATE_QP_SOURCE_QPN);
+        require_support(
+            !has_source,
+            "attribute",
+            ATTR_CREATE_QP_SOURCE_QPN,
+            Rule::Absent,
+        )?;
         if let Some(table) = request.optional_handle(ATTR_CREATE_QP_IND_TABLE_HANDLE) {
             return self.create_rss_qp(fd, request, table);
         }
+        let parsed = self.parse_packet_qp(fd, request)?;
+        let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
+        let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
+        let domain = self.transport_domain(fd)?;
+        let queues = self.encode_packet_qp(fd, &parsed)?;
+        let addresses = parsed.driver.addresses();
+        let mut ranges = addresses.ranges(0)?;
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.grant_memory(&ranges) }?;
+        let mut packet = Packet {
+            state: QpState::RESET,
+            tis: None,
+            sq: None,
+            rq: None,
+            tir: None,
+        };
+        // SAFETY: guaranteed by the caller.
+        let created = unsafe {
+            self.create_packet_objects(&parsed, queues, (self.uid(fd), domain), &mut packet)
+        };
+        let entries = parsed.entries();
+        ranges.extend(packet.sq.map(|_| entries[0]));
+        ranges.extend(packet.rq.map(|_| entries[1]));
+        if created.is_err() {
+            // Reported if the device refuses.
+            let _ = self.destroy_packet_objects(&mut packet);
+            for (address, length) in ranges {
+                self.hca.platform_mut().revoke(address, length);
+            }
+            return created;
+        }
+        let number = packet.sq.or(packet.rq).unwrap_or_default();
+        // SAFETY: as in `create_cq`.
+        unsafe { self.watch.add_queue(number, addresses.records) };
+        let register = self.register(fd, parsed.driver.uar_page())?;
+        let qp = Qp {
+            cap: queried_cap(parsed.cap, parsed.driver.rq_wqe_count),
+            signal_all: parsed.create & SIGNAL_ALL != 0,
+            register,
+            packet: Some(packet),
+            ..Qp::without_queues(number, QpType::RAW_PACKET, events)
+        };
+        let object = Object::new(fd, qp)
+            .using(vec![parsed.pd, parsed.send_cq, parsed.recv_cq])
+            .with_memory(ranges);
+        let answer = answer(&packet, register.unwrap_or(NO_REGISTER), self.uid(fd));
+        let cap = zerocopy::transmute!(parsed.cap);
+        self.add_qp(request, object, number, cap, answer);
+        Ok(())
+    }
+
+    /// Reads and checks the attributes of a new raw packet queue pair.
+    fn parse_packet_qp(&self, fd: RawFd, request: &Request) -> Result<PacketQpRequest> {
         let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
         let send_cq = request.handle(ATTR_CREATE_QP_SEND_CQ_HANDLE)?;
         let recv_cq = request.handle(ATTR_CREATE_QP_RECV_CQ_HANDLE)?;
         let excluded = [ATTR_CREATE_QP_SRQ_HANDLE, ATTR_CREATE_QP_XRCD_HANDLE];
-        require(!excluded.into_iter().any(|id| request.has(id)))?;
+        check_absent(request, &excluded)?;
         let create = create_flags(request, QpType::RAW_PACKET)?;
-        const STRIP_VLAN: u32 = QpCreateFlags::CVLAN_STRIPPING.bits();
         // Raw packets have no multicast groups.
         const UNUSED: u32 = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK.bits();
-        if create & !(SIGNAL_ALL | STRIP_VLAN | UNUSED) != 0 {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        supported_bits("flags", create, (SIGNAL_ALL | STRIP_VLAN | UNUSED).into())?;
         let driver = QpDriver::new(request)?;
-        let named_uar = driver.uar_page();
-        let uar = match named_uar {
+        let uar = match driver.uar_page() {
             Some(uar) => self.check_uar(fd, uar)?,
             None => self.default_uar(fd)?,
         };
-        let [blocks, receives, shift] = [
-            driver.sq_wqe_count,
-            driver.rq_wqe_count,
-            driver.rq_wqe_shift,
-        ];
+        let (blocks, receives) = (driver.sq_wqe_count, driver.rq_wqe_count);
+        let shift = driver.rq_wqe_shift;
         let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;
-        require(cap.max_recv_wr <= MAX_QUEUE_ENTRIES && (blocks != 0 || cap.max_recv_wr != 0))?;
-        require(blocks == 0 || is_queue_size(blocks))?;
-        require(match cap.max_recv_wr {
-            0 => receives == 0 && shift == 0,
-            _ => is_queue_size(receives) && LOG_STRIDES.contains(&shift),
-        })?;
-        let addresses = driver.addresses();
-        let entries = [
-            (driver.access_key, u64::from(blocks) * SEND_BLOCK),
-            (addresses.entries, u64::from(receives) << shift),
-        ];
-        let (pd_number, uid) = (self.objects.pd(fd, pd)?, self.uid(fd));
+        at_most("max_recv_wr", cap.max_recv_wr, MAX_QUEUE_ENTRIES.into())?;
+        if blocks != 0 {
+            check_queue_size("sq_wqe_count", blocks)?;
+        } else {
+            let receives = cap.max_recv_wr;
+            require(receives != 0, "max_recv_wr", receives, Rule::NonZero)?;
+        }
+        if cap.max_recv_wr == 0 {
+            is("rq_wqe_count", receives, 0)?;
+            is("rq_wqe_shift", shift, 0)?;
+        } else {
+            check_receives(receives, shift)?;
+        }
+        Ok(PacketQpRequest {
+            pd,
+            send_cq,
+            recv_cq,
+            create,
+            driver,
+            uar,
+            cap,
+        })
+    }
+
+    /// Encodes the commands that create the send and the receive queue, except numbers of
+    /// objects that do not exist yet.
+    fn encode_packet_qp(&self, fd: RawFd, parsed: &PacketQpRequest) -> Result<[Option<Input>; 2]> {
+        let driver = parsed.driver;
+        let (pd, uid) = (self.objects.pd(fd, parsed.pd)?, self.uid(fd));
         let cqs = [
-            self.objects.cq(fd, send_cq)?.number,
-            self.objects.cq(fd, recv_cq)?.number,
+            self.objects.cq(fd, parsed.send_cq)?.number,
+            self.objects.cq(fd, parsed.recv_cq)?.number,
         ];
-        let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
-        let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
-        let domain = self.transport_domain(fd)?;
+        let entries = parsed.entries();
         let queue = |cq, entries, log_size, log_stride| PacketQueueContext {
             uid,
             user_index: driver.uidx,
             cq,
-            pd: pd_number,
+            pd,
             entries,
             log_size,
             log_stride,
-            records: addresses.records,
+            records: driver.db_addr,
         };
-        let send = match blocks {
+        let uar = |input: Input| input.set(wq::UAR_PAGE.at(WQ), parsed.uar);
+        let send = match driver.sq_wqe_count {
             0 => None,
-            _ => {
+            blocks => {
                 let context = queue(cqs[0], entries[0], blocks.ilog2(), LOG_BLOCK);
-                let input = context.input(op::CREATE_SQ)?.set(wq::UAR_PAGE.at(WQ), uar);
+                let input = uar(context.input(op::CREATE_SQ)?);
                 Some(
                     input
                         .set(sqc::TIS_LST_SZ.at(sqc::AT), 1)
@@ -210,81 +314,52 @@ impl State {
                 )
             }
         };
-        let receive = match receives {
+        let receive = match driver.rq_wqe_count {
             0 => None,
-            _ => {
-                let context = queue(cqs[1], entries[1], receives.ilog2(), shift);
-                let input = context.receive_input(create & STRIP_VLAN != 0)?;
-                Some(input.set(wq::UAR_PAGE.at(WQ), uar))
+            receives => {
+                let context = queue(cqs[1], entries[1], receives.ilog2(), driver.rq_wqe_shift);
+                Some(uar(context.receive_input(parsed.create & STRIP_VLAN != 0)?))
             }
         };
-        let mut ranges = addresses.ranges(0)?;
-        // SAFETY: guaranteed by the caller.
-        unsafe { self.grant_memory(&ranges) }?;
-        let mut packet_objects = Packet {
-            state: QpState::RESET,
-            tis: None,
-            sq: None,
-            rq: None,
-            tir: None,
-        };
-        let create_objects = |state: &mut Self| {
-            if let Some(send) = send {
-                let interface = Input::new(op::CREATE_TIS, INTERFACE_LENGTH).by(uid);
-                let tis = make(
-                    &mut state.hca,
-                    &interface.set(tirc::TRANSPORT_DOMAIN.at(tirc::AT), domain),
-                )?;
-                packet_objects.tis = Some(tis);
-                let input = send.set(sqc::TIS_NUM_0.at(sqc::AT), tis);
-                // SAFETY: guaranteed by the caller.
-                packet_objects.sq =
-                    Some(unsafe { state.create_with_memory(&[entries[0]], &input) }?);
-                ranges.push(entries[0]);
-            }
-            if let Some(input) = receive {
-                // SAFETY: guaranteed by the caller.
-                let rq = unsafe { state.create_with_memory(&[entries[1]], &input) }?;
-                packet_objects.rq = Some(rq);
-                ranges.push(entries[1]);
-                let interface = Input::new(op::CREATE_TIR, INTERFACE_LENGTH).by(uid);
-                let interface = interface.fields(
-                    tirc::AT,
-                    [
-                        (tirc::INLINE_RQN, rq),
-                        (tirc::SELF_LB_BLOCK, loopback_flags(driver.flags)),
-                        (tirc::TRANSPORT_DOMAIN, domain),
-                    ],
-                );
-                packet_objects.tir = Some(make(&mut state.hca, &interface)?);
-            }
-            Ok(())
-        };
-        let result = create_objects(self);
-        if result.is_err() {
-            // Logged if the device refuses.
-            let _ = self.destroy_packet_objects(&mut packet_objects);
-            for (address, length) in ranges {
-                self.hca.platform_mut().revoke(address, length);
-            }
-            return result;
+        Ok([send, receive])
+    }
+
+    /// Creates the device objects of a raw packet queue pair. On failure, `packet` has those
+    /// that were created.
+    ///
+    /// # Safety
+    /// As for [`State::execute`].
+    unsafe fn create_packet_objects(
+        &mut self,
+        parsed: &PacketQpRequest,
+        [send, receive]: [Option<Input>; 2],
+        (uid, domain): (u32, u32),
+        packet: &mut Packet,
+    ) -> Result<()> {
+        let [send_memory, receive_memory] = parsed.entries();
+        let interface = |opcode| Input::new(opcode, INTERFACE_LENGTH).by(uid);
+        if let Some(input) = send {
+            let tis = interface(op::CREATE_TIS).set(tirc::TRANSPORT_DOMAIN.at(tirc::AT), domain);
+            let tis = make(&mut self.hca, &tis)?;
+            packet.tis = Some(tis);
+            let input = input.set(sqc::TIS_NUM_0.at(sqc::AT), tis);
+            // SAFETY: guaranteed by the caller.
+            packet.sq = Some(unsafe { self.create_with_memory(&[send_memory], &input) }?);
         }
-        let number = packet_objects.sq.or(packet_objects.rq).unwrap_or_default();
-        // SAFETY: as in `create_cq`.
-        unsafe { self.watch.add_queue(number, addresses.records) };
-        let register = self.register(fd, named_uar)?;
-        let qp = Qp {
-            cap: queried_cap(cap, receives),
-            signal_all: create & SIGNAL_ALL != 0,
-            register,
-            packet: Some(packet_objects),
-            ..Qp::without_queues(number, QpType::RAW_PACKET, events)
-        };
-        let object = Object::new(fd, qp)
-            .using(vec![pd, send_cq, recv_cq])
-            .with_memory(ranges);
-        let answer = answer(&packet_objects, register.unwrap_or(NO_REGISTER), uid);
-        self.add_qp(request, object, number, zerocopy::transmute!(cap), answer);
+        if let Some(input) = receive {
+            // SAFETY: guaranteed by the caller.
+            let rq = unsafe { self.create_with_memory(&[receive_memory], &input) }?;
+            packet.rq = Some(rq);
+            let tir = interface(op::CREATE_TIR).fields(
+                tirc::AT,
+                [
+                    (tirc::INLINE_RQN, rq),
+                    (tirc::SELF_LB_BLOCK, loopback_flags(parsed.driver.flags)),
+                    (tirc::TRANSPORT_DOMAIN, domain),
+                ],
+            );
+            packet.tir = Some(make(&mut self.hca, &tir)?);
+        }
         Ok(())
     }
 
@@ -299,13 +374,12 @@ impl State {
         let now = self.packet_state(&packet)?;
         let to = to.unwrap_or(now);
         let Some((states, must, may)) = transition(now, to) else {
-            return refuse(libc::EINVAL);
+            return no_transition(now, to);
         };
         let rest = mask - Mask::STATE;
-        require(rest.contains(must) && (rest - must - may).is_empty())?;
-        if rest.contains(Mask::RATE_LIMIT) {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        check_mask(rest, must, may)?;
+        let has_rate = rest.contains(Mask::RATE_LIMIT);
+        require_support(!has_rate, "attr_mask", rest.bits(), Rule::Supported)?;
         let queues = [
             (op::MODIFY_SQ, packet.sq, states[0]),
             (op::MODIFY_RQ, packet.rq, states[1]),

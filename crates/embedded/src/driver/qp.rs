@@ -3,22 +3,27 @@
 use std::os::fd::RawFd;
 
 use mlx5_abi::MODIFY_QP_OUT_OF_ORDER;
-use roce::bits::put_bytes;
+use roce::bits::{get64, put_bytes};
 use softhca::command::opcode as op;
 use softhca::layout::qpc::{optional, state};
 use softhca::layout::{ads, qpc};
+use softhca::rule::Rule;
 use uverbs::abi::ids::{ATTR_DESTROY_QP_RESP, OBJECT_QP};
 use uverbs::abi::write::{AttachMcast, ModifyQp, QpDest, QueryQp, QueryQpResp};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
+use crate::driver::cause::{
+    Result, at_most, between, invalid, is, known_bits, require, require_support, reserved,
+    supported_bits, system,
+};
 use crate::driver::command::{Input, NUMBER, run};
+use crate::driver::data::Packet;
 use crate::driver::dynamic;
 use crate::driver::gids::multicast_mac;
 use crate::driver::object::{Created, Events, ObjectData, Qp, Summary};
 use crate::driver::query::PKEYS;
 use crate::driver::request::Request;
 use crate::driver::state::State;
-use crate::{Result, refuse};
 
 const PATH: usize = qpc::AT + qpc::PRIMARY_ADDRESS_PATH;
 
@@ -168,13 +173,18 @@ fn check_driver(request: &Request) -> Result<bool> {
     const LENGTH: usize = size_of::<mlx5_abi::ModifyQp>();
     let driver: mlx5_abi::ModifyQp = request.driver();
     let requested = driver.comp_mask;
-    let reserved = requested & !MODIFY_QP_OUT_OF_ORDER != 0 || driver.burst_info.reserved != 0;
-    match request.driver_length() {
-        0 => Ok(false),
-        length if length < LENGTH => refuse(libc::EINVAL),
-        _ if reserved || !request.driver_is_cleared(LENGTH) => refuse(libc::EOPNOTSUPP),
-        _ => Ok(requested != 0),
+    let length = request.driver_length();
+    if length == 0 {
+        return Ok(false);
     }
+    let least = LENGTH as u64;
+    let what = "length of the driver input";
+    require(length >= LENGTH, what, length, Rule::AtLeast(least))?;
+    supported_bits("comp_mask", requested, MODIFY_QP_OUT_OF_ORDER.into())?;
+    reserved("burst_info.reserved", driver.burst_info.reserved)?;
+    let is_known = request.driver_is_cleared(LENGTH);
+    require_support(is_known, what, length, Rule::AtMost(least))?;
+    Ok(requested != 0)
 }
 
 /// Cuts attributes to the widths of the device's fields, as mlx5_ib does.
@@ -189,17 +199,60 @@ fn cut(attributes: &mut ModifyQp) {
 
 fn check(attributes: &ModifyQp, mask: Mask) -> Result<()> {
     // The limit of the device, which is above that of an Ethernet port.
-    let pkeys = PKEYS;
-    let has = |flag| mask.contains(flag);
-    let wrong = has(Mask::PORT) && attributes.port_num != 1
-        || has(Mask::PKEY_INDEX) && attributes.pkey_index >= pkeys
-        || has(Mask::PATH_MTU) && !(1..=5).contains(&attributes.path_mtu)
-        || has(Mask::MAX_QP_RD_ATOMIC) && attributes.max_rd_atomic > MAX_READS
-        || has(Mask::MAX_DEST_RD_ATOMIC) && attributes.max_dest_rd_atomic > MAX_READS
-        || has(Mask::AV) && attributes.dest.port_num != 1
-        || has(Mask::ALT_PATH) && (attributes.alt_port_num, attributes.alt_dest.port_num) != (1, 1)
-        || has(Mask::ALT_PATH) && attributes.alt_pkey_index >= pkeys;
-    if wrong { refuse(libc::EINVAL) } else { Ok(()) }
+    let last_pkey = u64::from(PKEYS) - 1;
+    let reads = u64::from(MAX_READS);
+    if mask.contains(Mask::PORT) {
+        is("port_num", attributes.port_num, 1)?;
+    }
+    if mask.contains(Mask::PKEY_INDEX) {
+        at_most("pkey_index", attributes.pkey_index, last_pkey)?;
+    }
+    if mask.contains(Mask::PATH_MTU) {
+        between("path_mtu", attributes.path_mtu, (1, 5))?;
+    }
+    if mask.contains(Mask::MAX_QP_RD_ATOMIC) {
+        at_most("max_rd_atomic", attributes.max_rd_atomic, reads)?;
+    }
+    if mask.contains(Mask::MAX_DEST_RD_ATOMIC) {
+        at_most("max_dest_rd_atomic", attributes.max_dest_rd_atomic, reads)?;
+    }
+    if mask.contains(Mask::AV) {
+        is("dest.port_num", attributes.dest.port_num, 1)?;
+    }
+    if mask.contains(Mask::ALT_PATH) {
+        is("alt_port_num", attributes.alt_port_num, 1)?;
+        is("alt_dest.port_num", attributes.alt_dest.port_num, 1)?;
+        at_most("alt_pkey_index", attributes.alt_pkey_index, last_pkey)?;
+    }
+    Ok(())
+}
+
+/// Refuses a transition that does not exist.
+pub(crate) fn no_transition<T>(from: QpState, to: QpState) -> Result<T> {
+    let rule = Rule::Transition {
+        from: from.0,
+        to: to.0,
+    };
+    invalid("qp_state", to.0, rule)
+}
+
+/// Checks that a transition has the attributes that it must have, and no others than it may.
+pub(crate) fn check_mask(mask: Mask, must: Mask, may: Mask) -> Result<()> {
+    let (bits, needed) = (mask.bits(), must.bits().into());
+    require(
+        mask.contains(must),
+        "attr_mask",
+        bits,
+        Rule::Contains(needed),
+    )?;
+    known_bits("attr_mask", bits, (must | may).bits().into())
+}
+
+/// Refuses commands on a queue pair whose work queues are objects of their own.
+fn require_own_queues(packet: Option<Packet>, handle: u32) -> Result<()> {
+    let has_others = packet.is_some_and(|packet| packet.has_work_queues());
+    let rule = Rule::Without("an indirection table");
+    require_support(!has_others, "queue pair", handle, rule)
 }
 
 impl ObjectData for Qp {
@@ -285,9 +338,9 @@ impl State {
             ],
         );
         if dest.is_global != 0 {
-            if self.gid_at(dest.sgid_index.into()).is_none() {
-                return refuse(libc::EINVAL);
-            }
+            let index = dest.sgid_index;
+            let known = self.gid_at(index.into()).is_some();
+            require(known, "sgid_index", index, Rule::Exists)?;
             input = input
                 .fields(
                     PATH,
@@ -302,9 +355,14 @@ impl State {
                 .bytes(PATH + ads::RGID_RIP, &dest.dgid);
         }
         if self.is_ethernet() {
-            if dest.is_global == 0 || kind == QpType::UD {
-                return refuse(libc::EINVAL);
-            }
+            is("is_global", dest.is_global.min(1), 1)?;
+            let is_connected = kind != QpType::UD;
+            require(
+                is_connected,
+                "attr_mask",
+                Mask::AV.bits(),
+                Rule::Without("a UD queue pair"),
+            )?;
             // RoCE v2 source port derived from the flow, in the range that the
             // specification gives.
             let flow = dest.flow_label ^ peer;
@@ -326,9 +384,18 @@ impl State {
         given: &ModifyQp,
         knows: u32,
     ) -> Result<()> {
-        if given.attr_mask & !knows != 0 {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        let modified = self.modify_qp_attributes(fd, request, given, knows);
+        modified.map_err(|error| error.of(given.qp_handle))
+    }
+
+    fn modify_qp_attributes(
+        &mut self,
+        fd: RawFd,
+        request: &mut Request,
+        given: &ModifyQp,
+        knows: u32,
+    ) -> Result<()> {
+        supported_bits("attr_mask", given.attr_mask, knows.into())?;
         let qp = self.objects.qp(fd, given.qp_handle)?;
         let (number, kind, mut attributes) = (qp.number, QpType(qp.kind), qp.attributes);
         let (target, packet, qp_is_out_of_order) = (qp.target, qp.packet, qp.out_of_order);
@@ -336,9 +403,12 @@ impl State {
         let out_of_order = check_driver(request)?;
         if out_of_order {
             // Raw packets are no service that has it (`get_dp_ooo_cap`).
-            if packet.is_some() {
-                return refuse(libc::EOPNOTSUPP);
-            }
+            require_support(
+                packet.is_none(),
+                "comp_mask",
+                MODIFY_QP_OUT_OF_ORDER,
+                Rule::Without("raw packets"),
+            )?;
             self.objects.qp_mut(fd, given.qp_handle)?.out_of_order = true;
         }
         let out_of_order = out_of_order || qp_is_out_of_order;
@@ -348,9 +418,7 @@ impl State {
             let named = (given.qp_handle, target);
             return self.modify_dc_target(fd, request, named, (&attributes, mask), out_of_order);
         }
-        if packet.is_some_and(|packet| packet.has_work_queues()) {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        require_own_queues(packet, given.qp_handle)?;
         if let Some(packet) = packet {
             self.merge_checked(&mut attributes, given, mask)?;
             let to = mask
@@ -363,8 +431,8 @@ impl State {
             return self.modify_packet_qp(fd, named, (&attributes, to), mask);
         }
         let now = state(qpc::STATE.at(qpc::AT).get(&self.query(number)?));
-        if mask.contains(Mask::CUR_STATE) && QpState(given.cur_qp_state) != now {
-            return refuse(libc::EINVAL);
+        if mask.contains(Mask::CUR_STATE) {
+            is("cur_qp_state", given.cur_qp_state, now.0.into())?;
         }
         let to = if mask.contains(Mask::STATE) {
             QpState(given.qp_state)
@@ -376,13 +444,10 @@ impl State {
             _ => transition(kind, now, to),
         };
         let Some(transition) = found else {
-            return refuse(libc::EINVAL);
+            return no_transition(now, to);
         };
         let rest = mask - Mask::STATE;
-        if !rest.contains(transition.must) || !(rest - transition.must - transition.may).is_empty()
-        {
-            return refuse(libc::EINVAL);
-        }
+        check_mask(rest, transition.must, transition.may)?;
         if to == QpState::ERR && now == QpState::RTS {
             self.flush_sends(Some(number));
         }
@@ -417,8 +482,8 @@ impl State {
     /// Copies the attributes in `mask`, if their values are valid.
     fn merge_checked(&self, to: &mut ModifyQp, from: &ModifyQp, mask: Mask) -> Result<()> {
         check(from, mask)?;
-        if mask.contains(Mask::PATH_MTU) && from.path_mtu > self.mtu() {
-            return refuse(libc::EINVAL);
+        if mask.contains(Mask::PATH_MTU) {
+            at_most("path_mtu", from.path_mtu, self.mtu().into())?;
         }
         merge(to, from, mask);
         cut(to);
@@ -489,9 +554,7 @@ impl State {
     fn queried(&mut self, fd: RawFd, handle: u32) -> Result<(Vec<u8>, u8)> {
         let qp = self.objects.qp(fd, handle)?;
         let (number, target, packet) = (qp.number, qp.target, qp.packet);
-        if packet.is_some_and(|packet| packet.has_work_queues()) {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        require_own_queues(packet, handle)?;
         let empty = || vec![0; qpc::AT + qpc::SIZE];
         Ok(match (target, packet) {
             (Some(target), _) => (empty(), target.state.0),
@@ -563,14 +626,15 @@ impl State {
     /// Joins a multicast group, or leaves it.
     pub(crate) fn group(&mut self, fd: RawFd, requested: &AttachMcast, join: bool) -> Result<()> {
         let qp = self.objects.qp(fd, requested.qp_handle)?;
-        if multicast_mac(&requested.gid).is_none() || QpType(qp.kind) != QpType::UD {
-            return refuse(libc::EINVAL);
-        }
+        let is_multicast = multicast_mac(&requested.gid).is_some();
+        let start = get64(&requested.gid, 0);
+        require(is_multicast, "GID", start, Rule::OfType("multicast GID"))?;
+        is("qp_type", qp.kind, QpType::UD.0.into())?;
         let member = qp.groups.contains(&requested.gid);
         let number = qp.number;
         if join == member {
             // Joining twice has no effect; leaving requires membership.
-            return if join { Ok(()) } else { refuse(libc::EINVAL) };
+            return require(join, "GID", start, Rule::InState("joined"));
         }
         self.group_in_device(number, &requested.gid, join)?;
         let groups = &mut self.objects.qp_mut(fd, requested.qp_handle)?.groups;
@@ -594,7 +658,8 @@ impl State {
             .bytes(0x10, &bytes);
         let other_hosts = self.host_addresses();
         if let (Some(addresses), true) = (&other_hosts, join) {
-            addresses.join(gid)?;
+            let start = get64(gid, 0);
+            (addresses.join(gid)).map_err(system("membership of the GID", start))?;
         }
         let done = run(&mut self.hca, &input, 16).map(drop);
         if let (Some(addresses), false) = (&other_hosts, join && done.is_ok()) {

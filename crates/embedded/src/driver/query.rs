@@ -6,9 +6,11 @@ use mlx5_abi::{
     mini_format,
 };
 use mmap_rs::MmapOptions;
+use roce::bits::get64;
 use roce::fabric::subnet;
 use softhca::command::opcode as op;
 use softhca::layout::vport_state;
+use softhca::rule::Rule;
 use uverbs::QpType;
 use uverbs::abi::ids::*;
 use uverbs::abi::later::*;
@@ -19,15 +21,15 @@ use uverbs::abi::write::{
 use zerocopy::IntoBytes;
 
 use crate::addresses::OTHERS_MAC;
+use crate::driver::cause::{Class, Result, at_most, invalid, is, refuse, require};
 use crate::driver::command::{Input, run};
 use crate::driver::files::MEMORY_PAGES;
 use crate::driver::gids::{mac_of, multicast_mac};
-use crate::driver::queues::{LOG_MAX_STREAMS, MAX_TAGS, require};
+use crate::driver::queues::{LOG_MAX_STREAMS, MAX_TAGS};
 use crate::driver::request::Request;
 use crate::driver::state::State;
 use crate::driver::work_queue::{HASH_FIELDS, LOG_MAX_TABLE, STRIDE_BYTES, STRIDES_PER_RECEIVE};
 use crate::driver::writes::LONGEST_PERIOD;
-use crate::{Result, refuse};
 
 /// `enum ib_port_state`, `ib_port_phys_state`.
 const ACTIVE: u8 = 4;
@@ -58,7 +60,8 @@ impl State {
         let mac = mac_of(gid, own)?;
         let is_multicast = mac[0] & 1 != 0;
         if !is_multicast && mac[..4] != own[..4] {
-            return refuse(libc::EHOSTUNREACH);
+            let start = get64(gid, 0);
+            return refuse(Class::Unreachable, "GID", start, Rule::Exists);
         }
         Ok(mac)
     }
@@ -92,9 +95,11 @@ impl State {
     }
 
     pub(crate) fn query_port(&mut self, request: &mut Request) -> Result<()> {
-        if request.constant::<u8>(ATTR_QUERY_PORT_PORT_NUM)? != 1 {
-            return refuse(libc::EINVAL);
-        }
+        is(
+            "port_num",
+            request.constant::<u8>(ATTR_QUERY_PORT_PORT_NUM)?,
+            1,
+        )?;
         let ethernet = self.is_ethernet();
         let up = self.is_up()?;
         let lid = if ethernet { 0 } else { self.hca.settings().lid };
@@ -144,15 +149,15 @@ impl State {
 
     /// Answers `mlx5dv_query_port`: no attribute is valid, since there is no switch.
     pub(crate) fn query_driver_port(request: &mut Request) -> Result<()> {
-        require(request.value::<u32>(ATTR_QUERY_DRIVER_PORT_NUMBER)? == 1)?;
+        let port: u32 = request.value(ATTR_QUERY_DRIVER_PORT_NUMBER)?;
+        is("port_num", port, 1)?;
         request.answer_struct(ATTR_QUERY_DRIVER_PORT, &QueryPort::default());
         Ok(())
     }
 
     pub(crate) fn query_port_speed(&self, request: &mut Request) -> Result<()> {
-        if request.constant::<u32>(ATTR_QUERY_PORT_SPEED_PORT_NUM)? != 1 {
-            return refuse(libc::EINVAL);
-        }
+        let port: u32 = request.constant(ATTR_QUERY_PORT_SPEED_PORT_NUM)?;
+        is("port_num", port, 1)?;
         request.answer(ATTR_QUERY_PORT_SPEED_RESP, &SPEED);
         Ok(())
     }
@@ -162,9 +167,11 @@ impl State {
         let size: usize = request.constant(ATTR_QUERY_GID_TABLE_ENTRY_SIZE)?;
         let gids = self.gids();
         let room = request.room(ATTR_QUERY_GID_TABLE_RESP_ENTRIES);
-        if room.checked_div(size).is_none_or(|room| room < gids.len()) {
-            return refuse(libc::EINVAL);
-        }
+        let Some(entries) = room.checked_div(size) else {
+            return invalid("entry_size", size, Rule::NonZero);
+        };
+        let least = Rule::AtLeast(gids.len() as u64);
+        require(entries >= gids.len(), "entries", entries, least)?;
         // Each entry has the size that the caller passed.
         let mut entries = Vec::new();
         for gid in &gids {
@@ -182,11 +189,10 @@ impl State {
         request.flags(ATTR_QUERY_GID_ENTRY_FLAGS, 0)?;
         let index: u32 = request.constant(ATTR_QUERY_GID_ENTRY_GID_INDEX)?;
         let port: u32 = request.constant(ATTR_QUERY_GID_ENTRY_PORT)?;
-        if port != 1 || index as usize >= self.gid_table_length() {
-            return refuse(libc::EINVAL);
-        }
+        is("port", port, 1)?;
+        at_most("gid_index", index, self.gid_table_length() as u64 - 1)?;
         let Some(entry) = self.gid_entry(index as usize) else {
-            return refuse(libc::ENODATA);
+            return refuse(Class::NoData, "gid_index", index, Rule::Exists);
         };
         request.answer_struct(ATTR_QUERY_GID_ENTRY_RESP_ENTRY, &entry);
         Ok(())
@@ -369,7 +375,7 @@ mod tests {
         gid[..2].copy_from_slice(&[0xfe, 0x80]);
         gid[8..].copy_from_slice(&[0x00, 0x50, 0x53, 0xff, 0xfe, 0, 0, 1]);
         let own = [0x02, 0x50, 7, 8, 0, 9];
-        let mac_of = |gid: &[u8; 16]| mac_of(gid, own).map_err(|errno| errno.raw());
+        let mac_of = |gid: &[u8; 16]| mac_of(gid, own).map_err(|error| error.errno().raw());
         assert_eq!(mac_of(&gid), Ok([0x02, 0x50, 0x53, 0, 0, 1]));
         gid[11] = 0;
         assert_eq!(mac_of(&gid), Err(libc::EHOSTUNREACH));

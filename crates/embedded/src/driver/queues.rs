@@ -17,11 +17,16 @@ use roce::bits::Field;
 use softhca::command::opcode as op;
 use softhca::layout::qpc::{rq_type, scatter, st};
 use softhca::layout::{PAGE_LIST, arm_rq, cqc, header, qpc, rmpc, rqc, wq, xrc_srqc, xrqc};
+use softhca::rule::Rule;
 use uverbs::abi::ids::*;
 use uverbs::abi::verbs::QpCap;
 use uverbs::abi::write::{DestroyCqResp, ResizeCq, ResizeCqResp};
 use uverbs::{QpCreateFlags, QpType};
 
+use crate::driver::cause::{
+    Class, Result, at_most, between, invalid, is, known_bits, memory, refuse, require,
+    require_support, supported_bits, unsupported,
+};
 use crate::driver::command::{Input, NUMBER, make, run};
 use crate::driver::event::EventCounter;
 use crate::driver::object::{
@@ -30,7 +35,6 @@ use crate::driver::object::{
 use crate::driver::request::Request;
 use crate::driver::state::{State, VECTORS};
 use crate::user::{Access, pin};
-use crate::{Result, refuse};
 
 /// Bytes of a queue's doorbell records.
 const RECORDS: u64 = 8;
@@ -41,6 +45,9 @@ const MAX_LOG_CQ_SIZE: u32 = 22;
 /// `MLX5_IB_INVALID_BFREG`: in answers, the register is one of such a UAR.
 pub(crate) const NO_REGISTER: u32 = 1 << 31;
 const FLAGS_OF_DC: u32 = QP_FLAG_TYPE_DCT | QP_FLAG_TYPE_DCI;
+const DCI: u64 = QP_FLAG_TYPE_DCI as u64;
+/// A queue pair receives no multicasts of its own.
+const BLOCK_MULTICAST: u32 = QpCreateFlags::BLOCK_MULTICAST_LOOPBACK.bits();
 /// Binary logarithm of the largest number of streams of an initiator, and of those in error.
 pub(crate) const LOG_MAX_STREAMS: u8 = 6;
 /// A raw packet queue pair receives unicast and multicast frames of its own context.
@@ -83,7 +90,7 @@ pub(crate) fn create_flags(request: &Request, kind: QpType) -> Result<u32> {
         QpType::RAW_PACKET => known,
         _ => SIGNAL_ALL,
     };
-    require(flags & !allowed == 0)?;
+    known_bits("flags", flags, allowed.into())?;
     Ok(flags)
 }
 
@@ -100,11 +107,42 @@ pub(crate) fn is_queue_size(count: u32) -> bool {
     count.is_power_of_two() && count <= MAX_QUEUE_ENTRIES
 }
 
-pub(crate) fn require(condition: bool) -> Result<()> {
-    if condition {
-        Ok(())
-    } else {
-        refuse(libc::EINVAL)
+/// Checks the number of blocks or entries of a queue.
+pub(crate) fn check_queue_size(what: &'static str, count: u32) -> Result<()> {
+    let rule = Rule::PowerOfTwo(MAX_QUEUE_ENTRIES.into());
+    require(is_queue_size(count), what, count, rule)
+}
+
+/// Checks the number of entries of a receive queue and their size, as a logarithm.
+pub(crate) fn check_receives(count: u32, shift: u32) -> Result<()> {
+    check_queue_size("rq_wqe_count", count)?;
+    let (least, most) = (*LOG_STRIDES.start(), *LOG_STRIDES.end());
+    between("rq_wqe_shift", shift, (least.into(), most.into()))
+}
+
+/// Checks that the driver data have at least a length.
+pub(crate) fn check_driver_length(request: &Request, least: usize) -> Result<()> {
+    let length = request.driver_length();
+    let rule = Rule::AtLeast(least as u64);
+    require(length >= least, "length of the driver input", length, rule)
+}
+
+/// Checks a user index.
+pub(crate) fn check_user_index(index: u32) -> Result<()> {
+    at_most("uidx", index, u64::from(NO_USER_INDEX) - 1)
+}
+
+/// Faults in the memory of a queue.
+fn pin_queue(address: u64, length: u64) -> Result<()> {
+    let pinned = pin(address, length, Access::Write);
+    pinned.map_err(memory("memory of the queue", address, Rule::Writable))
+}
+
+/// Refuses a command that has an attribute.
+pub(crate) fn check_absent(request: &Request, ids: &[u16]) -> Result<()> {
+    match ids.iter().find(|id| request.has(**id)) {
+        Some(id) => invalid("attribute", *id, Rule::Absent),
+        None => Ok(()),
     }
 }
 
@@ -125,7 +163,13 @@ impl QueueAddresses {
         if bytes != 0 {
             ranges.insert(0, (self.entries, bytes));
         }
-        require(self.records % RECORDS == 0)?;
+        let is_aligned = self.records % RECORDS == 0;
+        require(
+            is_aligned,
+            "db_addr",
+            self.records,
+            Rule::MultipleOf(RECORDS),
+        )?;
         Ok(ranges)
     }
 }
@@ -152,7 +196,9 @@ impl QpDriver {
         /// The first version of the structure.
         const MIN_LENGTH: usize = offset_of!(CreateQp, ece_options);
         const RESERVED: usize = offset_of!(CreateQp, reserved);
-        require(request.driver_length() >= MIN_LENGTH && request.driver_is_cleared(RESERVED))?;
+        check_driver_length(request, MIN_LENGTH)?;
+        let is_known = request.driver_is_cleared(RESERVED);
+        require(is_known, "reserved driver input", RESERVED, Rule::Zero)?;
         let driver: CreateQp = request.driver();
         let flags = driver.flags;
         let kind: u32 = request.constant(ATTR_CREATE_QP_TYPE)?;
@@ -164,8 +210,8 @@ impl QpDriver {
         };
         // Signatures are not supported.
         let known = QP_FLAG_SCATTER_CQE | QP_FLAG_ALLOW_SCATTER_CQE | QP_FLAG_UAR_PAGE_INDEX;
-        require(flags & !(known | allowed) == 0)?;
-        require(driver.uidx < NO_USER_INDEX)?;
+        known_bits("driver flags", flags, (known | allowed).into())?;
+        check_user_index(driver.uidx)?;
         Ok(Self(driver))
     }
 
@@ -183,8 +229,9 @@ impl QpDriver {
             return Ok(None);
         }
         let streams = self.dci_streams;
-        let logs = [streams.log_num_concurent, streams.log_num_errored];
-        require(logs.iter().all(|log| *log <= LOG_MAX_STREAMS))?;
+        let most = LOG_MAX_STREAMS.into();
+        at_most("log_num_concurent", streams.log_num_concurent, most)?;
+        at_most("log_num_errored", streams.log_num_errored, most)?;
         Ok(Some(streams))
     }
 
@@ -199,6 +246,43 @@ impl QpDriver {
             entries: self.buf_addr,
             records: self.db_addr,
         }
+    }
+}
+
+/// A command that creates a queue pair with queues of its own.
+struct QpRequest {
+    /// Service, as the device encodes it.
+    service: u32,
+    is_initiator: bool,
+    /// Handles of the objects that it uses.
+    pd: u32,
+    send_cq: u32,
+    recv_cq: Option<u32>,
+    srq: Option<u32>,
+    create: u32,
+    driver: QpDriver,
+    streams: Option<DciStreams>,
+    uar: u32,
+    cap: QpCap,
+}
+
+impl QpRequest {
+    fn signals_all(&self) -> bool {
+        self.create & SIGNAL_ALL != 0
+    }
+
+    fn received_bytes(&self) -> u64 {
+        u64::from(self.driver.rq_wqe_count) << self.driver.rq_wqe_shift
+    }
+
+    /// Returns the length of the queues' memory.
+    fn bytes(&self) -> u64 {
+        self.received_bytes() + u64::from(self.driver.sq_wqe_count) * SEND_BLOCK
+    }
+
+    fn dependencies(&self) -> Vec<u32> {
+        let needed = [Some(self.pd), Some(self.send_cq), self.recv_cq, self.srq];
+        needed.into_iter().flatten().collect()
     }
 }
 
@@ -309,7 +393,7 @@ impl State {
     /// As for [`State::create_with_memory`].
     pub(crate) unsafe fn grant_memory(&mut self, ranges: &[MemoryRange]) -> Result<()> {
         for (address, length) in ranges.iter().copied() {
-            pin(address, length, Access::Write)?;
+            pin_queue(address, length)?;
         }
         for (address, length) in ranges.iter().copied() {
             // SAFETY: guaranteed by the caller.
@@ -336,12 +420,19 @@ impl State {
         const ANSWER: usize = offset_of!(CreateCqResp, reserved);
         const TIMESTAMPS: u32 = 1 << 0;
         const IGNORE_OVERRUN: u32 = 1 << 1;
-        require(request.driver_length() >= MIN_LENGTH)?;
+        check_driver_length(request, MIN_LENGTH)?;
         request.check_driver_output(ANSWER)?;
         let driver: CreateCq = request.driver();
         let (entry, flags) = (driver.cqe_size, driver.flags);
-        let reserved = (driver.reserved0, driver.reserved1);
-        require(flags & !KNOWN == 0 && matches!(entry, 64 | 128) && reserved == (0, 0))?;
+        known_bits("driver flags", flags, KNOWN.into())?;
+        require(
+            matches!(entry, 64 | 128),
+            "cqe_size",
+            entry,
+            Rule::OneOf(&[64, 128]),
+        )?;
+        is("reserved0", driver.reserved0, 0)?;
+        is("reserved1", driver.reserved1, 0)?;
         let uar = match flags & CQ_FLAG_UAR_PAGE_INDEX != 0 {
             true => self.check_uar(fd, driver.uar_page_index.into())?,
             false => self.default_uar(fd)?,
@@ -351,22 +442,24 @@ impl State {
             _ if !compressed => 0,
             mini_format::HASH => 0,
             mini_format::CSUM => 1,
-            mini_format::CSUM_STRIDX => return refuse(libc::EOPNOTSUPP),
-            _ => return refuse(libc::EINVAL),
+            format @ mini_format::CSUM_STRIDX => {
+                return unsupported("cqe_comp_res_format", format, Rule::Supported);
+            }
+            format => return invalid("cqe_comp_res_format", format, Rule::Known),
         };
         let real_time = flags & CQ_FLAG_REAL_TIME_TS != 0;
         let entry_size = match (entry, flags & CQ_FLAG_CQE_128B_PAD != 0) {
             (64, false) => 0,
             (128, false) => 1,
             (128, true) => 2,
-            _ => return refuse(libc::EOPNOTSUPP),
+            _ => return unsupported("cqe_size with padding", entry, Rule::Is(128)),
         };
         let vector: u32 = request.value(ATTR_CREATE_CQ_COMP_VECTOR)?;
-        require(vector < VECTORS)?;
+        at_most("comp_vector", vector, u64::from(VECTORS) - 1)?;
         // As in the driver: one more than requested, rounded up to a power of
         // two.
         let requested: u32 = request.value(ATTR_CREATE_CQ_CQE)?;
-        require((1..1 << MAX_LOG_CQ_SIZE).contains(&requested))?;
+        between("cqe", requested, (1, (1 << MAX_LOG_CQ_SIZE) - 1))?;
         let log_size = (requested + 1).next_power_of_two().ilog2();
         let flags = request.flags(ATTR_CREATE_CQ_FLAGS, TIMESTAMPS | IGNORE_OVERRUN)?;
         let channel = self.event_file(request, ATTR_CREATE_CQ_COMP_CHANNEL);
@@ -431,20 +524,21 @@ impl State {
     pub(crate) unsafe fn resize_cq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let requested: ResizeCq = request.core()?;
         let cq = self.objects.cq(fd, requested.cq_handle)?;
-        require((1..1 << MAX_LOG_CQ_SIZE).contains(&requested.cqe))?;
+        between("cqe", requested.cqe, (1, (1 << MAX_LOG_CQ_SIZE) - 1))?;
         let log_size = (requested.cqe + 1).next_power_of_two().ilog2();
         let cqe = (1 << log_size) - 1;
         if cqe != cq.cqe {
             let driver: mlx5_abi::ResizeCq = request.driver();
             let entries = driver.buf_addr;
             match request.driver_length() {
-                0 => return refuse(libc::EFAULT),
-                length => require(length >= size_of_val(&driver))?,
+                0 => return refuse(Class::Fault, "driver input", 0u32, Rule::Present),
+                _ => check_driver_length(request, size_of_val(&driver))?,
             }
             let (number, entry, entry_size) = (cq.number, cq.entry, cq.entry_size);
             // The size of an entry must not change.
-            let reserved = (driver.reserved0, driver.reserved1);
-            require(driver.cqe_size == entry as u16 && reserved == (0, 0))?;
+            is("cqe_size", driver.cqe_size, entry.into())?;
+            is("reserved0", driver.reserved0, 0)?;
+            is("reserved1", driver.reserved1, 0)?;
             let bytes = u64::from(entry) << log_size;
             let input = Input::new(op::MODIFY_CQ, PAGE_LIST + 8)
                 .set(header::OP_MOD, cqc::OP_MOD_RESIZE)
@@ -476,100 +570,177 @@ impl State {
     pub(crate) unsafe fn create_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let kind: u32 = request.constant(ATTR_CREATE_QP_TYPE)?;
         let service = match QpType(kind) {
-            QpType::RC => 0,
-            QpType::UC => 1,
-            QpType::UD => 2,
+            QpType::RC => st::RC,
+            QpType::UC => st::UC,
+            QpType::UD => st::UD,
             QpType::XRC_INI => st::XRC,
             QpType::XRC_TGT => return self.create_target(fd, request),
             QpType::DRIVER => match request.driver::<CreateQp>().flags & FLAGS_OF_DC {
                 QP_FLAG_TYPE_DCT => return self.create_dc_target(fd, request),
                 QP_FLAG_TYPE_DCI => st::DCI,
-                _ => return refuse(libc::EOPNOTSUPP),
+                flags => return unsupported("driver flags", flags, Rule::Contains(DCI)),
             },
             // SAFETY: guaranteed by the caller.
             QpType::RAW_PACKET => return unsafe { self.create_packet_qp(fd, request) },
-            _ => return refuse(libc::EINVAL),
+            _ => return invalid("qp_type", kind, Rule::Supported),
         };
+        let parsed = self.parse_qp(fd, request, (QpType(kind), service))?;
+        self.check_qp(fd, &parsed)?;
+        let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
+        let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
+        let input = self.encode_qp(fd, &parsed)?;
+        let addresses = parsed.driver.addresses();
+        let ranges = addresses.ranges(parsed.bytes())?;
+        // SAFETY: guaranteed by the caller.
+        let number = unsafe { self.create_with_memory(&ranges, &input) }?;
+        // SAFETY: as in `create_cq`.
+        unsafe { self.watch.add_queue(number, addresses.records) };
+        let register = self.register(fd, parsed.driver.uar_page())?;
+        let qp = Qp {
+            cap: queried_cap(parsed.cap, parsed.driver.rq_wqe_count),
+            signal_all: parsed.signals_all(),
+            register,
+            ..Qp::without_queues(number, QpType(kind), events)
+        };
+        let object = Object::new(fd, qp)
+            .using(parsed.dependencies())
+            .with_memory(ranges);
+        let answer = CreateQpResp {
+            bfreg_index: register.unwrap_or(NO_REGISTER),
+            ..CreateQpResp::default()
+        };
+        let cap = zerocopy::transmute!(parsed.cap);
+        self.add_qp(request, object, number, cap, answer);
+        Ok(())
+    }
+
+    /// Reads the attributes of a new queue pair with queues of its own, and resolves what
+    /// they name.
+    fn parse_qp(
+        &self,
+        fd: RawFd,
+        request: &Request,
+        (kind, service): (QpType, u32),
+    ) -> Result<QpRequest> {
         // Initiators of XRC and of dynamic connections have no receives.
-        let initiator = [st::XRC, st::DCI].contains(&service);
+        let is_initiator = [st::XRC, st::DCI].contains(&service);
         let srq = match service {
             // UCX names one; it stays unused.
             st::DCI => None,
             _ => request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE),
         };
-        let has_foreign = request.has(ATTR_CREATE_QP_XRCD_HANDLE);
-        require(!has_foreign && (srq.is_none() || !initiator))?;
+        check_absent(request, &[ATTR_CREATE_QP_XRCD_HANDLE])?;
+        if is_initiator && srq.is_some() {
+            return invalid("attribute", ATTR_CREATE_QP_SRQ_HANDLE, Rule::Absent);
+        }
         let pd = request.handle(ATTR_CREATE_QP_PD_HANDLE)?;
         let send_cq = request.handle(ATTR_CREATE_QP_SEND_CQ_HANDLE)?;
-        let recv_cq = match initiator {
+        let recv_cq = match is_initiator {
             true => None,
             false => Some(request.handle(ATTR_CREATE_QP_RECV_CQ_HANDLE)?),
         };
-        let create = create_flags(request, QpType(kind))?;
+        let create = create_flags(request, kind)?;
         if let Some(srq) = srq {
-            require(self.objects.srq(fd, srq)?.kind != SrqKind::Xrc)?;
+            let is_of_xrc = self.objects.srq(fd, srq)?.kind == SrqKind::Xrc;
+            let rule = Rule::OfType("basic SRQ, or one with tags");
+            require(!is_of_xrc, "handle", srq, rule)?;
         }
         let driver = QpDriver::new(request)?;
-        let block = create & QpCreateFlags::BLOCK_MULTICAST_LOOPBACK.bits();
-        if create & !(SIGNAL_ALL | block) != 0 || request.has(ATTR_CREATE_QP_SOURCE_QPN) {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        supported_bits("flags", create, (SIGNAL_ALL | BLOCK_MULTICAST).into())?;
+        let has_source = request.has(ATTR_CREATE_QP_SOURCE_QPN);
+        require_support(
+            !has_source,
+            "attribute",
+            ATTR_CREATE_QP_SOURCE_QPN,
+            Rule::Absent,
+        )?;
         let streams = driver.streams()?;
-        let named_uar = driver.uar_page();
-        let uar = match named_uar {
+        let uar = match driver.uar_page() {
             Some(uar) => self.check_uar(fd, uar)?,
             None => self.default_uar(fd)?,
         };
+        Ok(QpRequest {
+            service,
+            is_initiator,
+            pd,
+            send_cq,
+            recv_cq,
+            srq,
+            create,
+            driver,
+            streams,
+            uar,
+            cap: request.value(ATTR_CREATE_QP_CAP)?,
+        })
+    }
+
+    /// Checks the sizes of a new queue pair, and its completion queues.
+    fn check_qp(&self, fd: RawFd, parsed: &QpRequest) -> Result<()> {
+        let QpRequest { driver, cap, .. } = parsed;
         let (blocks, receives) = (driver.sq_wqe_count, driver.rq_wqe_count);
-        let shift = driver.rq_wqe_shift;
-        let cap: QpCap = request.value(ATTR_CREATE_QP_CAP)?;
-        require(cap.max_recv_wr <= MAX_QUEUE_ENTRIES)?;
+        at_most("max_recv_wr", cap.max_recv_wr, MAX_QUEUE_ENTRIES.into())?;
         // Receives come from the queue pair's own queue or from an SRQ; an XRC initiator has
         // neither.
-        let has_own_queue = !initiator && srq.is_none() && cap.max_recv_wr != 0;
-        require(match has_own_queue {
-            true => is_queue_size(receives) && LOG_STRIDES.contains(&shift),
-            false => receives == 0 && shift == 0,
-        })?;
-        require(blocks == 0 || is_queue_size(blocks))?;
-        for cq in [Some(send_cq), recv_cq].into_iter().flatten() {
-            if self.objects.cq(fd, cq)?.real_time {
-                return refuse(libc::EOPNOTSUPP);
-            }
+        let has_own_queue = !parsed.is_initiator && parsed.srq.is_none() && cap.max_recv_wr != 0;
+        if has_own_queue {
+            check_receives(receives, driver.rq_wqe_shift)?;
+        } else {
+            is("rq_wqe_count", receives, 0)?;
+            is("rq_wqe_shift", driver.rq_wqe_shift, 0)?;
         }
-        let addresses = driver.addresses();
-        let received = u64::from(receives) << shift;
-        require(received % SEND_BLOCK == 0)?;
-        let bytes = received + u64::from(blocks) * SEND_BLOCK;
+        if blocks != 0 {
+            check_queue_size("sq_wqe_count", blocks)?;
+        }
+        for cq in [Some(parsed.send_cq), parsed.recv_cq].into_iter().flatten() {
+            let has_real_time = self.objects.cq(fd, cq)?.real_time;
+            let rule = Rule::Without("wall clock time");
+            require_support(!has_real_time, "completion queue", cq, rule)?;
+        }
+        let received = parsed.received_bytes();
+        let is_aligned = received % SEND_BLOCK == 0;
+        require(
+            is_aligned,
+            "bytes of receives",
+            received,
+            Rule::MultipleOf(SEND_BLOCK),
+        )?;
         // The kernel lets the device reject entries at address 0.
-        require(bytes == 0 || addresses.entries != 0)?;
-        let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
-        let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
-        let signal_all = create & SIGNAL_ALL != 0;
-        let connected = service != 2;
-        let scatter = driver.scatters();
+        let has_address = parsed.bytes() == 0 || driver.buf_addr != 0;
+        require(has_address, "buf_addr", driver.buf_addr, Rule::NonZero)
+    }
+
+    /// Encodes the command that creates a queue pair.
+    fn encode_qp(&self, fd: RawFd, parsed: &QpRequest) -> Result<Input> {
+        let QpRequest {
+            service, driver, ..
+        } = parsed;
+        let (blocks, receives) = (driver.sq_wqe_count, driver.rq_wqe_count);
+        let addresses = driver.addresses();
         let mut input = Input::new(op::CREATE_QP, PAGE_LIST + 8)
             .by(self.uid(fd))
             .fields(
                 qpc::AT,
                 [
-                    (qpc::ST, service),
-                    (qpc::BLOCK_LB_MC, u32::from(block != 0)),
-                    (qpc::PD, self.objects.pd(fd, pd)?),
-                    (qpc::UAR_PAGE, uar),
+                    (qpc::ST, *service),
+                    (
+                        qpc::BLOCK_LB_MC,
+                        u32::from(parsed.create & BLOCK_MULTICAST != 0),
+                    ),
+                    (qpc::PD, self.objects.pd(fd, parsed.pd)?),
+                    (qpc::UAR_PAGE, parsed.uar),
                     (qpc::USER_INDEX, driver.uidx),
-                    (qpc::CQN_SND, self.objects.cq(fd, send_cq)?.number),
+                    (qpc::CQN_SND, self.objects.cq(fd, parsed.send_cq)?.number),
                 ],
             )
             .long(qpc::AT + qpc::DBR_ADDR, addresses.records)
             .pages(
                 (qpc::LOG_PAGE_SIZE.at(qpc::AT), qpc::PAGE_OFFSET.at(qpc::AT)),
-                (addresses.entries, bytes),
+                (addresses.entries, parsed.bytes()),
             )?;
-        if let Some(cq) = recv_cq {
+        if let Some(cq) = parsed.recv_cq {
             input = input.set(qpc::CQN_RCV.at(qpc::AT), self.objects.cq(fd, cq)?.number);
         }
-        if let Some(streams) = streams {
+        if let Some(streams) = parsed.streams {
             input = input.fields(
                 qpc::AT,
                 [
@@ -588,59 +759,45 @@ impl State {
             0 => input.set(qpc::NO_SQ.at(qpc::AT), 1),
             _ => input.set(qpc::LOG_SQ_SIZE.at(qpc::AT), blocks.ilog2()),
         };
-        input = match (srq, receives) {
+        input = match (parsed.srq, receives) {
             (Some(srq), _) => input
                 .set(qpc::RQ_TYPE.at(qpc::AT), rq_type::SRQ)
                 .set(qpc::SRQN.at(qpc::AT), self.objects.srq(fd, srq)?.number),
             (None, 0) => input.set(qpc::RQ_TYPE.at(qpc::AT), rq_type::ZERO_SIZE),
             (None, _) => input
                 .set(qpc::LOG_RQ_SIZE.at(qpc::AT), receives.ilog2())
-                .set(qpc::LOG_RQ_STRIDE.at(qpc::AT), shift - 4),
+                .set(qpc::LOG_RQ_STRIDE.at(qpc::AT), driver.rq_wqe_shift - 4),
         };
         // Rendezvous data are transferred by queue pairs without a send queue.
-        if let (Some(srq), 0) = (srq, blocks) {
+        if let (Some(srq), 0) = (parsed.srq, blocks) {
             if self.objects.srq(fd, srq)?.kind == SrqKind::Tags {
                 input = input.set(qpc::OFFLOAD_TYPE.at(qpc::AT), qpc::OFFLOAD_TYPE_RNDV);
             }
         }
+        self.encode_scatter(fd, input, parsed)
+    }
+
+    /// Encodes whether data of short messages are scattered into CQEs.
+    fn encode_scatter(&self, fd: RawFd, mut input: Input, parsed: &QpRequest) -> Result<Input> {
         let by_entry = |cq, narrow, wide| {
             let entry = self.objects.cq(fd, cq).map(|cq| cq.entry);
             entry.map(|entry| if entry == 128 { wide } else { narrow })
         };
-        if let Some(recv_cq) = recv_cq.filter(|_| scatter && connected) {
+        let scatter = parsed.driver.scatters();
+        let is_connected = parsed.service != st::UD;
+        if let Some(recv_cq) = parsed.recv_cq.filter(|_| scatter && is_connected) {
             let value = by_entry(recv_cq, scatter::RES_32, scatter::RES_64)?;
             input = input.set(qpc::CS_RES.at(qpc::AT), value);
         }
         // Data of a read are written to its CQE only if every send is
         // signalled, or the driver allows it explicitly; libmlx5 cannot read them
         // back on XRC.
-        let allowed = signal_all || driver.flags & QP_FLAG_ALLOW_SCATTER_CQE != 0;
-        if scatter && service == 0 && allowed {
-            let value = by_entry(send_cq, scatter::REQ_32, scatter::REQ_64)?;
+        let allowed = parsed.signals_all() || parsed.driver.flags & QP_FLAG_ALLOW_SCATTER_CQE != 0;
+        if scatter && parsed.service == st::RC && allowed {
+            let value = by_entry(parsed.send_cq, scatter::REQ_32, scatter::REQ_64)?;
             input = input.set(qpc::CS_REQ.at(qpc::AT), value);
         }
-        let ranges = addresses.ranges(bytes)?;
-        // SAFETY: guaranteed by the caller.
-        let number = unsafe { self.create_with_memory(&ranges, &input) }?;
-        // SAFETY: as in `create_cq`.
-        unsafe { self.watch.add_queue(number, addresses.records) };
-        let register = self.register(fd, named_uar)?;
-        let qp = Qp {
-            cap: queried_cap(cap, receives),
-            signal_all,
-            register,
-            ..Qp::without_queues(number, QpType(kind), events)
-        };
-        let mut dependencies = vec![pd, send_cq];
-        dependencies.extend(recv_cq);
-        dependencies.extend(srq);
-        let object = Object::new(fd, qp).using(dependencies).with_memory(ranges);
-        let answer = CreateQpResp {
-            bfreg_index: register.unwrap_or(NO_REGISTER),
-            ..CreateQpResp::default()
-        };
-        self.add_qp(request, object, number, zerocopy::transmute!(cap), answer);
-        Ok(())
+        Ok(input)
     }
 
     /// Allocates a register for a queue pair that names no UAR.
@@ -677,26 +834,36 @@ impl State {
             SRQ_BASIC => SrqKind::Basic,
             SRQ_XRC => SrqKind::Xrc,
             SRQ_TAGS => SrqKind::Tags,
-            _ => return refuse(libc::EINVAL),
+            other => return invalid("srq_type", other, Rule::AtMost(SRQ_TAGS)),
         };
         let has_cq = kind != SrqKind::Basic;
         let driver: CreateSrq = request.driver();
-        let reserved = (driver.reserved0, driver.reserved1);
-        require(reserved == (0, 0) && request.driver_is_cleared(size_of_val(&driver)))?;
-        require(driver.flags & SRQ_FLAG_SIGNATURE == 0)?;
+        is("reserved0", driver.reserved0, 0)?;
+        is("reserved1", driver.reserved1, 0)?;
+        let (known, length) = (size_of_val(&driver), request.driver_length());
+        let what = "length of the driver input";
+        let is_known = request.driver_is_cleared(known);
+        require(is_known, what, length, Rule::AtMost(known as u64))?;
+        let flags = driver.flags;
+        let has_no_signature = flags & SRQ_FLAG_SIGNATURE == 0;
+        require(has_no_signature, "driver flags", flags, Rule::Supported)?;
         let user_index = driver.uidx;
-        let has_index = request.driver_length() >= INDEX_LENGTH;
-        require(!has_cq || (has_index && user_index < NO_USER_INDEX))?;
+        if has_cq {
+            check_driver_length(request, INDEX_LENGTH)?;
+            check_user_index(user_index)?;
+        }
         let max_wr: u32 = request.value(ATTR_CREATE_SRQ_MAX_WR)?;
         let max_sge: u32 = request.value(ATTR_CREATE_SRQ_MAX_SGE)?;
         // As in the driver: one entry more than requested, and 16 bytes per
         // entry more than its list.
-        require(max_wr < MAX_QUEUE_ENTRIES && max_sge < 32)?;
+        at_most("max_wr", max_wr, u64::from(MAX_QUEUE_ENTRIES) - 1)?;
+        at_most("max_sge", max_sge, 31)?;
         let entries = (max_wr + 1).next_power_of_two();
         let entry = (SEGMENT + max_sge * SEGMENT)
             .next_power_of_two()
             .max(2 * SEGMENT);
-        require(LOG_STRIDES.contains(&entry.ilog2()))?;
+        let most = 1 << *LOG_STRIDES.end();
+        at_most("bytes of an entry", entry, most)?;
         let pd = request.handle(ATTR_CREATE_SRQ_PD_HANDLE)?;
         let user_handle = request.value(ATTR_CREATE_SRQ_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_SRQ_EVENT_FD);
@@ -746,11 +913,12 @@ impl State {
             SrqKind::Basic => input.set(rmpc::STATE.at(rmpc::AT), rqc::state::RDY),
             SrqKind::Xrc => input,
             SrqKind::Tags => {
-                if !request.has(ATTR_CREATE_SRQ_MAX_NUM_TAGS) {
-                    return refuse(libc::ENOENT);
+                let id = ATTR_CREATE_SRQ_MAX_NUM_TAGS;
+                if !request.has(id) {
+                    return refuse(Class::NotFound, "attribute", id, Rule::Present);
                 }
                 let tags: u32 = request.value(ATTR_CREATE_SRQ_MAX_NUM_TAGS)?;
-                require(tags <= MAX_TAGS)?;
+                at_most("max_num_tags", tags, MAX_TAGS.into())?;
                 input.fields(
                     xrqc::AT,
                     [

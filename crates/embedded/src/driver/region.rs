@@ -5,19 +5,22 @@ use std::os::fd::RawFd;
 use softhca::command::opcode as op;
 use softhca::layout::mkc::access_mode;
 use softhca::layout::{PAGE_LIST, mkc};
+use softhca::rule::Rule;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::{AllocMw, AllocMwResp, RegMr, RegMrResp, ReregMr, ReregMrResp, Sge};
 use uverbs::{AccessFlags, MwType};
 use zerocopy::FromBytes;
 
+use crate::driver::cause::{
+    Class, Result, invalid, is, known_bits, memory, refuse, require, require_support, reserved,
+    supported_bits,
+};
 use crate::driver::command::{Input, NUMBER, make, run};
 use crate::driver::moved;
 use crate::driver::object::{Mr, Mw, Object, ObjectData, Summary, log_length};
-use crate::driver::queues::require;
 use crate::driver::request::Request;
 use crate::driver::state::State;
 use crate::user::{Access, copyable, pin};
-use crate::{Result, refuse};
 
 /// The key is not bound to a queue pair.
 const ANY_QUEUE: u32 = 0xff_ffff;
@@ -83,8 +86,18 @@ impl RegionParameters {
         rights(self.access)?;
         let same_place = (self.address ^ self.iova) % 4096 == 0;
         let ends = [self.address, self.iova].map(|from| from.checked_add(self.length));
-        require(self.length != 0 && same_place && ends.iter().all(Option::is_some))?;
-        require(!self.is_implicit() || self.iova == 0)?;
+        require(self.length != 0, "length", self.length, Rule::NonZero)?;
+        require(
+            same_place,
+            "hca_va",
+            self.iova,
+            Rule::With("the same offset in a page"),
+        )?;
+        require(ends[0].is_some(), "start", self.address, Rule::NoWrap)?;
+        require(ends[1].is_some(), "hca_va", self.iova, Rule::NoWrap)?;
+        if self.is_implicit() {
+            is("hca_va", self.iova, 0)?;
+        }
         if self.access.contains(AccessFlags::ON_DEMAND) {
             return Ok(());
         }
@@ -92,8 +105,17 @@ impl RegionParameters {
             true => Access::Write,
             false => Access::Read,
         };
-        pin(self.address, self.length, need)
+        pin_region(self.address, self.length, need)
     }
+}
+
+/// Faults in the memory of a region.
+fn pin_region(address: u64, length: u64, need: Access) -> Result<()> {
+    let rule = match need {
+        Access::Read => Rule::Readable,
+        Access::Write => Rule::Writable,
+    };
+    pin(address, length, need).map_err(memory("start", address, rule))
 }
 
 /// Converts access flags to the rights in a key.
@@ -101,13 +123,17 @@ fn rights(access: AccessFlags) -> Result<u32> {
     let known = RIGHT_OF
         .iter()
         .fold(NOT_IN_KEYS, |all, (flag, _)| all | *flag);
-    if !(access - known).is_empty() {
-        return refuse(libc::EINVAL);
-    }
+    known_bits("access_flags", access.bits(), known.bits().into())?;
     let remote = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
-    if access.intersects(remote) && !access.contains(AccessFlags::LOCAL_WRITE) {
-        return refuse(libc::EINVAL);
-    }
+    let has_local = access.contains(AccessFlags::LOCAL_WRITE);
+    let needed = Rule::Contains(AccessFlags::LOCAL_WRITE.bits().into());
+    let is_remote = access.intersects(remote);
+    require(
+        !is_remote || has_local,
+        "access_flags",
+        access.bits(),
+        needed,
+    )?;
     let has = RIGHT_OF.iter().filter(|(flag, _)| access.contains(*flag));
     Ok(has.fold(LOCAL_READ, |all, (_, right)| all | right))
 }
@@ -278,7 +304,7 @@ impl State {
         let rights = rights(access)?;
         let is_moved = self.objects.mr(fd, handle)?.moved != 0;
         if access.intersects(WRITABLE) && !is_moved {
-            pin(wanted.address, wanted.length, Access::Write)?;
+            pin_region(wanted.address, wanted.length, Access::Write)?;
         }
         let number = self.objects.pd(fd, wanted.pd)?;
         let before = self.objects.get(fd, handle)?.dependencies.first().copied();
@@ -304,16 +330,13 @@ impl State {
     pub(crate) unsafe fn rereg_mr(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let requested: ReregMr = request.core()?;
         let known = REREG_TRANSLATION | REREG_PD | REREG_ACCESS;
-        if requested.flags == 0 {
-            return refuse(libc::EINVAL);
-        }
-        if requested.flags & !known != 0 {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        let flags = requested.flags;
+        require(flags != 0, "flags", flags, Rule::NonZero)?;
+        supported_bits("flags", flags, known.into())?;
         let object = self.objects.get(fd, requested.mr_handle)?;
         let (Some(old), Some(pd)) = (object.of::<Mr>().copied(), object.dependencies.first())
         else {
-            return refuse(libc::EINVAL);
+            return invalid("handle", requested.mr_handle, Rule::OfType("Mr"));
         };
         let pd = *pd;
         // Only regions of device memory depend on more than their protection domain.
@@ -321,7 +344,15 @@ impl State {
         // The kernel always creates a region with on-demand paging anew, of the memory that the
         // request names.
         let has_memory = requested.flags & REREG_TRANSLATION != 0 || !old.is_on_demand();
-        require(has_memory && !is_device_memory)?;
+        let needed = Rule::Contains(REREG_TRANSLATION.into());
+        require(has_memory, "flags of an on-demand region", flags, needed)?;
+        let handle = requested.mr_handle;
+        require(
+            !is_device_memory,
+            "handle",
+            handle,
+            Rule::Without("device memory"),
+        )?;
         let mut wanted = RegionParameters {
             address: old.address,
             length: old.length,
@@ -379,34 +410,47 @@ impl State {
         let flush = request.flags(ATTR_ADVISE_MR_FLAGS, FLUSH)? != 0;
         let pd = request.handle(ATTR_ADVISE_MR_PD_HANDLE)?;
         let list = request.bytes(ATTR_ADVISE_MR_SGE_LIST).unwrap_or_default();
-        require(list.len() % SEGMENT == 0)?;
-        if advice > PREFETCH_NO_FAULT {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        let length = list.len();
+        let unit = Rule::MultipleOf(SEGMENT as u64);
+        require(length % SEGMENT == 0, "length of sg_list", length, unit)?;
+        let known = Rule::AtMost(PREFETCH_NO_FAULT);
+        require_support(advice <= PREFETCH_NO_FAULT, "advice", advice, known)?;
         let need = match advice {
             PREFETCH_WRITE => Access::Write,
             _ => Access::Read,
         };
         for segment in list.chunks_exact(SEGMENT) {
-            let segment = Sge::read_from_bytes(segment).or(refuse(libc::EINVAL))?;
+            let segment = Sge::read_from_bytes(segment)
+                .or_else(|_| invalid("length of an entry", segment.len(), unit))?;
             let (address, length) = (segment.addr, u64::from(segment.length));
             let key = segment.lkey;
             let region = (self.objects).find::<Mr>(|mr| mr.key == key && mr.is_on_demand());
             let Some((object, mr)) = region else {
-                return refuse(libc::ENOENT);
+                return refuse(Class::NotFound, "lkey", key, Rule::Exists);
             };
             let is_writable = mr.access.intersects(WRITABLE);
-            if !object.dependencies.contains(&pd) || (advice == PREFETCH_WRITE && !is_writable) {
-                return refuse(libc::EPERM);
+            if !object.dependencies.contains(&pd) {
+                return refuse(
+                    Class::Permission,
+                    "pd_handle",
+                    pd,
+                    Rule::With("the region's key"),
+                );
+            }
+            if advice == PREFETCH_WRITE && !is_writable {
+                return refuse(Class::Permission, "lkey", key, Rule::Writable);
             }
             let offset = address.wrapping_sub(mr.iova);
             let is_inside = offset
                 .checked_add(length)
                 .is_some_and(|end| end <= mr.length);
             let mapped = match is_inside {
-                false => refuse(libc::EFAULT),
+                false => refuse(Class::Fault, "addr", address, Rule::Within(mr.length)),
                 true if advice == PREFETCH_NO_FAULT => Ok(()),
-                true => copyable(mr.address.wrapping_add(offset), length, need),
+                true => {
+                    let at = mr.address.wrapping_add(offset);
+                    copyable(at, length, need).map_err(memory("addr", at, Rule::Readable))
+                }
             };
             // Without the flag, only bad keys are reported.
             if flush {
@@ -422,14 +466,17 @@ impl State {
         let second = match MwType(requested.mw_type) {
             MwType::TYPE_1 => false,
             MwType::TYPE_2 => true,
-            _ => return refuse(libc::EINVAL),
+            _ => return invalid("mw_type", requested.mw_type, Rule::Between(1, 2)),
         };
         let pd = self.objects.pd(fd, requested.pd_handle)?;
         let driver: mlx5_abi::AllocMw = request.driver();
-        let reserved = (driver.comp_mask, driver.reserved1, driver.reserved2);
-        if reserved != (0, 0, 0) || !request.driver_is_cleared(size_of_val(&driver)) {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        reserved("comp_mask", driver.comp_mask)?;
+        reserved("reserved1", driver.reserved1)?;
+        reserved("reserved2", driver.reserved2)?;
+        let (known, length) = (size_of_val(&driver), request.driver_length());
+        let is_known = request.driver_is_cleared(known);
+        let what = "length of the driver input";
+        require_support(is_known, what, length, Rule::AtMost(known as u64))?;
         let units = u32::from(driver.num_klms)
             .max(1)
             .next_multiple_of(WINDOW_UNITS);

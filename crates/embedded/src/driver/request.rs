@@ -5,15 +5,18 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
 
-use uverbs::Errno;
+use softhca::rule::Rule;
 use uverbs::abi::ids::{ATTR_CORE_IN, ATTR_CORE_OUT, ATTR_UHW_IN, ATTR_UHW_OUT, ATTR_WRITE_CMD};
 use uverbs::abi::ioctl::{ATTR_F_MANDATORY, ATTR_F_VALID_OUTPUT, Attr, IoctlHdr};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::driver::cause::{
+    Class, Result, at_most, between, invalid, is, known_bits, memory, refuse, require,
+    require_support, system, unsupported,
+};
 use crate::driver::descriptors::Descriptors;
 use crate::driver::spec::{Form, Spec};
 use crate::user::{Access, copyable};
-use crate::{Result, refuse};
 
 /// Input of up to this many bytes is stored in the attribute itself.
 const INLINE: u64 = 8;
@@ -44,21 +47,26 @@ impl Request {
         descriptors: Option<Arc<dyn Descriptors>>,
     ) -> Result<Self> {
         let address = argument.expose_provenance() as u64;
-        copyable(address, size_of::<IoctlHdr>() as u64, Access::Read)?;
+        check_copy(
+            "command",
+            address,
+            size_of::<IoctlHdr>() as u64,
+            Access::Read,
+        )?;
         // SAFETY: a header is at `argument`, by the contract.
         let header = unsafe { argument.cast::<IoctlHdr>().read_unaligned() };
         let count = usize::from(header.num_attrs);
         let length = size_of::<IoctlHdr>() + count * size_of::<Attr>();
-        if usize::from(header.length) != length || length > MAX_LENGTH {
-            return refuse(libc::EINVAL);
+        is("length", header.length, length as u64)?;
+        at_most("length", header.length, MAX_LENGTH as u64)?;
+        for field in [header.reserved1, header.reserved2.into()] {
+            if field != 0 {
+                return refuse(Class::Unknown, "reserved field", field, Rule::Zero);
+            }
         }
-        if header.reserved1 != 0 || header.reserved2 != 0 {
-            return refuse(libc::EPROTONOSUPPORT);
-        }
-        if header.driver_id != uverbs::discovery::DriverId::MLX5.0 {
-            return refuse(libc::EINVAL);
-        }
-        copyable(address, length as u64, Access::Write)?;
+        let driver = uverbs::discovery::DriverId::MLX5.0;
+        is("driver_id", header.driver_id, driver.into())?;
+        check_copy("command", address, length as u64, Access::Write)?;
         // SAFETY: the attributes follow the header, by the contract.
         let raw = unsafe { argument.byte_add(size_of::<IoctlHdr>()).cast::<Attr>() };
         // SAFETY: `n` is less than the header's number of attributes.
@@ -91,78 +99,87 @@ impl Request {
         for (at, attr) in self.attrs.iter().enumerate() {
             let Some(spec) = method.iter().find(|spec| spec.id == attr.attr_id) else {
                 if attr.flags & ATTR_F_MANDATORY != 0 {
-                    return refuse(libc::EPROTONOSUPPORT);
+                    return refuse(Class::Unknown, "attribute", attr.attr_id, Rule::Supported);
                 }
                 continue;
             };
-            let is_same = |it: &Attr| it.attr_id == attr.attr_id;
-            let is_enum = matches!(spec.form, Form::Enum(_));
-            let is_reserved = attr.enum_or_reserved != 0 && !is_enum;
-            if self.attrs[..at].iter().any(is_same) || is_reserved {
-                return refuse(libc::EINVAL);
-            }
-            let length = u64::from(attr.len);
-            match spec.form {
-                Form::In {
-                    min,
-                    max,
-                    extensible,
-                } => {
-                    if attr.len < min || (attr.len > max && !extensible) {
-                        return refuse(libc::EINVAL);
-                    }
-                    if length > INLINE {
-                        copyable(attr.data, length, Access::Read)?;
-                    }
-                    if extensible && attr.len > max && !self.is_cleared(attr.attr_id, max.into()) {
-                        return refuse(libc::EOPNOTSUPP);
-                    }
-                }
-                Form::Enum(lengths) => {
-                    let [number, reserved] = attr.enum_or_reserved.to_ne_bytes();
-                    let Some(expected) = lengths.get(usize::from(number)) else {
-                        return refuse(libc::EOPNOTSUPP);
-                    };
-                    if reserved != 0 || attr.len != *expected {
-                        return refuse(libc::EINVAL);
-                    }
-                }
-                Form::Objects { kind, max } => {
-                    if attr.len % 4 != 0 || !(1..=max).contains(&(attr.len / 4)) {
-                        return refuse(libc::EINVAL);
-                    }
-                    if length > INLINE {
-                        copyable(attr.data, length, Access::Read)?;
-                    }
-                    for handle in self.handles(attr.attr_id) {
-                        object(&Form::Object(kind), handle.into())?;
-                    }
-                }
-                Form::Out { min, max } => {
-                    if !(min..=max).contains(&attr.len) {
-                        return refuse(libc::EINVAL);
-                    }
-                    copyable(attr.data, length, Access::Write)?;
-                }
-                Form::New | Form::Object(_) | Form::AnyObject => {
-                    if attr.len != 0 {
-                        return refuse(libc::EINVAL);
-                    }
-                    object(&spec.form, attr.data)?;
-                }
-                Form::Fd(_) => {
-                    let fd = self.device_fd(attr.data).filter(|_| attr.len == 0);
-                    let Some(fd) = fd else {
-                        return refuse(libc::EINVAL);
-                    };
-                    object(&spec.form, i64::from(fd) as u64)?;
-                }
-            }
+            let is_repeated = self.attrs[..at].iter().any(|it| it.attr_id == attr.attr_id);
+            require(!is_repeated, "attribute", attr.attr_id, Rule::Once)?;
+            let checked = self.check_attribute(attr, &spec.form, &mut object);
+            checked.map_err(|error| error.of(attr.attr_id))?;
         }
         let missing = |spec: &&Spec| spec.mandatory && self.find(spec.id).is_none();
         match method.iter().find(missing) {
-            Some(_) => refuse(libc::EINVAL),
+            Some(spec) => invalid("attribute", spec.id, Rule::Present),
             None => Ok(()),
+        }
+    }
+
+    /// Checks an attribute, as [`Request::check`].
+    fn check_attribute(
+        &self,
+        attr: &Attr,
+        form: &Form,
+        object: &mut impl FnMut(&Form, u64) -> Result<()>,
+    ) -> Result<()> {
+        if !matches!(form, Form::Enum(_)) {
+            let reserved = attr.enum_or_reserved;
+            require(reserved == 0, "reserved field", reserved, Rule::Zero)?;
+        }
+        let length = u64::from(attr.len);
+        match *form {
+            Form::In {
+                min,
+                max,
+                extensible,
+            } => {
+                let most = if extensible { u16::MAX } else { max };
+                between("length", length, (min.into(), most.into()))?;
+                if length > INLINE {
+                    check_copy("input", attr.data, length, Access::Read)?;
+                }
+                let is_known = attr.len <= max || self.is_cleared(attr.attr_id, max.into());
+                require_support(
+                    !extensible || is_known,
+                    "length",
+                    length,
+                    Rule::AtMost(max.into()),
+                )
+            }
+            Form::Enum(lengths) => {
+                let [number, reserved] = attr.enum_or_reserved.to_ne_bytes();
+                let Some(expected) = lengths.get(usize::from(number)) else {
+                    return unsupported("enumerator", number, Rule::Known);
+                };
+                require(reserved == 0, "reserved field", reserved, Rule::Zero)?;
+                is("length", length, (*expected).into())
+            }
+            Form::Objects { kind, max } => {
+                require(length % 4 == 0, "length", length, Rule::MultipleOf(4))?;
+                between("number of objects", length / 4, (1, max.into()))?;
+                if length > INLINE {
+                    check_copy("input", attr.data, length, Access::Read)?;
+                }
+                for handle in self.handles(attr.attr_id) {
+                    object(&Form::Object(kind), handle.into())?;
+                }
+                Ok(())
+            }
+            Form::Out { min, max } => {
+                between("length", length, (min.into(), max.into()))?;
+                check_copy("output", attr.data, length, Access::Write)
+            }
+            Form::New | Form::Object(_) | Form::AnyObject => {
+                is("length", length, 0)?;
+                object(form, attr.data)
+            }
+            Form::Fd(_) => {
+                is("length", length, 0)?;
+                let Some(fd) = self.device_fd(attr.data) else {
+                    return invalid("descriptor", attr.data, Rule::Known);
+                };
+                object(form, i64::from(fd) as u64)
+            }
         }
     }
 
@@ -206,7 +223,8 @@ impl Request {
         let bytes = self.bytes(id).unwrap_or_default();
         match T::read_from_prefix(&bytes) {
             Ok((value, _)) => Ok(value),
-            Err(_) => refuse(libc::EINVAL),
+            Err(_) => invalid("length", bytes.len(), Rule::AtLeast(size_of::<T>() as u64))
+                .map_err(|error| error.of(id)),
         }
     }
 
@@ -214,7 +232,8 @@ impl Request {
     /// type.
     pub(crate) fn constant<T: TryFrom<u64>>(&self, id: u16) -> Result<T> {
         let value = self.value::<u64>(id)?;
-        T::try_from(value).or(refuse(libc::EINVAL))
+        let constant = T::try_from(value);
+        constant.or_else(|_| invalid("constant", value, Rule::Known).map_err(|it| it.of(id)))
     }
 
     /// Returns the number of an enumeration's value.
@@ -232,12 +251,14 @@ impl Request {
         let mut value = [0; 8];
         match (bytes.len(), value.get_mut(..bytes.len())) {
             (0 | 4 | 8, Some(room)) => room.copy_from_slice(&bytes),
-            _ => return refuse(libc::EINVAL),
+            _ => {
+                let refused = invalid("length of flags", bytes.len(), Rule::OneOf(&[0, 4, 8]));
+                return refused.map_err(|error| error.of(id));
+            }
         }
-        match u64::from_ne_bytes(value) {
-            flags if flags & !u64::from(known) == 0 => Ok(flags as u32),
-            _ => refuse(libc::EINVAL),
-        }
+        let flags = u64::from_ne_bytes(value);
+        known_bits("flags", flags, known.into()).map_err(|error| error.of(id))?;
+        Ok(flags as u32)
     }
 
     /// Returns the handle of an object that the command must name.
@@ -245,7 +266,10 @@ impl Request {
     /// # Errors
     /// ENOENT if it does not name one.
     pub(crate) fn handle(&self, id: u16) -> Result<u32> {
-        self.optional_handle(id).ok_or(Errno::new(libc::ENOENT))
+        match self.optional_handle(id) {
+            Some(handle) => Ok(handle),
+            None => refuse(Class::NotFound, "attribute", id, Rule::Present),
+        }
     }
 
     /// As [`handle`](Self::handle), if present. `check` has verified that it
@@ -283,7 +307,10 @@ impl Request {
     /// Those of [`Descriptors::publish`].
     pub(crate) fn publish(&self, fd: RawFd) -> Result<RawFd> {
         let descriptors = self.descriptors.as_ref();
-        descriptors.map_or(Ok(fd), |descriptors| descriptors.publish(fd))
+        let Some(descriptors) = descriptors else {
+            return Ok(fd);
+        };
+        descriptors.publish(fd).map_err(system("descriptor", fd))
     }
 
     /// Reports a completion queue that the program has created.
@@ -355,9 +382,9 @@ impl Request {
         let mut value = T::new_zeroed();
         let bytes = self.bytes(ATTR_CORE_IN).unwrap_or_default();
         let room = value.as_mut_bytes();
-        if !self.is_cleared(ATTR_CORE_IN, room.len()) {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        let (known, length) = (room.len(), bytes.len());
+        let is_known = self.is_cleared(ATTR_CORE_IN, known);
+        require_support(is_known, "length", length, Rule::AtMost(known as u64))?;
         let length = bytes.len().min(room.len());
         room[..length].copy_from_slice(&bytes[..length]);
         Ok(value)
@@ -395,9 +422,13 @@ impl Request {
     /// would write beyond it.
     pub(crate) fn check_driver_output(&self, length: usize) -> Result<()> {
         match self.room(ATTR_UHW_OUT) {
-            0 => refuse(libc::EFAULT),
-            room if room < length => refuse(libc::EINVAL),
-            _ => Ok(()),
+            0 => refuse(Class::Fault, "driver output", 0u32, Rule::Present),
+            room => require(
+                room >= length,
+                "length of the driver output",
+                room,
+                Rule::AtLeast(length as u64),
+            ),
         }
     }
 
@@ -415,6 +446,18 @@ impl Request {
         let bytes = value.as_bytes();
         self.put(ATTR_UHW_OUT, bytes.get(..length).unwrap_or(bytes));
     }
+}
+
+/// Checks that data of a command can be copied.
+///
+/// # Errors
+/// EFAULT if they are not mapped.
+fn check_copy(what: &'static str, address: u64, length: u64, access: Access) -> Result<()> {
+    let rule = match access {
+        Access::Read => Rule::Readable,
+        Access::Write => Rule::Writable,
+    };
+    copyable(address, length, access).map_err(memory(what, address, rule))
 }
 
 /// Returns the native-endian 32-bit word at a byte offset.

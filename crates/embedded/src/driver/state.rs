@@ -19,6 +19,7 @@ use softhca::layout::{
 };
 use softhca::profile::PortKind;
 use softhca::profile::cap;
+use softhca::rule::Rule;
 use softhca::{Hca, Settings};
 use uverbs::AsyncEventType as Async;
 use uverbs::abi::ids;
@@ -26,6 +27,7 @@ use uverbs::abi::write::{AsyncEventDesc, CompEventDesc};
 use zerocopy::IntoBytes;
 
 use crate::addresses::{OwnGids, PortAddresses};
+use crate::driver::cause::{Cause, Class, Observer, Result, refuse};
 use crate::driver::command::{self, Input, make};
 use crate::driver::data::{Flows, Subscription};
 use crate::driver::event::{Event, EventCounter, EventFile};
@@ -34,7 +36,6 @@ use crate::driver::gids::{self, GID_IB, GID_ROCE_V2, GidTable, PortGid, interfac
 use crate::driver::memory::Process;
 use crate::driver::object::{Cq, Object, Objects};
 use crate::driver::watch::{Doorbell, DoorbellWatch};
-use crate::{Result, refuse};
 
 const PAGE: u64 = 4096;
 /// Maximum number of turns before a queue pair is destroyed.
@@ -94,6 +95,7 @@ pub(crate) struct State {
     pub(crate) has_thread: bool,
     /// One per completion vector. The first also reports all other events.
     events: Vec<EventQueue>,
+    observer: Option<Observer>,
 }
 
 /// The register PAOS, and a value of its administrative state.
@@ -178,6 +180,7 @@ impl State {
             taken: (0, 0),
             has_thread: false,
             events,
+            observer: None,
         };
         if state.is_ethernet() {
             state.bring_up()?;
@@ -185,6 +188,23 @@ impl State {
         // Discards the port's initial event.
         state.process_events(|_, _| {});
         Ok(state)
+    }
+
+    /// Sets who is told why commands, work requests, accesses and packets fail, and of events.
+    pub(crate) fn observe(&mut self, observer: Option<Observer>) {
+        let device = observer.clone().map(|observer| {
+            softhca::cause::Observer::new(move |cause| observer(&Cause::Device(*cause)))
+        });
+        self.hca.observe(device);
+        self.observer = observer;
+    }
+
+    /// Tells the observer a cause, and logs it.
+    pub(crate) fn report(&self, cause: &Cause) {
+        tracing::debug!("{cause}");
+        if let Some(observer) = &self.observer {
+            observer(cause);
+        }
     }
 
     /// Returns the bytes sent and received since the last call.
@@ -287,8 +307,8 @@ impl State {
                 Some(entry) => entry.present = address.present,
                 None => {
                     self.gids.push(PortGid::from(address));
-                    if let Err(errno) = self.set_roce_address(index) {
-                        tracing::warn!(%errno, index, "the device rejects a GID");
+                    if let Err(error) = self.set_roce_address(index) {
+                        tracing::warn!(%error, index, "the device rejects a GID");
                     }
                 }
             }
@@ -570,6 +590,11 @@ impl State {
     }
 
     fn queue_device_event(&mut self, element: u64, what: Async) {
+        // The device has told those of its port.
+        if !matches!(what, Async::PORT_ACTIVE | Async::PORT_ERR) {
+            let event = what;
+            self.report(&Cause::Event { event, element });
+        }
         for file in self.files.values().filter_map(File::default_events) {
             push(file, what, element, None);
         }
@@ -599,7 +624,7 @@ impl EventQueue {
         let length = EQ_ENTRY << EQ_LOG_SIZE;
         let memory = MmapOptions::new(length).and_then(MmapOptions::map_mut);
         let Ok(mut memory) = memory else {
-            return refuse(libc::ENOMEM);
+            return refuse(Class::NoMemory, "event queue", length, Rule::Granted);
         };
         // Initially the device owns all entries.
         for entry in memory.chunks_exact_mut(EQ_ENTRY) {

@@ -9,14 +9,15 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use roce::bits::get32;
 use softhca::command::opcode as op;
 use softhca::engine::eq::event;
+use softhca::rule::Rule;
 
+use crate::driver::cause::{Class, Result, at_most, invalid, refuse, require, system};
 use crate::driver::data::{DevxObject, Report, Subscription};
 use crate::driver::event::{Event, EventCounter, EventFile, FileKind};
 use crate::driver::files::File;
 use crate::driver::object::Object;
 use crate::driver::request::Request;
 use crate::driver::state::State;
-use crate::{Result, refuse};
 
 /// Maximum number of bytes of unread answers of a file.
 const MAX_UNREAD_BYTES: usize = 1 << 20;
@@ -88,15 +89,14 @@ fn signal(fd: &OwnedFd) {
 fn eventfd(fd: RawFd) -> Result<OwnedFd> {
     let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
     let Ok(link) = link else {
-        return refuse(libc::EBADF);
+        return refuse(Class::BadDescriptor, "fd_num", fd, Rule::Exists);
     };
-    if link.as_os_str() != "anon_inode:[eventfd]" {
-        return refuse(libc::EINVAL);
-    }
+    let is_eventfd = link.as_os_str() == "anon_inode:[eventfd]";
+    require(is_eventfd, "fd_num", fd, Rule::OfType("eventfd"))?;
     // SAFETY: F_DUPFD_CLOEXEC makes a descriptor, whatever the number is.
     let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
     if copy < 0 {
-        return refuse(libc::EBADF);
+        return refuse(Class::BadDescriptor, "fd_num", fd, Rule::Exists);
     }
     // SAFETY: a new descriptor that nothing else closes.
     Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(copy) })
@@ -110,7 +110,8 @@ impl State {
         (kind, handle): (FileKind, u16),
     ) -> Result<()> {
         let id = self.context(fd)?.id;
-        let (events, number) = EventFile::new(kind, id)?;
+        let file = EventFile::new(kind, id);
+        let (events, number) = file.map_err(system("event file of context", id))?;
         let published = request.publish(number)?;
         self.files.insert(number, File::Events(events));
         request.set_handle(handle, published as u32);
@@ -138,10 +139,18 @@ impl State {
         let length: u16 = request.constant(ATTR_DEVX_ASYNC_QUERY_LENGTH)?;
         let wr_id: u64 = request.value(ATTR_DEVX_ASYNC_QUERY_WR_ID)?;
         let Some(file) = self.event_file(request, ATTR_DEVX_ASYNC_QUERY_FD) else {
-            return refuse(libc::EBADF);
+            let id = ATTR_DEVX_ASYNC_QUERY_FD;
+            return refuse(
+                Class::BadDescriptor,
+                "attribute",
+                id,
+                Rule::OfType("event file"),
+            );
         };
-        if file.unread() + usize::from(length) > MAX_UNREAD_BYTES {
-            return refuse(libc::EAGAIN);
+        let unread = file.unread() + usize::from(length);
+        if unread > MAX_UNREAD_BYTES {
+            let rule = Rule::AtMost(MAX_UNREAD_BYTES as u64);
+            return refuse(Class::Again, "unread bytes of the file", unread, rule);
         }
         let mut record = wr_id.to_ne_bytes().to_vec();
         record.extend(self.hca.execute(&input, length.into()));
@@ -154,11 +163,16 @@ impl State {
 
     /// Subscribes a file to events of an object, or to events of the device.
     pub(crate) fn devx_subscribe(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        if self.uid(fd) == 0 {
-            return refuse(libc::EINVAL);
-        }
+        let has_user = self.uid(fd) != 0;
+        require(has_user, "descriptor", fd, Rule::With("a context for DevX"))?;
         let Some(channel) = self.event_file(request, ATTR_DEVX_SUBSCRIBE_CHANNEL) else {
-            return refuse(libc::EBADF);
+            let id = ATTR_DEVX_SUBSCRIBE_CHANNEL;
+            return refuse(
+                Class::BadDescriptor,
+                "attribute",
+                id,
+                Rule::OfType("event file"),
+            );
         };
         let object = request.optional_handle(ATTR_DEVX_SUBSCRIBE_OBJECT);
         let by_eventfd = request.has(ATTR_DEVX_SUBSCRIBE_EVENTFD);
@@ -166,9 +180,17 @@ impl State {
         let list = request
             .bytes(ATTR_DEVX_SUBSCRIBE_EVENTS)
             .unwrap_or_default();
-        if by_eventfd && has_cookie || list.len() % 2 != 0 || list.len() / 2 > MAX_EVENTS {
-            return refuse(libc::EINVAL);
-        }
+        let is_one = !(by_eventfd && has_cookie);
+        let rule = Rule::Without("an eventfd");
+        require(is_one, "attribute", ATTR_DEVX_SUBSCRIBE_COOKIE, rule)?;
+        let length = list.len();
+        require(
+            length % 2 == 0,
+            "length of the list",
+            length,
+            Rule::MultipleOf(2),
+        )?;
+        at_most("events", length as u64 / 2, MAX_EVENTS as u64)?;
         let numbers = list
             .chunks_exact(2)
             .map(|it| u16::from_ne_bytes([it[0], it[1]]));
@@ -177,11 +199,13 @@ impl State {
             Some(_) => has_object(*number),
             None => *number == u16::from(event::PORT_CHANGE),
         };
-        if !numbers.iter().all(known) {
-            return refuse(libc::EINVAL);
+        if let Some(number) = numbers.iter().find(|number| !known(number)) {
+            return invalid("event", *number, Rule::Supported);
         }
-        if self.subscriptions.len() + numbers.len() > MAX_SUBSCRIPTIONS {
-            return refuse(libc::ENOMEM);
+        let count = self.subscriptions.len() + numbers.len();
+        if count > MAX_SUBSCRIPTIONS {
+            let rule = Rule::AtMost(MAX_SUBSCRIPTIONS as u64);
+            return refuse(Class::NoMemory, "subscriptions", count, rule);
         }
         let mut new = Vec::new();
         for number in numbers {

@@ -10,22 +10,26 @@ use roce::bits::put32;
 use softhca::command::opcode as op;
 use softhca::layout::wq::wq_type;
 use softhca::layout::{rqc, rqtc, tirc, wq};
+use softhca::rule::Rule;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::{ExCreateRwqIndTable, ExCreateRwqIndTableResp, ExModifyWq};
 use uverbs::{QpState, QpType};
 use zerocopy::FromBytes;
 
+use crate::driver::cause::{
+    Class, Result, at_most, between, invalid, is, refuse, require, require_support, reserved,
+    supported_bits,
+};
 use crate::driver::command::{Input, NUMBER, make, run};
 use crate::driver::data::{Packet, WorkQueue};
 use crate::driver::object::{Created, Events, Object, ObjectData, Qp, Summary};
 use crate::driver::packet::{INTERFACE_LENGTH, PacketQueueContext};
 use crate::driver::queues::{
-    FLAGS_OF_LOOPBACK, LOG_STRIDES, NO_REGISTER, NO_USER_INDEX, QueueAddresses, WQ, is_queue_size,
-    loopback_flags, require,
+    FLAGS_OF_LOOPBACK, NO_REGISTER, QueueAddresses, WQ, check_absent, check_driver_length,
+    check_receives, check_user_index, loopback_flags,
 };
 use crate::driver::request::{Request, word};
 use crate::driver::state::State;
-use crate::{Result, refuse};
 
 /// Logarithms of the numbers of bytes of a stride, and of strides of a receive.
 pub(crate) const STRIDE_BYTES: std::ops::RangeInclusive<u32> = 6..=13;
@@ -51,13 +55,23 @@ pub(crate) const HASH_FIELDS: u64 =
 /// # Errors
 /// EINVAL for both kinds of addresses or of ports; EOPNOTSUPP for unknown fields.
 fn hash_fields(mask: u64) -> Result<(bool, bool, u32)> {
-    if mask & !HASH_FIELDS != 0 {
-        return refuse(libc::EOPNOTSUPP);
-    }
+    supported_bits("rx_hash_fields_mask", mask, HASH_FIELDS)?;
     let of = |kind: u64| (mask & kind) >> kind.trailing_zeros();
     let (ipv4, ipv6) = (of(hash_field::IPV4), of(hash_field::IPV6));
     let (tcp, udp) = (of(hash_field::PORT_TCP), of(hash_field::PORT_UDP));
-    require((ipv4 == 0 || ipv6 == 0) && (tcp == 0 || udp == 0))?;
+    let what = "rx_hash_fields_mask";
+    require(
+        ipv4 == 0 || ipv6 == 0,
+        what,
+        mask,
+        Rule::Excludes(hash_field::IPV6),
+    )?;
+    require(
+        tcp == 0 || udp == 0,
+        what,
+        mask,
+        Rule::Excludes(hash_field::PORT_UDP),
+    )?;
     let fields = ipv4 | ipv6 | (tcp | udp) << 2;
     Ok((ipv6 != 0, udp != 0, fields as u32))
 }
@@ -120,32 +134,42 @@ impl ObjectData for WqTable {
     }
 }
 
+/// Refuses a command with driver data that are not zero.
+fn check_no_driver_data(request: &Request) -> Result<()> {
+    let length = request.driver_length();
+    require_support(
+        request.driver_is_cleared(0),
+        "driver input",
+        length,
+        Rule::Zero,
+    )
+}
+
 impl State {
     /// # Safety
     /// As for [`State::execute`].
     pub(crate) unsafe fn create_wq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         /// The version without strides.
         const MIN_LENGTH: usize = offset_of!(CreateWq, single_stride_log_num_of_bytes);
-        if !self.has_packets() {
-            return refuse(libc::EOPNOTSUPP);
-        }
         let kind: u32 = request.constant(ATTR_CREATE_WQ_TYPE)?;
-        require(kind == 0 && request.driver_length() >= MIN_LENGTH)?;
+        require_support(self.has_packets(), "wq_type", kind, Rule::Supported)?;
+        is("wq_type", kind, 0)?;
+        check_driver_length(request, MIN_LENGTH)?;
         let flags = request.flags(ATTR_CREATE_WQ_FLAGS, WQ_FLAGS)?;
         let driver: CreateWq = request.driver();
         let (receives, shift) = (driver.rq_wqe_count, driver.rq_wqe_shift);
         let (user_index, features) = (driver.user_index, driver.comp_mask);
         // Signatures are not supported.
-        if flags & !STRIP_VLAN != 0 || features & !CREATE_WQ_STRIDES != 0 || driver.flags != 0 {
-            return refuse(libc::EOPNOTSUPP);
-        }
-        require(is_queue_size(receives) && LOG_STRIDES.contains(&shift))?;
-        require(user_index < NO_USER_INDEX)?;
+        supported_bits("flags", flags, STRIP_VLAN.into())?;
+        supported_bits("comp_mask", features, CREATE_WQ_STRIDES.into())?;
+        reserved("driver flags", driver.flags)?;
+        check_receives(receives, shift)?;
+        check_user_index(user_index)?;
         let pd = request.handle(ATTR_CREATE_WQ_PD_HANDLE)?;
         let cq = request.handle(ATTR_CREATE_WQ_CQ_HANDLE)?;
         let max_wr: u32 = request.value(ATTR_CREATE_WQ_MAX_WR)?;
         let max_sge: u32 = request.value(ATTR_CREATE_WQ_MAX_SGE)?;
-        require(max_wr <= receives)?;
+        at_most("max_wr", max_wr, receives.into())?;
         let user_handle = request.value(ATTR_CREATE_WQ_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_WQ_EVENT_FD);
         let addresses = QueueAddresses {
@@ -168,8 +192,12 @@ impl State {
         if features & CREATE_WQ_STRIDES != 0 {
             let log_bytes = driver.single_stride_log_num_of_bytes;
             let log_strides = driver.single_wqe_log_num_of_strides;
-            require(STRIDE_BYTES.contains(&log_bytes))?;
-            require(STRIDES_PER_RECEIVE.contains(&log_strides))?;
+            let (least, most) = (*STRIDE_BYTES.start(), *STRIDE_BYTES.end());
+            let bounds = (least.into(), most.into());
+            between("single_stride_log_num_of_bytes", log_bytes, bounds)?;
+            let (least, most) = (*STRIDES_PER_RECEIVE.start(), *STRIDES_PER_RECEIVE.end());
+            let bounds = (least.into(), most.into());
+            between("single_wqe_log_num_of_strides", log_strides, bounds)?;
             input = input.fields(
                 WQ,
                 [
@@ -217,10 +245,9 @@ impl State {
         const CHECK_STATE: u32 = 1 << 1;
         const CHANGE_FLAGS: u32 = 1 << 2;
         let requested: ExModifyWq = request.core()?;
-        require((1..=CHANGE_STATE | CHECK_STATE | CHANGE_FLAGS).contains(&requested.attr_mask))?;
-        if !request.driver_is_cleared(0) {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        let known = CHANGE_STATE | CHECK_STATE | CHANGE_FLAGS;
+        between("attr_mask", requested.attr_mask, (1, known.into()))?;
+        check_no_driver_data(request)?;
         let has = |bit: u32| requested.attr_mask & bit != 0;
         let WorkQueue { number, state, .. } = *self.objects.wq(fd, requested.wq_handle)?;
         let current = if has(CHECK_STATE) {
@@ -233,15 +260,14 @@ impl State {
         } else {
             current
         };
-        require(current == state && next <= ERROR)?;
+        is("curr_wq_state", current, state.into())?;
+        at_most("wq_state", next, ERROR.into())?;
         let mut input = Input::new(op::MODIFY_RQ, INTERFACE_LENGTH)
             .set(NUMBER, number)
             .set(rqc::RQ_STATE, device_state(current))
             .set(rqc::STATE.at(rqc::AT), device_state(next));
         if has(CHANGE_FLAGS) && requested.flags_mask != 0 {
-            if requested.flags_mask & !STRIP_VLAN != 0 {
-                return refuse(libc::EOPNOTSUPP);
-            }
+            supported_bits("flags_mask", requested.flags_mask, STRIP_VLAN.into())?;
             input = input.long(rqc::MODIFY_BITMASK, rqc::MODIFY_VSD).set(
                 rqc::VSD.at(rqc::AT),
                 u32::from(requested.flags & STRIP_VLAN == 0),
@@ -255,17 +281,23 @@ impl State {
     pub(crate) fn create_wq_table(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let bytes = request.bytes(ATTR_CORE_IN).unwrap_or_default();
         let Ok((requested, list)) = ExCreateRwqIndTable::read_from_prefix(&bytes) else {
-            return refuse(libc::ENOSPC);
+            let least = Rule::AtLeast(size_of::<ExCreateRwqIndTable>() as u64);
+            return refuse(Class::NoSpace, "length of the input", bytes.len(), least);
         };
-        if requested.comp_mask != 0 || !request.driver_is_cleared(0) {
-            return refuse(libc::EOPNOTSUPP);
-        }
-        require(requested.log_ind_tbl_size <= LOG_MAX_TABLE)?;
+        reserved("comp_mask", requested.comp_mask)?;
+        check_no_driver_data(request)?;
+        at_most(
+            "log_ind_tbl_size",
+            requested.log_ind_tbl_size,
+            LOG_MAX_TABLE.into(),
+        )?;
         let count = 1 << requested.log_ind_tbl_size;
         let Some((list, padding)) = list.split_at_checked(4 * count) else {
-            return refuse(libc::EINVAL);
+            let least = Rule::AtLeast(4 * count as u64);
+            return invalid("length of the list", list.len(), least);
         };
-        require(padding.iter().all(|byte| *byte == 0))?;
+        let is_padding = padding.iter().all(|byte| *byte == 0);
+        require(is_padding, "length of the input", bytes.len(), Rule::Zero)?;
         let mut input = vec![0; 4 * count];
         let mut dependencies = Vec::with_capacity(count);
         for (at, handle) in list.chunks_exact(4).enumerate() {
@@ -304,18 +336,19 @@ impl State {
         request: &mut Request,
         table: u32,
     ) -> Result<()> {
-        require(request.driver_length() >= size_of::<CreateQpRss>())?;
+        check_driver_length(request, size_of::<CreateQpRss>())?;
         let queues = [
             ATTR_CREATE_QP_SEND_CQ_HANDLE,
             ATTR_CREATE_QP_RECV_CQ_HANDLE,
             ATTR_CREATE_QP_SRQ_HANDLE,
         ];
-        require(!queues.into_iter().any(|id| request.has(id)))?;
-        require(request.flags(ATTR_CREATE_QP_FLAGS, 0)? == 0)?;
+        check_absent(request, &queues)?;
+        request.flags(ATTR_CREATE_QP_FLAGS, 0)?;
         let driver: CreateQpRss = request.driver();
-        let has_unknown = driver.comp_mask != 0 || driver.flags & !FLAGS_OF_LOOPBACK != 0;
-        if has_unknown || driver.reserved != [0; 6] {
-            return refuse(libc::EOPNOTSUPP);
+        reserved("comp_mask", driver.comp_mask)?;
+        supported_bits("driver flags", driver.flags, FLAGS_OF_LOOPBACK.into())?;
+        for byte in driver.reserved {
+            reserved("reserved", byte)?;
         }
         let (ipv6, udp, fields) = hash_fields(driver.rx_hash_fields_mask)?;
         let number = self.objects.typed::<WqTable>(fd, table)?.number;
@@ -335,10 +368,15 @@ impl State {
             );
         // Without fields all packets have the same hash.
         if fields != 0 {
-            if driver.rx_hash_function != HASH_TOEPLITZ {
-                return refuse(libc::EOPNOTSUPP);
-            }
-            require(usize::from(driver.rx_key_len) == KEY_LENGTH)?;
+            let function = driver.rx_hash_function;
+            let known = Rule::Is(HASH_TOEPLITZ.into());
+            require_support(
+                function == HASH_TOEPLITZ,
+                "rx_hash_function",
+                function,
+                known,
+            )?;
+            is("rx_key_len", driver.rx_key_len, KEY_LENGTH as u64)?;
             input = input
                 .set(tirc::RX_HASH_FN.at(tirc::AT), tirc::RX_HASH_FN_TOEPLITZ)
                 .bytes(
@@ -390,7 +428,7 @@ mod tests {
 
     #[test]
     fn a_hash_covers_one_kind_of_addresses_and_ports() {
-        let fields = |mask| hash_fields(mask).map_err(|errno| errno.raw());
+        let fields = |mask| hash_fields(mask).map_err(|error| error.errno().raw());
         assert_eq!(fields(0), Ok((false, false, 0)));
         assert_eq!(fields(0b11 | 0b10 << 4), Ok((false, false, 0b1011)));
         assert_eq!(fields(0b01 << 2 | 0b11 << 6), Ok((true, true, 0b1101)));

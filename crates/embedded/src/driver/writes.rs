@@ -4,6 +4,7 @@ use std::mem::offset_of;
 use std::os::fd::RawFd;
 
 use softhca::command::opcode as op;
+use softhca::rule::Rule;
 use uverbs::abi::ids::{
     ATTR_CORE_IN, ATTR_CORE_OUT, ATTR_UHW_OUT, OBJECT_AH, OBJECT_PD, OBJECT_RWQ_IND_TBL,
 };
@@ -18,13 +19,16 @@ use uverbs::abi::write::{
     ReregMrResp, ResizeCq, ResizeCqResp,
 };
 
+use crate::driver::cause::{
+    Class, Result, at_most, invalid, is, known_bits, refuse, require, require_support, reserved,
+    system, unsupported,
+};
 use crate::driver::command::{Input, make};
 use crate::driver::event::{EventFile, FileKind};
 use crate::driver::files::File;
 use crate::driver::object::{Object, ObjectData, Pd, Summary};
 use crate::driver::request::Request;
 use crate::driver::state::State;
-use crate::{Result, refuse};
 
 const EX_QUERY_DEVICE: u32 = CMD_FLAG_EXTENDED | CMD_QUERY_DEVICE;
 const EX_MODIFY_QP: u32 = CMD_FLAG_EXTENDED | CMD_MODIFY_QP;
@@ -98,11 +102,10 @@ fn sizes(command: u32) -> Result<(usize, usize)> {
                 CMD_FLAG_EXTENDED => number < EX_COMMANDS,
                 _ => false,
             };
-            return refuse(if known {
-                libc::EOPNOTSUPP
-            } else {
-                libc::EINVAL
-            });
+            return match known {
+                true => unsupported("write command", command, Rule::Supported),
+                false => invalid("write command", command, Rule::Known),
+            };
         }
     })
 }
@@ -153,8 +156,14 @@ impl State {
     pub(crate) unsafe fn write(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let command = request.write_command()?;
         let (least, room) = sizes(command)?;
-        if request.room(ATTR_CORE_IN) < least || request.room(ATTR_CORE_OUT) < room {
-            return refuse(libc::ENOSPC);
+        for (what, length, least) in [
+            ("length of the input", request.room(ATTR_CORE_IN), least),
+            ("length of the output", request.room(ATTR_CORE_OUT), room),
+        ] {
+            if length < least {
+                let refused = refuse(Class::NoSpace, what, length, Rule::AtLeast(least as u64));
+                return refused.map_err(|error| error.of(command));
+            }
         }
         match command {
             CMD_QUERY_DEVICE => {
@@ -163,9 +172,15 @@ impl State {
             }
             EX_QUERY_DEVICE => {
                 let requested: ExQueryDevice = request.core()?;
-                if requested != ExQueryDevice::default() || !request.driver_is_cleared(0) {
-                    return refuse(libc::EINVAL);
-                }
+                let ExQueryDevice {
+                    comp_mask,
+                    reserved,
+                } = requested;
+                is("comp_mask", comp_mask, 0)?;
+                is("reserved", reserved, 0)?;
+                let has_no_driver_data = request.driver_is_cleared(0);
+                let length = request.driver_length();
+                require(has_no_driver_data, "driver input", length, Rule::Zero)?;
                 self.query_device_ex(request);
             }
             CMD_ALLOC_PD => return self.alloc_pd(fd, request),
@@ -200,24 +215,23 @@ impl State {
             EX_MODIFY_CQ => {
                 const MODERATE: u32 = 1 << 0;
                 let requested: ExModifyCq = request.core()?;
-                if requested.attr_mask == 0 || requested.reserved != 0 {
-                    return refuse(libc::EINVAL);
-                }
-                if requested.attr_mask > MODERATE {
-                    return refuse(libc::EOPNOTSUPP);
-                }
+                let mask = requested.attr_mask;
+                require(mask != 0, "attr_mask", mask, Rule::NonZero)?;
+                is("reserved", requested.reserved, 0)?;
+                require_support(
+                    mask <= MODERATE,
+                    "attr_mask",
+                    mask,
+                    Rule::Bits(MODERATE.into()),
+                )?;
                 self.objects.cq(fd, requested.cq_handle)?;
-                if requested.attr.cq_period > LONGEST_PERIOD {
-                    return refuse(libc::EINVAL);
-                }
+                at_most("cq_period", requested.attr.cq_period, LONGEST_PERIOD.into())?;
             }
             EX_MODIFY_WQ => return self.modify_wq(fd, request),
             EX_CREATE_WQ_TABLE => return self.create_wq_table(fd, request),
             EX_DESTROY_WQ_TABLE => {
                 let requested: ExDestroyRwqIndTable = request.core()?;
-                if requested.comp_mask != 0 {
-                    return refuse(libc::EOPNOTSUPP);
-                }
+                reserved("comp_mask", requested.comp_mask)?;
                 self.destroy(fd, requested.ind_tbl_handle, OBJECT_RWQ_IND_TBL)?;
             }
             // SAFETY: guaranteed by the caller.
@@ -249,7 +263,7 @@ impl State {
                 return self.group(fd, &requested, false);
             }
             // `sizes` rejects all others.
-            _ => return refuse(libc::EOPNOTSUPP),
+            _ => return unsupported("write command", command, Rule::Supported),
         }
         Ok(())
     }
@@ -268,7 +282,8 @@ impl State {
     fn create_channel(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let _: CreateCompChannel = request.core()?;
         let id = self.context(fd)?.id;
-        let (events, number) = EventFile::new(FileKind::Completions, id)?;
+        let file = EventFile::new(FileKind::Completions, id);
+        let (events, number) = file.map_err(system("event file of context", id))?;
         let fd = request.publish(number)? as u32;
         self.files.insert(number, File::Events(events));
         request.core_answer(&CreateCompChannelResp { fd });
@@ -282,8 +297,13 @@ impl State {
         let srq = self.objects.srq(fd, requested.srq_handle)?;
         let limit = requested.attr_mask & LIMIT != 0;
         // The queue is in memory of the process, so its size cannot change.
-        if requested.attr_mask & MAX_WR != 0 || (limit && requested.srq_limit > srq.max_wr) {
-            return refuse(libc::EINVAL);
+        known_bits(
+            "attr_mask",
+            requested.attr_mask & (MAX_WR | LIMIT),
+            LIMIT.into(),
+        )?;
+        if limit {
+            at_most("srq_limit", requested.srq_limit, srq.max_wr.into())?;
         }
         let (number, kind) = (srq.number, srq.kind);
         if limit {
@@ -314,15 +334,20 @@ impl State {
         self.objects.pd(fd, requested.pd_handle)?;
         let attr = &requested.attr;
         let global = attr.is_global != 0;
-        let known = self.gid_at(attr.grh.sgid_index.into()).is_some();
-        if attr.port_num != 1 || (global && !known) {
-            return refuse(libc::EINVAL);
-        }
+        is("port_num", attr.port_num, 1)?;
+        let index = attr.grh.sgid_index;
+        let known = self.gid_at(index.into()).is_some();
+        require(!global || known, "sgid_index", index, Rule::Exists)?;
         let mut answer = None;
         if self.is_ethernet() {
-            if !global || request.room(ATTR_UHW_OUT) < ANSWER {
-                return refuse(libc::EINVAL);
-            }
+            is("is_global", attr.is_global.min(1), 1)?;
+            let room = request.room(ATTR_UHW_OUT);
+            require(
+                room >= ANSWER,
+                "length of the driver output",
+                room,
+                Rule::AtLeast(ANSWER as u64),
+            )?;
             answer = Some(mlx5_abi::CreateAhResp {
                 response_length: ANSWER as u32,
                 dmac: self.resolve(&attr.grh.dgid)?,

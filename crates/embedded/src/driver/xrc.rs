@@ -4,23 +4,24 @@
 //! single object of the device with several objects here; it is destroyed with
 //! the last of them.
 
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use nix::sys::stat::fstat;
 use softhca::command::opcode as op;
 use softhca::layout::qpc::{rq_type, st};
 use softhca::layout::{PAGE_LIST, qpc};
-use uverbs::QpType;
+use softhca::rule::Rule;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::{CreateQpResp, ModifyQp, OpenQp, OpenXrcd, OpenXrcdResp};
+use uverbs::{Errno, QpType};
 
+use crate::driver::cause::{Class, Result, invalid, is, refuse, require, require_support, system};
 use crate::driver::command::{Input, make};
 use crate::driver::event::EventCounter;
 use crate::driver::object::{Events, Object, ObjectData, Objects, Qp, SrqKind, Summary, Xrcd};
-use crate::driver::queues::{QpDriver, create_flags};
+use crate::driver::queues::{QpDriver, check_absent, create_flags};
 use crate::driver::request::Request;
 use crate::driver::state::State;
-use crate::{Result, refuse};
 
 /// Duplicates a descriptor, and returns it with the device and inode of its file.
 ///
@@ -28,16 +29,17 @@ use crate::{Result, refuse};
 /// `fd` must be open, or negative.
 unsafe fn duplicate(fd: RawFd) -> Result<(OwnedFd, (u64, u64))> {
     if fd < 0 {
-        return refuse(libc::EBADF);
+        return refuse(Class::BadDescriptor, "fd", fd, Rule::Exists);
     }
     // SAFETY: it is not negative, and open, as the caller guarantees.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let number = fd.as_raw_fd();
     let Ok(file) = fd.try_clone_to_owned() else {
-        return refuse(libc::EBADF);
+        return refuse(Class::BadDescriptor, "fd", number, Rule::Exists);
     };
     match fstat(&file) {
         Ok(stat) => Ok((file, (stat.st_dev, stat.st_ino))),
-        Err(errno) => refuse(errno as i32),
+        Err(errno) => Err(system("fd", number)(Errno::new(errno as i32))),
     }
 }
 
@@ -94,9 +96,14 @@ impl State {
         let has_inode = |it: &Xrcd| it.inode.is_some() && it.inode == inode;
         let existing = self.objects.find(has_inode).map(|(_, it)| it.number);
         let number = match existing {
-            Some(_) if oflags & libc::O_EXCL != 0 => return refuse(libc::EINVAL),
+            Some(_) if oflags & libc::O_EXCL != 0 => {
+                return invalid("oflags", oflags, Rule::Excludes(libc::O_EXCL as u64));
+            }
             Some(number) => number,
-            None if inode.is_some() && oflags & libc::O_CREAT == 0 => return refuse(libc::EAGAIN),
+            None if inode.is_some() && oflags & libc::O_CREAT == 0 => {
+                let needed = Rule::Contains(libc::O_CREAT as u64);
+                return refuse(Class::Again, "oflags", oflags, needed);
+            }
             None => make(&mut self.hca, &Input::new(op::ALLOC_XRCD, 16))?,
         };
         let xrcd_handle = self.objects.insert(Object::new(
@@ -120,20 +127,21 @@ impl State {
             ATTR_CREATE_QP_PD_HANDLE,
             ATTR_CREATE_QP_IND_TABLE_HANDLE,
         ];
-        if UNSUPPORTED.into_iter().any(|id| request.has(id)) {
-            return refuse(libc::EINVAL);
-        }
+        check_absent(request, &UNSUPPORTED)?;
         let xrcd = request.handle(ATTR_CREATE_QP_XRCD_HANDLE)?;
         create_flags(request, QpType::XRC_TGT)?;
         if let Some(srq) = request.optional_handle(ATTR_CREATE_QP_SRQ_HANDLE) {
-            if self.objects.srq(fd, srq)?.kind != SrqKind::Xrc {
-                return refuse(libc::EINVAL);
-            }
+            let is_xrc = self.objects.srq(fd, srq)?.kind == SrqKind::Xrc;
+            require(is_xrc, "handle", srq, Rule::OfType("XRC SRQ"))?;
         }
         QpDriver::new(request)?;
-        if request.has(ATTR_CREATE_QP_SOURCE_QPN) {
-            return refuse(libc::EOPNOTSUPP);
-        }
+        let has_source = request.has(ATTR_CREATE_QP_SOURCE_QPN);
+        require_support(
+            !has_source,
+            "attribute",
+            ATTR_CREATE_QP_SOURCE_QPN,
+            Rule::Absent,
+        )?;
         let domain = self.objects.xrcd(fd, xrcd)?.number;
         let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
@@ -163,13 +171,14 @@ impl State {
     pub(crate) fn open_qp(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
         let requested: OpenQp = request.core()?;
         let xrcd = requested.pd_handle;
-        let domain = self.objects.xrcd(fd, xrcd).or(refuse(libc::EINVAL))?.number;
-        if QpType(requested.qp_type.into()) != QpType::XRC_TGT {
-            return refuse(libc::EINVAL);
-        }
+        let domain = self.objects.xrcd(fd, xrcd);
+        let domain = domain
+            .map_err(|error| error.as_class(Class::Invalid))?
+            .number;
+        is("qp_type", requested.qp_type, QpType::XRC_TGT.0.into())?;
         let of_domain = |qp: &&Qp| qp.domain == Some(domain);
         let Some(qp) = self.objects.qps(requested.qpn).find(of_domain) else {
-            return refuse(libc::EINVAL);
+            return invalid("qpn", requested.qpn, Rule::Exists);
         };
         let attributes = qp.attributes;
         let events = Events {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use roce::transport::Counters;
 
+use crate::driver::cause::Observer;
 use crate::driver::files::uar_counts;
 use crate::driver::gids;
 use crate::driver::object::Qp;
@@ -190,6 +191,12 @@ impl Embedded {
     /// reached otherwise.
     pub fn fail_queue_pair(&self, qpn: u32) -> bool {
         self.command(|state| state.hca.fail_queue_pair(qpn))
+    }
+
+    /// Sets who is told why commands, work requests, accesses to memory and packets fail, and of
+    /// asynchronous events; `None` for nobody.
+    pub fn observe(&self, observer: Option<Observer>) {
+        self.device.lock().observe(observer);
     }
 
     /// Returns the first complaints of the device about invalid input.

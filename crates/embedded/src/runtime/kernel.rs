@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 use mlx5_abi::ids::{METHOD_DEVX_OBJ_DESTROY, OBJECT_DEVX_OBJ};
 use nix::poll::{PollFd, PollFlags, PollTimeout, ppoll};
 use nix::sys::time::TimeSpec;
+use softhca::rule::Rule;
 use uverbs::abi::ids::{ATTR_DESTROY_QP_HANDLE, METHOD_QP_DESTROY, OBJECT_QP};
 use uverbs::abi::ioctl::RDMA_VERBS_IOCTL;
 use uverbs::discovery::DriverId;
 use uverbs::kernel::Kernel;
 use uverbs::{Command, Context, Error};
 
+use crate::driver::cause::{self, Cause, Class};
 use crate::driver::descriptors::Descriptors;
 use crate::driver::event::EventFile;
 use crate::driver::files::File;
@@ -88,6 +90,34 @@ impl Embedded {
     }
 }
 
+impl EmbeddedKernel {
+    /// Executes a command.
+    ///
+    /// # Safety
+    /// As for [`State::execute`](crate::driver::state::State::execute).
+    unsafe fn execute(&self, fd: RawFd, request: &mut Request) -> cause::Result<()> {
+        if self.embedded.device.lock().failed {
+            return cause::refuse(Class::Removed, "descriptor", fd, Rule::Exists);
+        }
+        let ends_queue = [
+            (OBJECT_QP, METHOD_QP_DESTROY),
+            (OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_DESTROY),
+        ]
+        .contains(&(request.object, request.method));
+        self.embedded.command(|state| {
+            if ends_queue {
+                let handle = request.optional_handle(ATTR_DESTROY_QP_HANDLE);
+                let qp = handle.filter(|_| request.object == OBJECT_QP);
+                let qp = qp.and_then(|handle| state.objects.qp(fd, handle).ok());
+                let number = qp.map(|qp| qp.number);
+                state.flush_sends(number);
+            }
+            // SAFETY: guaranteed by the caller.
+            unsafe { state.execute(fd, request) }
+        })
+    }
+}
+
 // SAFETY: descriptors are files that the device created and keeps until they
 // are closed here. Each is looked up by its number; other numbers are rejected.
 // The file of the registers, which is mapped, keeps its length. Commands access
@@ -125,29 +155,24 @@ unsafe impl Kernel for EmbeddedKernel {
         if request != RDMA_VERBS_IOCTL {
             return refuse(libc::ENOTTY);
         }
-        if self.embedded.device.lock().failed {
-            return refuse(libc::EIO);
-        }
         // SAFETY: the caller guarantees a command with its attributes.
-        let mut request = unsafe { Request::read(argument, self.descriptors.clone()) }?;
-        let ends_queue = [
-            (OBJECT_QP, METHOD_QP_DESTROY),
-            (OBJECT_DEVX_OBJ, METHOD_DEVX_OBJ_DESTROY),
-        ]
-        .contains(&(request.object, request.method));
-        let done = self.embedded.command(|state| {
-            if ends_queue {
-                let handle = request.optional_handle(ATTR_DESTROY_QP_HANDLE);
-                let qp = handle.filter(|_| request.object == OBJECT_QP);
-                let qp = qp.and_then(|handle| state.objects.qp(fd, handle).ok());
-                let number = qp.map(|qp| qp.number);
-                state.flush_sends(number);
+        let request = unsafe { Request::read(argument, self.descriptors.clone()) };
+        let (method, done) = match request {
+            Ok(mut request) => {
+                let method = (request.object, request.method);
+                // SAFETY: guaranteed by the caller.
+                (Some(method), unsafe { self.execute(fd, &mut request) })
             }
-            // SAFETY: the caller guarantees that addresses in the command are valid
-            // for what the command does with them.
-            unsafe { state.execute(fd, &mut request) }
-        });
-        done.map(|()| 0)
+            Err(error) => (None, Err(error)),
+        };
+        match done {
+            Ok(()) => Ok(0),
+            Err(error) => {
+                let cause = Cause::Verb { method, error };
+                self.embedded.device.lock().report(&cause);
+                Err(error.errno())
+            }
+        }
     }
 
     unsafe fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize> {

@@ -44,6 +44,11 @@ impl<P: Platform> Hca<P> {
     /// Reads only the input and the memory that it names. The command queue calls
     /// this, and tests call it without a queue.
     pub fn execute(&mut self, input: &[u8], output_length: usize) -> Vec<u8> {
+        self.execute_command(input, output_length).0
+    }
+
+    /// As [`Hca::execute`]; also returns why the command was refused, if it was.
+    pub fn execute_command(&mut self, input: &[u8], output_length: usize) -> (Vec<u8>, Outcome) {
         let mut output = vec![0; output_length.max(MIN_OUTPUT)];
         let opcode = OPCODE.get(input) as u16;
         self.core.stats.commands += 1;
@@ -78,7 +83,7 @@ impl<P: Platform> Hca<P> {
             }
         }
         output.truncate(output_length);
-        output
+        (output, outcome)
     }
 
     fn dispatch(&mut self, opcode: u16, input: &[u8], output: &mut [u8]) -> Outcome {

@@ -1,0 +1,360 @@
+//! Why the driver refused a command.
+//!
+//! An error of the driver is made here only, from what broke which rule; its error number
+//! derives from it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use softhca::rule::Rule;
+use softhca::status::{CommandError, Status};
+use uverbs::{AsyncEventType, Errno};
+
+/// Result of a command.
+pub(crate) type Result<T> = std::result::Result<T, VerbError>;
+
+/// Why the driver refused a verbs command: a parameter or an object, its value, and the rule
+/// that it breaks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VerbError {
+    class: Class,
+    /// The parameter, as the kernel's interface names it, or the kind of object.
+    pub what: &'static str,
+    /// Its value, handle or number.
+    pub value: u64,
+    /// The rule that it breaks.
+    pub rule: Rule,
+    /// The attribute that contains the parameter, or the handle of its object.
+    pub of: Option<u32>,
+}
+
+/// Classes of errors, one for each error number of the kernel.
+#[non_exhaustive]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Class {
+    /// An invalid parameter (EINVAL).
+    Invalid,
+    /// What the device does not have, or reserved data (EOPNOTSUPP).
+    Unsupported,
+    /// An unknown command or attribute (EPROTONOSUPPORT).
+    Unknown,
+    /// An object that does not exist (ENOENT).
+    NotFound,
+    /// A descriptor that is not open, or not of the right kind (EBADF).
+    BadDescriptor,
+    /// A descriptor that takes no commands (ENOTTY).
+    NotADevice,
+    /// No room for an object (ENOMEM).
+    NoMemory,
+    /// An object in use (EBUSY).
+    Busy,
+    /// Memory that is not mapped (EFAULT).
+    Fault,
+    /// A missing right (EPERM).
+    Permission,
+    /// What may succeed later, or with another flag (EAGAIN).
+    Again,
+    /// No room in a table, or too short an input (ENOSPC).
+    NoSpace,
+    /// An object that contradicts another one (EEXIST).
+    Conflict,
+    /// A destination that no device has (EHOSTUNREACH).
+    Unreachable,
+    /// An empty entry (ENODATA).
+    NoData,
+    /// A removed device (EIO).
+    Removed,
+    /// The device has refused a command of the driver (the error number by which mlx5_core
+    /// replaces the status).
+    Device(CommandError),
+    /// The device has refused a command of the program (EREMOTEIO).
+    Program(CommandError),
+    /// A system call has failed.
+    System(Errno),
+}
+
+impl Class {
+    fn errno(self) -> Errno {
+        Errno::new(match self {
+            Self::Invalid => libc::EINVAL,
+            Self::Unsupported => libc::EOPNOTSUPP,
+            Self::Unknown => libc::EPROTONOSUPPORT,
+            Self::NotFound => libc::ENOENT,
+            Self::BadDescriptor => libc::EBADF,
+            Self::NotADevice => libc::ENOTTY,
+            Self::NoMemory => libc::ENOMEM,
+            Self::Busy => libc::EBUSY,
+            Self::Fault => libc::EFAULT,
+            Self::Permission => libc::EPERM,
+            Self::Again => libc::EAGAIN,
+            Self::NoSpace => libc::ENOSPC,
+            Self::Conflict => libc::EEXIST,
+            Self::Unreachable => libc::EHOSTUNREACH,
+            Self::NoData => libc::ENODATA,
+            Self::Removed => libc::EIO,
+            Self::Program(_) => libc::EREMOTEIO,
+            Self::Device(error) => match error.status() {
+                Status::ResourceBusy => libc::EBUSY,
+                Status::ExceedsLimit => libc::ENOMEM,
+                Status::NoResources => libc::EAGAIN,
+                Status::BadOpcode
+                | Status::BadParameter
+                | Status::BadResource
+                | Status::BadResourceState
+                | Status::BadIndex
+                | Status::BadQpState
+                | Status::BadSizeOutstandingCqes => libc::EINVAL,
+                Status::Ok
+                | Status::Internal
+                | Status::BadSystemState
+                | Status::BadInputLength
+                | Status::BadOutputLength => libc::EIO,
+            },
+            Self::System(errno) => return errno,
+        })
+    }
+}
+
+impl VerbError {
+    /// Returns the class, of which the error number is.
+    #[must_use]
+    pub fn class(&self) -> Class {
+        self.class
+    }
+
+    /// Returns the error number that the caller gets.
+    #[must_use]
+    pub fn errno(&self) -> Errno {
+        self.class.errno()
+    }
+
+    /// Names the attribute that contains the parameter, or the handle of its object, unless
+    /// it is named already.
+    pub(crate) fn of(mut self, which: impl Into<u32>) -> Self {
+        self.of.get_or_insert(which.into());
+        self
+    }
+
+    /// Gives the error another class.
+    pub(crate) fn as_class(mut self, class: Class) -> Self {
+        self.class = class;
+        self
+    }
+}
+
+impl From<VerbError> for Errno {
+    fn from(error: VerbError) -> Self {
+        error.errno()
+    }
+}
+
+impl fmt::Display for VerbError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.class {
+            Class::Device(error) | Class::Program(error) => {
+                write!(f, "the device refused {}: {error}", self.what)?;
+            }
+            Class::System(errno) => write!(f, "{} {:#x}: {errno}", self.what, self.value)?,
+            _ => write!(f, "{} {:#x} {}", self.what, self.value, self.rule)?,
+        }
+        match self.of {
+            Some(of) => write!(f, " (of {of:#x})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for VerbError {}
+
+/// What an [`Observer`] is told.
+#[non_exhaustive]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cause {
+    /// The driver refused a verbs command.
+    Verb {
+        /// Its object and its method, unless they could not be read.
+        method: Option<(u16, u16)>,
+        /// What broke which rule.
+        error: VerbError,
+    },
+    /// The device: commands, work requests, accesses, packets, events.
+    Device(softhca::cause::Cause),
+    /// An asynchronous event that is the driver's own.
+    Event {
+        /// Its type.
+        event: AsyncEventType,
+        /// The port, or the index in its table.
+        element: u64,
+    },
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Verb {
+                method: Some((object, method)),
+                error,
+            } => write!(
+                f,
+                "method {method:#x} of object type {object:#x} refused: {error}"
+            ),
+            Self::Verb {
+                method: None,
+                error,
+            } => write!(f, "command refused: {error}"),
+            Self::Device(cause) => cause.fmt(f),
+            Self::Event { event, element } => write!(f, "event {event:?}: {element}"),
+        }
+    }
+}
+
+/// An observer of a device. It is called under the device's lock: it must not call the device,
+/// and must not wait.
+pub type Observer = Arc<dyn Fn(&Cause) + Send + Sync>;
+
+/// Refuses a command: the value of `what` breaks `rule`.
+#[cold]
+pub(crate) fn refuse<T>(
+    class: Class,
+    what: &'static str,
+    value: impl TryInto<u64>,
+    rule: Rule,
+) -> Result<T> {
+    Err(VerbError {
+        class,
+        what,
+        value: value.try_into().unwrap_or(u64::MAX),
+        rule,
+        of: None,
+    })
+}
+
+/// Refuses a command with an invalid parameter.
+#[cold]
+pub(crate) fn invalid<T>(what: &'static str, value: impl TryInto<u64>, rule: Rule) -> Result<T> {
+    refuse(Class::Invalid, what, value, rule)
+}
+
+/// Refuses a command that asks for what the device does not have.
+#[cold]
+pub(crate) fn unsupported<T>(
+    what: &'static str,
+    value: impl TryInto<u64>,
+    rule: Rule,
+) -> Result<T> {
+    refuse(Class::Unsupported, what, value, rule)
+}
+
+/// Refuses a command unless a parameter obeys a rule.
+pub(crate) fn require(
+    condition: bool,
+    what: &'static str,
+    value: impl TryInto<u64>,
+    rule: Rule,
+) -> Result<()> {
+    match condition {
+        true => Ok(()),
+        false => invalid(what, value, rule),
+    }
+}
+
+/// Refuses a command unless the device supports a parameter.
+pub(crate) fn require_support(
+    condition: bool,
+    what: &'static str,
+    value: impl TryInto<u64>,
+    rule: Rule,
+) -> Result<()> {
+    match condition {
+        true => Ok(()),
+        false => unsupported(what, value, rule),
+    }
+}
+
+/// Refuses a command unless a parameter is at most `limit`.
+pub(crate) fn at_most(what: &'static str, value: impl Into<u64>, limit: u64) -> Result<()> {
+    let value = value.into();
+    require(value <= limit, what, value, Rule::AtMost(limit))
+}
+
+/// Refuses a command unless a parameter is between two values.
+pub(crate) fn between(
+    what: &'static str,
+    value: impl Into<u64>,
+    (low, high): (u64, u64),
+) -> Result<()> {
+    let value = value.into();
+    require(
+        (low..=high).contains(&value),
+        what,
+        value,
+        Rule::Between(low, high),
+    )
+}
+
+/// Refuses a command unless a parameter has a value.
+pub(crate) fn is(what: &'static str, value: impl Into<u64>, expected: u64) -> Result<()> {
+    let value = value.into();
+    require(value == expected, what, value, Rule::Is(expected))
+}
+
+/// Refuses a command whose flags have others than the known ones.
+pub(crate) fn known_bits(what: &'static str, value: impl Into<u64>, known: u64) -> Result<()> {
+    let value = value.into();
+    require(value & !known == 0, what, value, Rule::Bits(known))
+}
+
+/// Refuses a command that asks for more than the supported flags.
+pub(crate) fn supported_bits(
+    what: &'static str,
+    value: impl Into<u64>,
+    supported: u64,
+) -> Result<()> {
+    let value = value.into();
+    require_support(value & !supported == 0, what, value, Rule::Bits(supported))
+}
+
+/// Refuses a command whose reserved data are not zero, as those that later devices know.
+pub(crate) fn reserved(what: &'static str, value: impl Into<u64>) -> Result<()> {
+    let value = value.into();
+    require_support(value == 0, what, value, Rule::Zero)
+}
+
+/// Returns the error of a system call about `what`.
+pub(crate) fn system(
+    what: &'static str,
+    value: impl TryInto<u64> + Copy,
+) -> impl Fn(Errno) -> VerbError {
+    move |errno| VerbError {
+        class: Class::System(errno),
+        what,
+        value: value.try_into().unwrap_or(u64::MAX),
+        rule: Rule::Granted,
+        of: None,
+    }
+}
+
+/// Returns the error of memory that a command names: it is not mapped, or not writable.
+pub(crate) fn memory(what: &'static str, address: u64, rule: Rule) -> impl Fn(Errno) -> VerbError {
+    move |errno| VerbError {
+        class: match errno.raw() {
+            libc::EFAULT => Class::Fault,
+            _ => Class::Invalid,
+        },
+        what,
+        value: address,
+        rule,
+        of: None,
+    }
+}
+
+/// Returns the error of a command that the device refused.
+pub(crate) fn by_device(command: &'static str, error: CommandError) -> VerbError {
+    VerbError {
+        class: Class::Device(error),
+        what: command,
+        value: error.value,
+        rule: error.rule,
+        of: None,
+    }
+}
