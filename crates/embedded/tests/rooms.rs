@@ -131,3 +131,25 @@ fn circles_are_small() {
         assert!(circle.len() <= MAX_CIRCLE, "{module}: {circle:?}");
     }
 }
+
+/// The error of a refused command is made of what broke which rule, not of an error number.
+#[test]
+fn errors_of_the_driver_have_causes() {
+    let mut modules = BTreeMap::new();
+    collect(&source(), &mut modules);
+    // Events are read from files, not by commands.
+    let may = ["driver::cause", "driver::event"];
+    let mut bare = Vec::new();
+    for (module, code) in modules.iter().filter(|(name, _)| room(name).is_some()) {
+        if !module.starts_with("driver") || may.contains(&module.as_str()) {
+            continue;
+        }
+        for (number, line) in code.lines().enumerate() {
+            let makes = ["libc::E", "Errno::new", "refuse(libc"];
+            if makes.iter().any(|text| line.contains(text)) {
+                bare.push(format!("{module}, line {}: {line}", number + 1));
+            }
+        }
+    }
+    assert!(bare.is_empty(), "{bare:#?}");
+}

@@ -35,7 +35,7 @@ pub enum Cause {
     Misuse(Misuse),
     /// An asynchronous event.
     Event {
-        /// Its type, one of [`event`](crate::engine::eq::event).
+        /// Its type, one of [`event`].
         kind: u8,
         /// Its subtype, of a completion queue its syndrome.
         subtype: u8,

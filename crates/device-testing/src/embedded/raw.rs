@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 pub const PAGE: usize = 4096;
 /// Size of the buffer of a command, whatever its header says.
-const MAX_COMMAND: usize = 8192;
+pub const MAX_COMMAND: usize = 8192;
 
 /// Memory that only commands and devices use, between inaccessible pages and canary pages
 /// that must stay unchanged.

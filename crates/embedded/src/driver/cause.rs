@@ -334,6 +334,11 @@ pub(crate) fn system(
     }
 }
 
+/// Returns the error number of a system call.
+pub(crate) fn errno_of(error: nix::Error) -> Errno {
+    Errno::new(error as i32)
+}
+
 /// Returns the error of memory that a command names: it is not mapped, or not writable.
 pub(crate) fn memory(what: &'static str, address: u64, rule: Rule) -> impl Fn(Errno) -> VerbError {
     move |errno| VerbError {

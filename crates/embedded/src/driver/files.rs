@@ -11,10 +11,9 @@ use nix::sys::uio::pwrite;
 use nix::unistd::ftruncate;
 use ring::{Mapping, ReadOnlyMapping};
 use softhca::rule::Rule;
-use uverbs::Errno;
 use zerocopy::IntoBytes;
 
-use crate::driver::cause::{Class, Result, refuse, system};
+use crate::driver::cause::{Class, Result, errno_of, refuse, system};
 use crate::driver::event::EventFile;
 
 /// Bytes of a UAR.
@@ -203,14 +202,13 @@ pub(crate) fn uar_counts() -> UarCounts {
 impl ContextFile {
     /// Opens a device. Returns it with its descriptor, which the file owns.
     pub(crate) fn new() -> crate::Result<(Self, RawFd)> {
-        let failed = |errno: nix::Error| Errno::new(errno as i32);
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let registers = memfd_create(c"ringverbs-registers", flags).map_err(failed)?;
+        let registers = memfd_create(c"ringverbs-registers", flags).map_err(errno_of)?;
         // Pages that are not used take no memory.
-        ftruncate(&registers, Self::all() as i64).map_err(failed)?;
+        ftruncate(&registers, Self::all() as i64).map_err(errno_of)?;
         // The program has the descriptor and must not shrink the file that the device maps.
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
-        fcntl(&registers, FcntlArg::F_ADD_SEALS(seals)).map_err(failed)?;
+        fcntl(&registers, FcntlArg::F_ADD_SEALS(seals)).map_err(errno_of)?;
         let fd = registers.as_raw_fd();
         let file = Self {
             registers,
@@ -243,7 +241,7 @@ impl ContextFile {
         let page = mmap_rs::MmapOptions::page_size() as i64;
         let offset = i64::from(CLOCK_RECORD) * page;
         let written = pwrite(&self.registers, record.as_bytes(), offset);
-        let written = written.map_err(|errno| Errno::new(errno as i32)).map(drop);
+        let written = written.map_err(errno_of).map(drop);
         written.map_err(system("clock record", offset))
     }
 
@@ -289,9 +287,8 @@ impl ContextFile {
     }
 
     /// Maps the file.
-    pub(crate) fn map_registers(&self) -> crate::Result<ReadOnlyMapping> {
-        let mapped = ReadOnlyMapping::new(self.registers.as_fd(), 0, Self::all());
-        mapped.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::ENOMEM)))
+    pub(crate) fn map_registers(&self) -> std::io::Result<ReadOnlyMapping> {
+        ReadOnlyMapping::new(self.registers.as_fd(), 0, Self::all())
     }
 
     /// Returns the length of the registers that a context has from the beginning.

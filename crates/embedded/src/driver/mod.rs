@@ -34,3 +34,6 @@ pub(crate) mod watch;
 pub(crate) mod work_queue;
 pub(crate) mod writes;
 pub(crate) mod xrc;
+
+#[cfg(test)]
+mod tests;

@@ -11,11 +11,13 @@ use softhca::command::opcode as op;
 use softhca::layout::qpc::{rq_type, st};
 use softhca::layout::{PAGE_LIST, qpc};
 use softhca::rule::Rule;
+use uverbs::QpType;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::{CreateQpResp, ModifyQp, OpenQp, OpenXrcd, OpenXrcdResp};
-use uverbs::{Errno, QpType};
 
-use crate::driver::cause::{Class, Result, invalid, is, refuse, require, require_support, system};
+use crate::driver::cause::{
+    Class, Result, errno_of, invalid, is, refuse, require, require_support, system,
+};
 use crate::driver::command::{Input, make};
 use crate::driver::event::EventCounter;
 use crate::driver::object::{Events, Object, ObjectData, Objects, Qp, SrqKind, Summary, Xrcd};
@@ -39,7 +41,7 @@ unsafe fn duplicate(fd: RawFd) -> Result<(OwnedFd, (u64, u64))> {
     };
     match fstat(&file) {
         Ok(stat) => Ok((file, (stat.st_dev, stat.st_ino))),
-        Err(errno) => Err(system("fd", number)(Errno::new(errno as i32))),
+        Err(errno) => Err(system("fd", number)(errno_of(errno))),
     }
 }
 

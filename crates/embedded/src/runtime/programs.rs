@@ -32,7 +32,9 @@ impl Embedded {
 
     pub(crate) fn open_file(&self) -> Result<RawFd> {
         let (file, fd) = ContextFile::new()?;
-        let registers = file.map_registers()?;
+        let registers = file.map_registers();
+        let registers =
+            registers.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::ENOMEM)))?;
         let mut state = self.device.lock();
         state.watch.add_context(file.id, registers);
         state.files.insert(fd, File::Context(Box::new(file)));

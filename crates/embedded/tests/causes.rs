@@ -1,0 +1,84 @@
+//! What an observer of a device is told: refused commands, failed accesses, and events.
+
+use std::sync::{Arc, Mutex};
+
+use device_testing::embedded::driver::*;
+use ringverbs_embedded::Embedded;
+use ringverbs_embedded::cause::Cause;
+use ringverbs_embedded::roce::transport;
+use ringverbs_embedded::softhca::cause::{AccessRule, Cause as DeviceCause};
+use ringverbs_embedded::softhca::rule::Rule;
+use uverbs::abi::ids::{METHOD_PD_DESTROY, OBJECT_PD};
+use uverbs::{AccessFlags, QpType};
+
+/// Observes a device; returns the causes that it has told.
+fn observe(embedded: &Embedded) -> Arc<Mutex<Vec<Cause>>> {
+    let causes = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&causes);
+    let observe = move |cause: &Cause| told.lock().unwrap().push(*cause);
+    embedded.observe(Some(Arc::new(observe)));
+    causes
+}
+
+#[test]
+fn a_write_without_the_right_is_explained() {
+    let host = Host::single("ib");
+    let mut cq = host.cq(16);
+    let mut a = host.qp(QpType::RC, &mut cq);
+    let b = host.qp(QpType::RC, &mut cq);
+    connect_pair(QpType::RC, (&a, &host), (&b, &host));
+    let local = host.memory(64);
+    let target = host.memory_at(64, AccessFlags::LOCAL_WRITE, None);
+    let causes = observe(&host.embedded);
+    post(&mut a, 1, Operation::Write(&target, 0), local.sge(0, 64));
+    // IBV_WC_REM_ACCESS_ERR.
+    assert_eq!(wait(&mut cq).status, 10);
+    let causes = causes.lock().unwrap();
+    let access = causes.iter().find_map(|cause| match cause {
+        Cause::Device(DeviceCause::Access(error)) => Some(*error),
+        _ => None,
+    });
+    let access = access.expect("the cause of the failed access");
+    assert_eq!((access.va, access.length), (target.address(), 64));
+    assert!(matches!(access.rule, AccessRule::Rights { .. }), "{access}");
+    let of_transport = |cause: &&Cause| {
+        matches!(
+            cause,
+            Cause::Device(DeviceCause::Transport {
+                cause: transport::Cause::Failed(transport::Failure::Refused(_)),
+                ..
+            })
+        )
+    };
+    assert_eq!(causes.iter().filter(of_transport).count(), 1);
+}
+
+#[test]
+fn a_refused_command_is_explained() {
+    let host = Host::single("ib");
+    let memory = host.memory(64);
+    let causes = observe(&host.embedded);
+    let error = uverbs::pd::destroy(&host.context, host.pd).unwrap_err();
+    let told = std::mem::take(&mut *causes.lock().unwrap());
+    let [
+        Cause::Verb {
+            method,
+            error: cause,
+        },
+    ] = told[..]
+    else {
+        panic!("one cause expected: {told:?}");
+    };
+    assert_eq!(method, Some((OBJECT_PD, METHOD_PD_DESTROY)));
+    assert_eq!(error.errno(), cause.errno());
+    assert_eq!(
+        (cause.what, cause.rule),
+        ("protection domain", Rule::Unused)
+    );
+    assert_eq!(cause.of, Some(host.pd.0));
+    // Nobody is told any more.
+    host.embedded.observe(None);
+    uverbs::pd::destroy(&host.context, host.pd).unwrap_err();
+    assert!(causes.lock().unwrap().is_empty());
+    drop(memory);
+}
