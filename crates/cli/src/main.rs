@@ -51,6 +51,8 @@ enum Command {
     /// Run a program that uses libibverbs with ringverbs as the provider of its
     /// devices
     Run(run::Args),
+    /// Print the environment with which run would start a program, for eval, CI or containers
+    Env(run::environment::Args),
 }
 
 fn main() -> ExitCode {
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         Command::Perf(args) => perf::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Env(args) => run::environment::run(&args),
     };
     match result {
         Ok(code) => code,

@@ -270,6 +270,43 @@ fn run_finds_the_library_as_the_package_installs_it() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
+/// A shell that evaluates the output of `env`, and a file of variables, have what `run` sets.
+#[test]
+fn env_prints_what_run_sets() {
+    let dir = std::env::temp_dir().join(format!("ringverbs-env-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let command = dir.join("ringverbs");
+    std::fs::copy(env!("CARGO_BIN_EXE_ringverbs"), &command).unwrap();
+    std::fs::write(dir.join("libringverbs_preload.so"), b"").unwrap();
+    let expected = preloaded(&command, &dir);
+    let script = |script: &str| {
+        let mut shell = Command::new("sh");
+        let shell = shell.args(["-c", script]).current_dir(&dir);
+        shell.env_remove("LD_PRELOAD").output().unwrap()
+    };
+    let evaluated = script(
+        "eval \"$(./ringverbs env --embedded --directory it\\'s)\"; \
+         echo \"$LD_PRELOAD\"; echo \"$RINGVERBS_EMBEDDED\"; echo \"$RINGVERBS_DIRECTORY\"",
+    );
+    let directory = dir.canonicalize().unwrap().join("it's");
+    let lines = [&expected, "roce", directory.to_str().unwrap()];
+    let printed = String::from_utf8(evaluated.stdout).unwrap();
+    assert_eq!(printed.lines().collect::<Vec<_>>(), lines);
+    let file = script("./ringverbs env --embedded=roce,ib --format file");
+    let file = String::from_utf8(file.stdout).unwrap();
+    let preload = format!("LD_PRELOAD={expected}");
+    assert!(file.lines().any(|line| line == preload), "{file}");
+    assert!(
+        file.lines()
+            .any(|line| line == "RINGVERBS_EMBEDDED=roce,ib"),
+        "{file}"
+    );
+    let refused = script("./ringverbs env --embedded=card");
+    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(refused.stdout, b"");
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
 #[test]
 fn run_does_not_take_devices_for_a_program() {
     let output = run(&["run", "--embedded", "roce,ib", "--", "true"]);

@@ -15,6 +15,7 @@
 //! system, unless `--plugin` or `--devices` requests the plugin.
 
 mod carried;
+pub mod environment;
 mod program;
 mod supervise;
 
@@ -29,21 +30,16 @@ use std::process::{Command, ExitCode};
 use embedded::usage::{Totals, Usage};
 use embedded::{GidTable, GidTableError, Network};
 use ringverbs::KernelError;
-use uverbs::environment;
+use uverbs::environment::variable;
 
 use crate::error::Error;
 use crate::out;
 use program::PreloadBlocked;
 use supervise::End;
 
-/// Arguments of `run`.
+/// Which devices a program gets.
 #[derive(clap::Args)]
-#[command(after_help = "\
-Static programs, and programs with elevated privileges, whose loader ignores the \
-environment, cannot be run with preloaded libraries.
-Examples: ringverbs run -- ib_write_bw -d mlx5_0
-          ringverbs run --embedded -- ibv_rc_pingpong -g 1 localhost")]
-pub struct Args {
+pub struct Options {
     /// Give the program embedded devices, named mlx5_0, mlx5_1 ...: roce or ib,
     /// separated by commas; or one that reaches other hosts, by address or interface:
     /// roce:192.0.2.1, roce:eth0. The system's providers serve them; with
@@ -74,6 +70,18 @@ pub struct Args {
     /// Default: beside this command, or the provider directory of libibverbs
     #[arg(long, value_name = "PATH")]
     plugin: Option<PathBuf>,
+}
+
+/// Arguments of `run`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Static programs, and programs with elevated privileges, whose loader ignores the \
+environment, cannot be run with preloaded libraries.
+Examples: ringverbs run -- ib_write_bw -d mlx5_0
+          ringverbs run --embedded -- ibv_rc_pingpong -g 1 localhost")]
+pub struct Args {
+    #[command(flatten)]
+    options: Options,
     /// Exit with status 3 if the program ends well, but its processes have sent or received
     /// fewer bytes than this over RDMA [default: 1]; 0 also silences the warning that it
     /// used none
@@ -124,6 +132,8 @@ pub enum RunError {
     PreloadBlocked(PathBuf, PreloadBlocked),
     /// The path contains a separator of `LD_PRELOAD`.
     Separator(PathBuf),
+    /// The variable's value cannot be printed, for this reason.
+    Value(String, &'static str),
     /// The program has not used RDMA as `--require-rdma` demands.
     Unused(String),
     /// The program could not be executed.
@@ -177,6 +187,7 @@ impl fmt::Display for RunError {
                 "{}: LD_PRELOAD cannot hold a path with a space, colon or semicolon",
                 path.display()
             ),
+            Self::Value(name, reason) => write!(f, "the value of {name} {reason}"),
             Self::Unused(used) => f.write_str(used),
             Self::Exec(program, error) => {
                 write!(f, "running {}: {error}", Path::new(program).display())
@@ -211,26 +222,19 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let [program, arguments @ ..] = &args.command[..] else {
         return Ok(ExitCode::FAILURE); // required
     };
-    let mut settings = Settings::default();
-    if let Some(devices) = &args.embedded {
-        embedded(devices, args.directory.as_deref(), program, &mut settings)?;
-        if let Some(gids) = &args.gids {
-            check_gids(gids, devices)?;
-            settings.set("RINGVERBS_GIDS", gids.into());
-        }
+    if args.options.embedded.is_some() {
+        check_program(program)?;
     }
-    if args.embedded.is_none() || args.plugin.is_some() || args.devices.is_some() {
-        plugin(args, &mut settings)?;
-    }
+    let mut settings = Settings::of(&args.options)?;
     let mut command = Command::new(program);
     command.args(arguments);
     let error = match usage(args, &mut settings)? {
         None => {
-            command.envs(settings.variables(environment::variable));
+            command.envs(settings.variables(variable));
             command.exec()
         }
         Some(usage) => {
-            command.envs(settings.variables(environment::variable));
+            command.envs(settings.variables(variable));
             match supervise::run(&mut command) {
                 Ok(end) => return Ok(report(args, program, end, usage.totals()?, usage)),
                 Err(error) => error,
@@ -244,9 +248,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
 /// it: an outer `ringverbs run` does already, or the program must be process 1.
 fn usage(args: &Args, settings: &mut Settings) -> Result<Option<Usage>, Error> {
     let is_counted = args.require_rdma.is_some()
-        || environment::variable(USAGE).is_none()
-            && std::process::id() != 1
-            && args.embedded.is_some();
+        || variable(USAGE).is_none() && std::process::id() != 1 && args.options.embedded.is_some();
     let Some(directory) = settings.directory.as_deref().filter(|_| is_counted) else {
         return Ok(None);
     };
@@ -302,42 +304,38 @@ fn report(args: &Args, program: &OsStr, end: End, totals: Totals, usage: Usage) 
 }
 
 /// Adds the variables with which the plugin serves the devices.
-fn plugin(args: &Args, settings: &mut Settings) -> Result<(), Error> {
-    let plugin = match &args.plugin {
+fn plugin(options: &Options, settings: &mut Settings) -> Result<(), Error> {
+    let plugin = match &options.plugin {
         Some(path) => find_plugin(path).ok_or_else(|| RunError::NoPlugin(vec![path.clone()]))?,
         None => find_library(find_plugin, RunError::NoPlugin)?,
     };
     // A relative path would depend on the working directory.
     let plugin = std::path::absolute(plugin)?;
-    settings.plugin(&plugin, args.devices.as_deref(), environment::variable)?;
+    settings.plugin(&plugin, options.devices.as_deref(), variable)?;
     Ok(())
 }
 
-/// Adds the variables that give a program embedded devices, after checking that the
-/// library can be preloaded into it.
-fn embedded(
-    devices: &str,
-    directory: Option<&Path>,
-    program: &OsStr,
-    settings: &mut Settings,
-) -> Result<(), Error> {
+/// Checks that the library for embedded devices can be preloaded into a program.
+fn check_program(program: &OsStr) -> Result<(), RunError> {
+    match program::find(program) {
+        Some(path) => match program::preload_blocked(&path) {
+            Some(reason) => Err(RunError::PreloadBlocked(path, reason)),
+            None => Ok(()),
+        },
+        None => {
+            let name = program.to_str();
+            match name.filter(|name| unknown_device(name).is_none()) {
+                Some(devices) => Err(RunError::DevicesAsProgram(devices.to_owned())),
+                None => Ok(()),
+            }
+        }
+    }
+}
+
+/// Adds the variables that give a program embedded devices.
+fn embedded(devices: &str, directory: Option<&Path>, settings: &mut Settings) -> Result<(), Error> {
     if let Some(device) = unknown_device(devices) {
         return Err(RunError::UnknownDevice(device.to_owned()).into());
-    }
-    match program::find(program) {
-        Some(path) => {
-            if let Some(reason) = program::preload_blocked(&path) {
-                return Err(RunError::PreloadBlocked(path, reason).into());
-            }
-        }
-        None => {
-            let name = program
-                .to_str()
-                .filter(|name| unknown_device(name).is_none());
-            if let Some(devices) = name {
-                return Err(RunError::DevicesAsProgram(devices.to_owned()).into());
-            }
-        }
     }
     let find = |directory: &Path| Some(directory.join(PRELOAD)).filter(|path| path.is_file());
     let library = find_library(find, RunError::NoPreload)?;
@@ -470,6 +468,22 @@ fn prepend(first: &OsStr, list: Option<OsString>) -> OsString {
 }
 
 impl Settings {
+    /// Returns the variables that options stand for.
+    fn of(options: &Options) -> Result<Self, Error> {
+        let mut settings = Self::default();
+        if let Some(devices) = &options.embedded {
+            embedded(devices, options.directory.as_deref(), &mut settings)?;
+            if let Some(gids) = &options.gids {
+                check_gids(gids, devices)?;
+                settings.set("RINGVERBS_GIDS", gids.into());
+            }
+        }
+        if options.embedded.is_none() || options.plugin.is_some() || options.devices.is_some() {
+            plugin(options, &mut settings)?;
+        }
+        Ok(settings)
+    }
+
     fn set(&mut self, name: &'static str, value: OsString) {
         self.others.push((name, value));
     }
