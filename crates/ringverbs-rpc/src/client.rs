@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 
 use crate::body::{Body, Reply};
-use crate::queues::{Queues, queue_pair};
+use crate::queues::{Queues, completion_queue, queue_pair};
 use crate::wire::{HEADER, Hello, Message, READ_HEADER, REQUEST_HEADER, ReplyMemory};
 use crate::{CallOptions, Error, Options};
 
@@ -270,7 +270,8 @@ impl Client {
         let context = connector.device()?.open()?;
         // A separate domain, so that only this server can use the keys of the memory.
         let domain = context.alloc_pd()?;
-        let queues = Queues::new(queue_pair(&domain, options)?, &domain, options)?;
+        let cq = completion_queue(&domain, options)?;
+        let queues = Queues::new(queue_pair(&domain, &cq, options)?, &domain, options)?;
         let access = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
         let (piece, pieces) = (
             options.max_message as usize,

@@ -1,5 +1,7 @@
 //! The queue pair and message buffers of either side of a connection.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ringverbs::cm::AsyncConnection;
@@ -31,18 +33,93 @@ pub struct Queues {
     keep_alive: Duration,
 }
 
-/// Creates the queue pair of a connection.
-pub fn queue_pair(domain: &ProtectionDomain, options: &Options) -> Result<AsyncQueuePair, Error> {
-    let window = u32::from(options.window);
+/// Returns the number of completion queue entries that a connection needs.
+fn entries(options: &Options) -> u32 {
+    8 * u32::from(options.window) + 16
+}
+
+/// Creates the completion queue of a connection.
+pub fn completion_queue(
+    domain: &ProtectionDomain,
+    options: &Options,
+) -> Result<AsyncCompletionQueue, Error> {
     let queue = domain.context().completion_queue();
-    let cq = AsyncCompletionQueue::spawn(queue.entries(8 * window + 16))?;
+    Ok(AsyncCompletionQueue::spawn(
+        queue.entries(entries(options)),
+    )?)
+}
+
+/// Creates the queue pair of a connection.
+pub fn queue_pair(
+    domain: &ProtectionDomain,
+    cq: &AsyncCompletionQueue,
+    options: &Options,
+) -> Result<AsyncQueuePair, Error> {
+    let window = u32::from(options.window);
     let qp = domain
-        .queue_pair(Transport::Reliable, &cq)
+        .queue_pair(Transport::Reliable, cq)
         .send_depth(6 * window + 8)
         .recv_depth(window)
         .inline(INLINE as u32)
         .build()?;
-    AsyncQueuePair::new(qp, &cq).map_err(|(_, error)| error.into())
+    AsyncQueuePair::new(qp, cq).map_err(|(_, error)| error.into())
+}
+
+/// The completion queue of one or several connections of a server.
+///
+/// It needs descriptors and a task, which clients that never confirm must not cost. So
+/// connections whose clients have not confirmed yet share one; a connection that was accepted
+/// alone is alone on it.
+#[derive(Debug)]
+pub struct ServerQueue {
+    cq: AsyncCompletionQueue,
+    /// Number of connections that are established.
+    established: AtomicUsize,
+}
+
+impl ServerQueue {
+    pub fn new(domain: &ProtectionDomain, options: &Options) -> Result<Arc<Self>, Error> {
+        Ok(Arc::new(Self {
+            cq: completion_queue(domain, options)?,
+            established: AtomicUsize::new(0),
+        }))
+    }
+
+    /// Returns whether no established connection uses the queue.
+    pub fn is_unused(&self) -> bool {
+        self.established.load(Ordering::Relaxed) == 0
+    }
+
+    /// Makes room for a connection beside the others, which have references to the queue,
+    /// and creates its queue pair.
+    pub fn queue_pair(
+        this: &Arc<Self>,
+        domain: &ProtectionDomain,
+        options: &Options,
+    ) -> Result<AsyncQueuePair, Error> {
+        let connections = u32::try_from(Arc::strong_count(this)).unwrap_or(u32::MAX);
+        let needed = connections.saturating_mul(entries(options));
+        if needed > this.cq.capacity() {
+            this.cq.resize(needed)?;
+        }
+        queue_pair(domain, &this.cq, options)
+    }
+}
+
+/// The reference of an established connection to its queue.
+pub struct EstablishedOn(Arc<ServerQueue>);
+
+impl EstablishedOn {
+    pub fn new(queue: Arc<ServerQueue>) -> Self {
+        queue.established.fetch_add(1, Ordering::Relaxed);
+        Self(queue)
+    }
+}
+
+impl Drop for EstablishedOn {
+    fn drop(&mut self) {
+        self.0.established.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Queues {

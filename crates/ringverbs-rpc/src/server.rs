@@ -1,11 +1,12 @@
 //! The server.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout_at};
 
 use crate::body::{Body, ResponseBody};
-use crate::queues::{Queues, queue_pair, take_buffer};
+use crate::queues::{EstablishedOn, Queues, ServerQueue, take_buffer};
 use crate::wire::{HEADER, Hello, Message, READ_HEADER, ReplyMemory};
 use crate::{Error, Options, Request, Response};
 
@@ -86,13 +87,13 @@ impl Server {
         R: Into<Response> + 'static,
     {
         let handler = Arc::new(handler);
-        let mut domains = HashMap::new();
+        let mut devices = HashMap::new();
         let mut connections = JoinSet::new();
         let mut handshakes = Handshakes::new();
         loop {
             while connections.try_join_next().is_some() {}
             let is_full = connections.len() >= self.options.max_connections;
-            let accept = |request| Ok(begin_accept(request, &mut domains, &self.options, is_full));
+            let accept = |request| Ok(begin_accept(request, &mut devices, &self.options, is_full));
             let next: Result<_, cm::Error> = handshakes.next(self.listener.get_ref(), accept);
             let (half_open, accepted) = match next {
                 Ok(Handshake::Established(half_open, accepted)) => (half_open, accepted),
@@ -139,22 +140,54 @@ fn is_shortage(error: &cm::Error) -> bool {
     [libc::EMFILE, libc::ENFILE, libc::ENOMEM].contains(&error.errno().raw())
 }
 
-fn domain_of(
-    domains: &mut HashMap<String, ProtectionDomain>,
+/// What the connections of a device share.
+struct ServerDevice {
+    domain: ProtectionDomain,
+    /// The latest completion queues.
+    queues: VecDeque<Weak<ServerQueue>>,
+}
+
+/// Maximum number of completion queues that are looked through for ones without an
+/// established connection: as many as there can be clients that have not confirmed.
+const MAX_QUEUES: usize = 32;
+
+fn device_of<'a>(
+    devices: &'a mut HashMap<String, ServerDevice>,
     request: &cm::Request,
-) -> Result<ProtectionDomain, Error> {
+) -> Result<&'a mut ServerDevice, Error> {
     let device = request.device()?;
-    if let Some(domain) = domains.get(device.name()) {
-        return Ok(domain.clone());
+    match devices.entry(device.name().to_owned()) {
+        Entry::Occupied(entry) => Ok(entry.into_mut()),
+        Entry::Vacant(entry) => Ok(entry.insert(ServerDevice {
+            domain: device.open()?.alloc_pd()?,
+            queues: VecDeque::new(),
+        })),
     }
-    let domain = device.open()?.alloc_pd()?;
-    domains.insert(device.name().to_owned(), domain.clone());
-    Ok(domain)
+}
+
+impl ServerDevice {
+    /// Returns a completion queue for a request: that of others whose clients have not
+    /// confirmed, if none of these has become a connection yet.
+    fn queue(&mut self, options: &Options) -> Result<Arc<ServerQueue>, Error> {
+        let mut all = self.queues.iter().filter_map(Weak::upgrade);
+        if let Some(shared) = all.find(|it| it.is_unused()) {
+            return Ok(shared);
+        }
+        drop(all);
+        self.queues.retain(|it| it.strong_count() != 0);
+        if self.queues.len() == MAX_QUEUES {
+            self.queues.pop_front();
+        }
+        let created = ServerQueue::new(&self.domain, options)?;
+        self.queues.push_back(Arc::downgrade(&created));
+        Ok(created)
+    }
 }
 
 /// A client's connection.
 struct ServerConnection {
     queues: Queues,
+    _queue: EstablishedOn,
     connection: AsyncConnection,
     /// Buffers for long requests and replies, with a permit for each.
     large: Option<BufferPool>,
@@ -164,9 +197,11 @@ struct ServerConnection {
     peer: Option<SocketAddr>,
 }
 
-/// A connection whose client has not confirmed yet: it has no memory.
+/// A connection whose client has not confirmed yet: it has neither memory nor descriptors of
+/// its own.
 struct Accepted {
     qp: AsyncQueuePair,
+    queue: Arc<ServerQueue>,
     domain: ProtectionDomain,
     client: Hello,
     peer: Option<SocketAddr>,
@@ -175,7 +210,7 @@ struct Accepted {
 /// Accepts a request; `None` if it was rejected.
 fn begin_accept(
     request: cm::Request,
-    domains: &mut HashMap<String, ProtectionDomain>,
+    devices: &mut HashMap<String, ServerDevice>,
     options: &Options,
     is_full: bool,
 ) -> Option<(HalfOpen, Accepted)> {
@@ -186,9 +221,11 @@ fn begin_accept(
     // An error drops the request, which rejects it.
     let accept = || {
         let client = Hello::decode(request.private_data())?;
-        let domain = domain_of(domains, &request)?;
+        let device = device_of(devices, &request)?;
+        let domain = device.domain.clone();
         let peer = request.peer_addr()?;
-        let qp = queue_pair(&domain, options)?;
+        let queue = device.queue(options)?;
+        let qp = ServerQueue::queue_pair(&queue, &domain, options)?;
         let hello = options.hello().encode();
         let cm_options = cm::Options {
             private_data: &hello,
@@ -199,6 +236,7 @@ fn begin_accept(
         let half_open = request.begin_accept_async(&qp, &cm_options)?;
         let accepted = Accepted {
             qp,
+            queue,
             domain,
             client,
             peer,
@@ -217,6 +255,7 @@ fn begin_accept(
 impl Accepted {
     /// Allocates the memory of the connection, after the client has confirmed.
     fn finish(self, half_open: HalfOpen, options: &Options) -> Result<ServerConnection, Error> {
+        let queue = EstablishedOn::new(self.queue);
         let connection = AsyncConnection::new(half_open.into_connection()?)?;
         let queues = Queues::new(self.qp, &self.domain, options)?;
         let (max, count) = (
@@ -230,6 +269,7 @@ impl Accepted {
         queues.post_receives()?;
         Ok(ServerConnection {
             queues,
+            _queue: queue,
             connection,
             large,
             permits: Arc::new(Semaphore::new(count)),

@@ -98,6 +98,42 @@ async fn unanswered(request: Request, ended: Arc<Notify>) -> Response {
     request.into()
 }
 
+/// Connections that are accepted at the same time share a completion queue, which has room for
+/// the operations of all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "run by another test, or on an RDMA device"]
+async fn connections_accepted_at_the_same_time() {
+    const CLIENTS: u32 = 12;
+    const CALLS: u32 = 600;
+    let options = Options::new();
+    let server = Server::bind_with(address(), &options).await.expect("bind");
+    let to = server.local_addr().expect("an address");
+    let connecting: Vec<_> = (0..CLIENTS)
+        .map(|_| tokio::spawn(Client::connect(to)))
+        .collect();
+    // Until all requests have arrived.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let server = tokio::spawn(server.serve(handle));
+    let mut calls = Vec::new();
+    for (number, client) in connecting.into_iter().enumerate() {
+        let client = in_time(client).await.unwrap().expect("connect");
+        let client = Arc::new(client);
+        for call in 0..CALLS {
+            let client = Arc::clone(&client);
+            calls.push(tokio::spawn(async move {
+                let mut request = bytes(number as u32 * CALLS + call, 900);
+                request[0] = b'e';
+                let reply = client.call(&request).await.expect("a reply");
+                assert!(reply[..] == request[..]);
+            }));
+        }
+    }
+    for call in calls {
+        in_time(call).await.unwrap();
+    }
+    server.abort();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "run by another test, or on an RDMA device"]
 async fn requests_of_all_sizes_are_answered() {
@@ -617,7 +653,7 @@ async fn a_client_outlives_hostile_servers() {
 /// Runs the ignored tests on the embedded device.
 #[test]
 fn on_the_embedded_device() {
-    program::run_ignored_tests(9, &[]);
+    program::run_ignored_tests(10, &[]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -123,6 +123,20 @@ impl AsyncCompletionQueue {
         self.shared.handle.clone()
     }
 
+    /// Returns the capacity in completions.
+    pub fn capacity(&self) -> u32 {
+        self.shared.lock().reader.queue().capacity()
+    }
+
+    /// Resizes the queue, for example before a queue pair is added; see
+    /// [`CompletionQueue::resize`](crate::CompletionQueue::resize).
+    ///
+    /// # Errors
+    /// As [`CompletionQueue::resize`](crate::CompletionQueue::resize).
+    pub fn resize(&self, entries: u32) -> Result<u32> {
+        self.shared.lock().reader.queue_mut().resize(entries)
+    }
+
     /// Returns the context.
     pub fn context(&self) -> &Context {
         self.shared.handle.context()
