@@ -228,3 +228,23 @@ pub async fn take_buffer(pool: &BufferPool, len: usize) -> PoolBuffer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_shared_queue_has_room_for_all_connections() {
+        let device = ringverbs::Device::embedded().unwrap();
+        let domain = device.open().unwrap().alloc_pd().unwrap();
+        let options = Options::default();
+        let queue = ServerQueue::new(&domain, &options).unwrap();
+        let mut connections = Vec::new();
+        for count in 1..=20 {
+            let reference = Arc::clone(&queue);
+            let qp = ServerQueue::queue_pair(&queue, &domain, &options).unwrap();
+            connections.push((qp, reference));
+            assert!(queue.cq.capacity() >= count * entries(&options));
+        }
+    }
+}
