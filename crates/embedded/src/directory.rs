@@ -40,6 +40,8 @@ const NOT_PERMITTED: &str = "the directory does not exist, and may not be create
 const NOT_WRITABLE: &str = "this user may not write in the directory, or not search it; name \
     another, such as one in $XDG_RUNTIME_DIR";
 const NO_DIRECTORY: &str = "the path, or a part of it, is not a directory";
+pub(crate) const OTHER_VERSION: &str = "a process of another version of ringverbs uses the \
+    directory; end it, run the same version, or name another directory";
 const TOO_LONG: &str =
     "the path of the directory is too long for the system (4095 bytes, 255 a name)";
 pub(crate) const LINK: &str = "the directory is a symbolic link, which may lead elsewhere \
@@ -76,6 +78,10 @@ fn is_own(found: &FileStat, kind: EntryKind) -> bool {
         EntryKind::Socket => libc::S_IFSOCK,
     };
     found.st_mode & libc::S_IFMT == format && found.st_uid == geteuid().as_raw()
+}
+
+fn is_file(found: &FileStat) -> bool {
+    found.st_mode & libc::S_IFMT == libc::S_IFREG
 }
 
 pub(crate) fn new_socket() -> Result<OwnedFd> {
@@ -202,22 +208,42 @@ impl Directory {
 
     /// Opens a file of this user for reading; `None` if there is none.
     fn open_own(&self, name: &str) -> Option<File> {
+        self.open_if(name, |found| is_own(found, EntryKind::File))
+    }
+
+    fn open_if(&self, name: &str, accepts: impl Fn(&FileStat) -> bool) -> Option<File> {
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let file = File::from(openat(&self.fd, name, flags, Mode::empty()).ok()?);
-        let own = fstat(&file).is_ok_and(|found| is_own(&found, EntryKind::File));
-        own.then_some(file)
+        let accepted = fstat(&file).is_ok_and(|found| accepts(&found));
+        accepted.then_some(file)
     }
 
     /// Returns the first bytes of a file of this user; `None` if there is none.
     pub(crate) fn read(&self, name: &str) -> Option<String> {
+        self.read_if(name, |found| is_own(found, EntryKind::File))
+    }
+
+    fn read_if(&self, name: &str, accepts: impl Fn(&FileStat) -> bool) -> Option<String> {
         const MAX_LENGTH: u64 = 4096;
         let mut text = String::new();
-        let file = self.open_own(name)?;
+        let file = self.open_if(name, accepts)?;
         file.take(MAX_LENGTH).read_to_string(&mut text).ok()?;
         Some(text)
     }
 
-    /// Replaces the content of a file of this user, of which the caller holds a lock.
+    /// As [`read`](Self::read). In a directory of several users it may be any user's file, whose
+    /// content is then that user's.
+    pub(crate) fn read_any(&self, name: &str) -> Option<String> {
+        match self.sharing {
+            Sharing::Own => self.read(name),
+            Sharing::Others => {
+                self.read_if(name, |found| found.st_mode & libc::S_IFMT == libc::S_IFREG)
+            }
+        }
+    }
+
+    /// Replaces the content of a file of this user, of which the caller holds a lock. In a
+    /// directory of several users all may read it.
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_CLOEXEC;
         let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
@@ -227,15 +253,23 @@ impl Directory {
         if !fstat(&file).is_ok_and(|found| is_own(&found, EntryKind::File)) {
             return crate::refuse(libc::EPERM);
         }
+        if self.sharing == Sharing::Others {
+            let mode = Mode::S_IRUSR | Mode::S_IWUSR | Mode::S_IRGRP | Mode::S_IROTH;
+            fchmod(&file, mode).map_err(to_errno)?;
+        }
         let written = file
             .set_len(0)
             .and_then(|()| file.write_all(text.as_bytes()));
         written.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EIO)))
     }
 
-    /// Returns whether a process holds the lock on a file of this user.
+    /// Returns whether a process holds the lock on a file of this user. In a directory of several
+    /// users it may be any user's.
     pub(crate) fn is_locked(&self, name: &str) -> bool {
-        let file = self.open_own(name);
+        let file = match self.sharing {
+            Sharing::Own => self.open_own(name),
+            Sharing::Others => self.open_if(name, is_file),
+        };
         file.is_some_and(|file| Flock::lock(file, FlockArg::LockSharedNonblock).is_err())
     }
 

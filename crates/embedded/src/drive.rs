@@ -7,8 +7,7 @@ pub enum Drive {
     /// then sleeps for a quarter of the time since then, and after 0.8 seconds until
     /// something is due. A command that leaves it something to do, a frame, waiting for an
     /// event through the context, and
-    /// [`Embedded::notify_doorbell`](crate::Embedded::notify_doorbell) wake it. With the first
-    /// channel of the connection manager, a second thread starts, which handles its messages.
+    /// [`Embedded::notify_doorbell`](crate::Embedded::notify_doorbell) wake it.
     #[default]
     Thread,
     /// As [`Thread`](Self::Thread), for drivers that do not call

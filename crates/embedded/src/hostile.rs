@@ -1,13 +1,10 @@
 //! Datagrams of a hostile host, for tests and fuzzing.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use roce::packet::{LinkKind, Pool, RecvMeta, Transmit, View};
 
-use crate::addresses::AddressList;
-use crate::cm::{Manager, hostile_messages};
-use crate::drive::Drive;
+use crate::cm::hostile::Target;
 
 /// Splits the first `length` bytes off, or all.
 fn take<'a>(script: &mut &'a [u8], length: usize) -> &'a [u8] {
@@ -33,11 +30,9 @@ fn address(bytes: &[u8], ipv6: bool) -> IpAddr {
 /// # Panics
 /// If a frame passes that has no right ICRC, or bounds are passed.
 pub fn datagrams(script: &[u8]) {
-    let hosts = Arc::new(AddressList::new([IpAddr::from([192, 0, 2, 1])]));
-    let (manager, mut gateway) = match Manager::of_hosts(Drive::Caller, hosts, 1, None) {
-        Ok(made) => made,
-        // No descriptors are left.
-        Err(_) => return,
+    // No descriptors are left.
+    let Some(mut target) = Target::new() else {
+        return;
     };
     let pool = Pool::new();
     let mut rest = script;
@@ -45,7 +40,7 @@ pub fn datagrams(script: &[u8]) {
         take(&mut rest, 3);
         let (ipv6, length) = (flags & 1 != 0, usize::from(u16::from_le_bytes([low, high])));
         if flags & 2 != 0 {
-            hostile_messages(&manager, &mut gateway, flags, take(&mut rest, 256));
+            target.receive(flags, take(&mut rest, 256));
             continue;
         }
         let arrival = RecvMeta {
@@ -72,14 +67,13 @@ pub fn datagrams(script: &[u8]) {
 /// # Panics
 /// If what is answered is malformed, or bounds are passed.
 pub fn messages(script: &[u8]) {
-    let hosts = Arc::new(AddressList::new([IpAddr::from([192, 0, 2, 1])]));
     // No descriptors are left.
-    let Ok((manager, mut gateway)) = Manager::of_hosts(Drive::Caller, hosts, 1, None) else {
+    let Some(mut target) = Target::new() else {
         return;
     };
     for message in script.chunks(257) {
         if let [flags, content @ ..] = message {
-            hostile_messages(&manager, &mut gateway, *flags, content);
+            target.receive(*flags, content);
         }
     }
 }

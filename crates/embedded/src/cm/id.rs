@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
-use std::time::Instant;
 
 use nix::ifaddrs::getifaddrs;
 use rdmacm::abi;
@@ -10,11 +9,12 @@ use roce::packet::{gid_of_ip, ip_of_gid};
 use uverbs::abi::write::{AhAttr, GlobalRoute};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
-use super::monitor::{MonitoredLink, MonitoredListener};
+use super::machine::State;
+use super::message::Message;
 use super::ports::BoundPort;
-use super::wire::Message;
 use crate::addresses::{AddressList, OwnGids};
 use crate::random::random;
+use crate::wires::agent::{Peer, PortAddress};
 use crate::{Result, refuse};
 
 /// Queue key of datagram services (`RDMA_UDP_QKEY`).
@@ -24,8 +24,6 @@ pub(super) const MTU: u8 = 5;
 /// Encoding of 0.54 s, rdma_cm's value for RoCE.
 pub(super) const ACK_TIMEOUT: u8 = 17;
 const HOP_LIMIT: u8 = 64;
-/// Maximum number of accepted connections without a request; peers send it immediately.
-pub(super) const MAX_PENDING: usize = 64;
 
 /// An id of the connection manager that has a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +60,15 @@ pub(crate) struct Port {
 }
 
 impl Port {
+    /// Returns the addresses that a peer needs.
+    pub(super) fn address(self) -> PortAddress {
+        PortAddress {
+            ethernet: self.ethernet,
+            gid: self.gid,
+            lid: self.lid,
+        }
+    }
+
     /// Returns the port with the GID of an address, if the device has that address.
     pub(super) fn at(self, ip: IpAddr, hosts: Option<&AddressList>) -> Self {
         if self.own.is_some_and(|own| own.ipv4.0 == gid_of_ip(ip)) {
@@ -96,7 +103,7 @@ impl Port {
     }
 }
 
-/// State of an id, as in rdma_cm.
+/// State of an id, as in rdma_cm. That of its connection is the machine's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     Idle,
@@ -104,19 +111,9 @@ pub(super) enum Phase {
     AddressResolved,
     RouteResolved,
     Listening,
-    /// The id has sent a request.
-    Connecting,
-    /// The id represents a received connection request.
-    Requested,
-    /// The reply has arrived; the peer waits until this id's queue pair is ready.
-    Responded,
-    /// The id has accepted, and waits until the peer's queue pair is ready.
-    Accepting,
-    Established,
-    /// The id has disconnected, and waits for the peer's acknowledgement.
-    Disconnecting,
-    /// The peer has disconnected.
-    PeerDisconnected,
+    /// The id has sent a request, represents one, or knows a datagram service.
+    Connected,
+    /// The connection has ended.
     Closed,
 }
 
@@ -154,18 +151,18 @@ pub(super) struct Id {
     pub(super) peer: Option<SocketAddr>,
     /// The port that the id owns.
     pub(super) bound_port: Option<BoundPort>,
-    pub(super) listener: Option<MonitoredListener>,
     /// Maximum number of unread requests.
     pub(super) backlog: u32,
-    pub(super) pending: Vec<Option<MonitoredLink>>,
-    pub(super) socket: Option<MonitoredLink>,
+    /// Number of the connection, or of the request for a datagram service.
+    pub(super) connection: Option<u32>,
+    /// The id's request, until it is answered.
+    pub(super) request: Option<Box<Message>>,
+    /// Whom it was sent to.
+    pub(super) asked: Vec<Peer>,
     pub(super) psn: u32,
     pub(super) qkey: u32,
     pub(super) peer_parameters: Option<PeerParameters>,
     pub(super) depths: Depths,
-    /// Established by an event of its queue pair, before the peer's message.
-    pub(super) notified: bool,
-    pub(super) deadline: Option<Instant>,
     /// Number of events that were read.
     pub(super) reported: u32,
     /// AFONLY, once it is set or the id is bound.
@@ -191,16 +188,14 @@ impl Id {
             local: None,
             peer: None,
             bound_port: None,
-            listener: None,
             backlog: 0,
-            pending: Vec::new(),
-            socket: None,
+            connection: None,
+            request: None,
+            asked: Vec::new(),
             psn: random() as u32 & 0xff_ffff,
             qkey: QKEY,
             peer_parameters: None,
             depths: Depths::default(),
-            notified: false,
-            deadline: None,
             reported: 0,
             family_only: None,
             reuses: false,
@@ -225,19 +220,20 @@ impl Id {
         }
     }
 
-    /// Describes the id, with its number.
-    pub(super) fn described(&self, id: u32) -> ConnectionId {
+    /// Describes the id, with its number and the state of its connection.
+    pub(super) fn described(&self, id: u32, connection: Option<State>) -> ConnectionId {
+        let disconnects = matches!(
+            connection,
+            Some(State::DreqSent | State::DreqRcvd | State::Timewait)
+        );
         // `enum rdma_cm_state`.
         let state = match self.phase {
             Phase::Idle => 0,
             Phase::AddressResolved => 2,
             Phase::RouteResolved => 4,
-            Phase::Connecting
-            | Phase::Requested
-            | Phase::Responded
-            | Phase::Accepting
-            | Phase::Established => 5,
-            Phase::Disconnecting | Phase::PeerDisconnected | Phase::Closed => 6,
+            Phase::Connected if disconnects && !self.datagram => 6,
+            Phase::Connected => 5,
+            Phase::Closed => 6,
             Phase::Bound => 7,
             Phase::Listening => 8,
         };
@@ -281,8 +277,8 @@ impl Id {
         self.peer_parameters = Some(PeerParameters {
             qp_num: message.qp_num,
             psn: message.psn,
-            lid: message.lid,
-            gid: message.gid,
+            lid: message.port.lid,
+            gid: message.port.gid,
         });
     }
 
@@ -440,7 +436,7 @@ mod tests {
             mtu: MTU,
         };
         let mut id = Id::new(0, port, 0x106, false);
-        id.phase = Phase::Responded;
+        id.phase = Phase::Connected;
         (id.psn, id.peer_parameters) = (5, Some(PeerParameters::default()));
         if let Some(other) = &mut id.peer_parameters {
             other.psn = 7;

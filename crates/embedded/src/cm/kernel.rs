@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::Manager;
 use super::id::Port;
-use super::state::State;
+use super::ids::Ids;
 use crate::user::{Access, copy_in, copyable};
 use crate::{Result, refuse};
 
@@ -22,10 +22,24 @@ const PATH: &CStr = c"/dev/infiniband/rdma_cm";
 /// Maximum length of an option value.
 const MAX_OPTION_LENGTH: usize = 64;
 
+/// What has a manager, and drives it.
+pub(crate) trait ManagerOwner {
+    fn manager(&self) -> &Manager;
+
+    /// Called before a command: handles what has arrived, unless a thread does.
+    fn turn(&self);
+
+    /// Called after a command that has left datagrams to send or an earlier deadline.
+    fn wake(&self);
+
+    /// Waits until a channel is readable, or the time is up. Returns whether the channel is
+    /// readable.
+    fn wait(&self, channel: BorrowedFd<'_>, timeout: PollTimeout) -> Result<bool>;
+}
+
 /// A network's connection manager as the kernel of a channel.
 #[derive(Debug)]
 pub(crate) struct ManagerKernel<O> {
-    /// Keeps the manager.
     owner: O,
     port: Port,
 }
@@ -57,138 +71,130 @@ fn prefix(address: &[u8], size: u16) -> Result<&[u8]> {
         .map_or_else(|| refuse(libc::EINVAL), Ok)
 }
 
-impl<O: AsRef<Manager>> ManagerKernel<O> {
+impl<O: ManagerOwner> ManagerKernel<O> {
     /// Creates the kernel of channels whose ids have a port.
     pub(crate) fn new(owner: O, port: Port) -> Self {
         Self { owner, port }
     }
 
-    fn manager(&self) -> &Manager {
-        self.owner.as_ref()
-    }
-
-    /// Runs a command. Without a thread, messages are handled before (from peers) and after
-    /// (sent by the command within this process).
-    fn run<T>(&self, command: impl FnOnce(&mut State) -> Result<T>) -> Result<T> {
-        self.manager().drive();
-        let result = command(&mut self.manager().lock());
-        self.manager().drive();
+    /// Runs a command.
+    fn run<T>(&self, command: impl FnOnce(&mut Ids) -> Result<T>) -> Result<T> {
+        self.owner.turn();
+        let manager = self.owner.manager();
+        let result = manager.shared.with(command);
+        if manager.needs_turn() {
+            self.owner.wake();
+        }
         result
     }
 }
 
 /// Executes a command; `option` is the option value that it contains.
-fn execute(
-    state: &mut State,
-    fd: RawFd,
-    command: u32,
-    bytes: &[u8],
-    option: &[u8],
-) -> Result<Answer> {
-    state.channel(fd)?;
+fn execute(ids: &mut Ids, fd: RawFd, command: u32, bytes: &[u8], option: &[u8]) -> Result<Answer> {
+    ids.channel(fd)?;
     match command {
         cmd::CMD_CREATE_ID => {
             let it: abi::CreateId = body(bytes)?;
-            return Ok(Answer::number(it.response, state.create(fd, &it)?));
+            return Ok(Answer::number(it.response, ids.create(fd, &it)?));
         }
         cmd::CMD_DESTROY_ID => {
             let it: abi::DestroyId = body(bytes)?;
-            state.id(fd, it.id)?;
-            return Ok(Answer::number(it.response, state.destroy(it.id)?));
+            ids.id(fd, it.id)?;
+            return Ok(Answer::number(it.response, ids.destroy(it.id)?));
         }
         cmd::CMD_BIND_IP => {
             let it: abi::BindIp = body(bytes)?;
-            state.bind(fd, it.id, &it.addr)?;
+            ids.bind(fd, it.id, &it.addr)?;
         }
         cmd::CMD_BIND => {
             let it: abi::Bind = body(bytes)?;
-            state.bind(fd, it.id, prefix(&it.addr, it.addr_size)?)?;
+            ids.bind(fd, it.id, prefix(&it.addr, it.addr_size)?)?;
         }
         cmd::CMD_RESOLVE_IP => {
             let it: abi::ResolveIp = body(bytes)?;
-            state.resolve_address(fd, it.id, (&it.src_addr, &it.dst_addr))?;
+            ids.resolve_address(fd, it.id, (&it.src_addr, &it.dst_addr))?;
         }
         cmd::CMD_RESOLVE_ADDR => {
             let it: abi::ResolveAddr = body(bytes)?;
             let from = prefix(&it.src_addr, it.src_size)?;
             let to = prefix(&it.dst_addr, it.dst_size)?;
-            state.resolve_address(fd, it.id, (from, to))?;
+            ids.resolve_address(fd, it.id, (from, to))?;
         }
         cmd::CMD_RESOLVE_ROUTE => {
             let it: abi::ResolveRoute = body(bytes)?;
-            state.resolve_route(fd, it.id)?;
+            ids.resolve_route(fd, it.id)?;
         }
         cmd::CMD_QUERY_ROUTE => {
             let it: abi::Query = body(bytes)?;
-            let answer = state.query_route(fd, it.id)?;
+            let answer = ids.query_route(fd, it.id)?;
             return Ok(Answer::Write(it.response, answer.as_bytes().to_vec()));
         }
         cmd::CMD_QUERY => {
             let it: abi::Query = body(bytes)?;
-            return Ok(Answer::Write(it.response, state.query(fd, &it)?));
+            return Ok(Answer::Write(it.response, ids.query(fd, &it)?));
         }
         cmd::CMD_CONNECT => {
             let it: abi::Connect = body(bytes)?;
-            state.connect(fd, it.id, &it.conn_param)?;
+            ids.connect(fd, it.id, &it.conn_param)?;
         }
         cmd::CMD_LISTEN => {
             let it: abi::Listen = body(bytes)?;
-            state.listen(fd, it.id, it.backlog)?;
+            ids.listen(fd, it.id, it.backlog)?;
         }
         cmd::CMD_ACCEPT => {
             let it: abi::Accept = body(bytes)?;
-            state.accept(fd, it.id, it.uid, &it.conn_param)?;
+            ids.accept(fd, it.id, it.uid, &it.conn_param)?;
         }
         cmd::CMD_REJECT => {
             let it: abi::Reject = body(bytes)?;
             let data = prefix(&it.private_data, it.private_data_len.into())?;
-            state.reject(fd, it.id, it.reason, data)?;
+            ids.reject(fd, it.id, it.reason, data)?;
         }
         cmd::CMD_DISCONNECT => {
             let it: abi::Disconnect = body(bytes)?;
-            state.disconnect(fd, it.id)?;
+            ids.disconnect(fd, it.id)?;
         }
         cmd::CMD_INIT_QP_ATTR => {
             let it: abi::InitQpAttr = body(bytes)?;
             let to = u8::try_from(it.qp_state).or_else(|_| refuse(libc::EINVAL))?;
-            let answer = state.id(fd, it.id)?.attributes(QpState(to))?;
+            let answer = ids.id(fd, it.id)?.attributes(QpState(to))?;
             return Ok(Answer::Write(it.response, answer.as_bytes().to_vec()));
         }
         cmd::CMD_GET_EVENT => {
             let it: abi::GetEvent = body(bytes)?;
-            let event = state.next_event(fd)?.event;
+            let event = ids.next_event(fd)?.event;
             return Ok(Answer::Write(it.response, event.as_bytes().to_vec()));
         }
         cmd::CMD_SET_OPTION => {
             let it: abi::SetOption = body(bytes)?;
-            state.set_option(fd, &it, option)?;
+            ids.set_option(fd, &it, option)?;
         }
         cmd::CMD_NOTIFY => {
             let it: abi::Notify = body(bytes)?;
-            state.notify(fd, it.id, it.event)?;
+            ids.notify(fd, it.id, it.event)?;
         }
         cmd::CMD_JOIN_IP_MCAST => {
             let it: abi::JoinIpMcast = body(bytes)?;
-            let number = state.join(fd, (it.id, it.uid), &it.addr, 0)?;
+            let number = ids.join(fd, (it.id, it.uid), &it.addr, 0)?;
             return Ok(Answer::number(it.response, number));
         }
         cmd::CMD_JOIN_MCAST => {
             let it: abi::JoinMcast = body(bytes)?;
             let group = prefix(&it.addr, it.addr_size)?;
-            let number = state.join(fd, (it.id, it.uid), group, it.join_flags)?;
+            let number = ids.join(fd, (it.id, it.uid), group, it.join_flags)?;
             return Ok(Answer::number(it.response, number));
         }
         cmd::CMD_LEAVE_MCAST => {
             let it: abi::DestroyId = body(bytes)?;
-            return Ok(Answer::number(it.response, state.leave(fd, it.id)?));
+            return Ok(Answer::number(it.response, ids.leave(fd, it.id)?));
         }
         cmd::CMD_MIGRATE_ID => {
             let it: abi::MigrateId = body(bytes)?;
-            return Ok(Answer::number(it.response, state.migrate(fd, &it)?));
+            return Ok(Answer::number(it.response, ids.migrate(fd, &it)?));
         }
         newer::CMD_WRITE_CM_EVENT => {
             let it: abi::WriteCmEvent = body(bytes)?;
-            state.write_event(fd, &it)?;
+            ids.write_event(fd, &it)?;
         }
         _ => return refuse(libc::EINVAL),
     }
@@ -198,17 +204,16 @@ fn execute(
 // SAFETY: descriptors are files that the manager created and keeps until they
 // are closed here; each is looked up by its number. Nothing is mapped through
 // them.
-unsafe impl<O: AsRef<Manager> + Debug + Send + Sync> Kernel for ManagerKernel<O> {
+unsafe impl<O: ManagerOwner + Debug + Send + Sync> Kernel for ManagerKernel<O> {
     fn open(&self, path: &CStr, _: c_int) -> Result<RawFd> {
         if path != PATH {
             return refuse(libc::ENOENT);
         }
-        self.manager().start()?;
-        self.run(|state| state.open(self.port))
+        self.run(|ids| ids.open(self.port))
     }
 
     unsafe fn close(&self, fd: RawFd) -> Result<()> {
-        self.run(|state| state.close(fd))
+        self.run(|ids| ids.close(fd))
     }
 
     unsafe fn ioctl(&self, _: RawFd, _: libc::Ioctl, _: *mut c_void) -> Result<c_int> {
@@ -236,7 +241,7 @@ unsafe impl<O: AsRef<Manager> + Debug + Send + Sync> Kernel for ManagerKernel<O>
             // SAFETY: the caller vouches for the value's address and length.
             option = unsafe { copy_in(it.optval, length) }?;
         }
-        let answer = self.run(|state| execute(state, fd, header.cmd, bytes, &option))?;
+        let answer = self.run(|ids| execute(ids, fd, header.cmd, bytes, &option))?;
         if let Answer::Write(address, bytes) = answer {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
             let length = bytes.len().min(header.out_len.into());
@@ -252,12 +257,12 @@ unsafe impl<O: AsRef<Manager> + Debug + Send + Sync> Kernel for ManagerKernel<O>
         let timeout = PollTimeout::try_from(timeout_ms).unwrap_or(PollTimeout::NONE);
         // SAFETY: the caller guarantees that the descriptor is open.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        self.manager().wait(fd, timeout)
+        self.owner.wait(fd, timeout)
     }
 
     unsafe fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<()> {
         // Commands never block, so only non-blocking mode is supported.
-        self.run(|state| state.channel(fd).map(drop))?;
+        self.run(|ids| ids.channel(fd).map(drop))?;
         if nonblocking {
             Ok(())
         } else {

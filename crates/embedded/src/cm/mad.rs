@@ -8,12 +8,13 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use roce::packet::gid_of_ip;
 
-use super::wire::{Message, MessageKind};
-use crate::wires::udp::agent::{self, ATTRIBUTE, LOCAL_ID, MAD_SIZE, REMOTE_ID};
+use super::message::{Message, MessageKind};
+use crate::wires::agent::{
+    self, ATTRIBUTE, CONNECTION_MANAGEMENT, LOCAL_ID, MAD_SIZE, PortAddress, REMOTE_ID, TRANSACTION,
+};
 
 /// Base version, class, class version and method (Send).
-const HEADER: [u8; 4] = [1, 0x07, 2, 0x03];
-const TRANSACTION: usize = 8;
+const HEADER: [u8; 4] = [1, CONNECTION_MANAGEMENT, 2, 0x03];
 const BODY: usize = LOCAL_ID;
 
 /// Type of a message: the attribute of its datagram.
@@ -357,10 +358,14 @@ impl Mad {
         self.put(request::MTU, &[message.mtu << 4 | message.rnr_retry_count]);
         let srq = CM_RETRIES << 4 | (message.srq & 1) << 3;
         self.put(request::CM_RETRIES, &[srq]);
-        let lid = PERMISSIVE_LID.to_be_bytes();
-        self.put(request::LIDS, &[lid, lid].concat());
-        self.put(request::LOCAL_GID, &gid_of_ip(message.from().ip()));
-        self.put(request::REMOTE_GID, &gid_of_ip(message.to().ip()));
+        let lid = match message.port.ethernet {
+            true => PERMISSIVE_LID,
+            false => message.port.lid,
+        };
+        let lids = [lid.to_be_bytes(), PERMISSIVE_LID.to_be_bytes()];
+        self.put(request::LIDS, &lids.concat());
+        self.put(request::LOCAL_GID, &message.port.gid);
+        self.put(request::REMOTE_GID, &gid_of_ip(message.to.ip()));
         self.put(request::RATE, &[RATE]);
         self.put(request::TRAFFIC_CLASS, &[message.traffic_class]);
         self.put(request::HOP_LIMIT, &[64]);
@@ -368,10 +373,10 @@ impl Mad {
     }
 
     fn put_ip_header(&mut self, at: usize, message: &Message) {
-        let version = if message.from().is_ipv4() { 4 } else { 6 };
+        let version = if message.from.is_ipv4() { 4 } else { 6 };
         self.put(at + 1, &[version << 4]);
-        self.put(at + 2, &message.from().port().to_be_bytes());
-        for (at, ip) in [(at + 4, message.from().ip()), (at + 20, message.to().ip())] {
+        self.put(at + 2, &message.from.port().to_be_bytes());
+        for (at, ip) in [(at + 4, message.from.ip()), (at + 20, message.to.ip())] {
             match ip {
                 IpAddr::V4(ip) => self.put(at + 12, &ip.octets()),
                 IpAddr::V6(ip) => self.put(at, &ip.octets()),
@@ -395,9 +400,9 @@ impl Mad {
         Some((ip(at + 4)?, u16::from_be_bytes([high, low]), ip(at + 20)?))
     }
 
-    /// Decodes a message from `source`; `None` for a receipt acknowledgement, or if the
-    /// datagram is malformed.
-    pub(super) fn message(&self, source: IpAddr) -> Option<(MessageKind, Message)> {
+    /// Decodes a message from a port; `None` for a receipt acknowledgement, or if the datagram
+    /// is malformed.
+    pub(super) fn message(&self, source: PortAddress) -> Option<(MessageKind, Message)> {
         let kind = self.attribute.kind()?;
         let data = self.attribute.private_data();
         let is_request = matches!(kind, MessageKind::Request | MessageKind::ServiceRequest);
@@ -405,7 +410,7 @@ impl Mad {
         let private = &self.bytes[data + skip..];
         let mut message =
             Message::new(kind, &private[..kind.max_private_data().min(private.len())]);
-        message = message.with_port(true, gid_of_ip(source), 0);
+        message = message.with_port(source);
         if is_request {
             let (from, port, to) = self.ip_header(data)?;
             let (space, service) = self.service()?;
@@ -473,7 +478,7 @@ impl Mad {
 }
 
 fn service_id(message: &Message) -> [u8; 8] {
-    (u64::from(message.space) << 16 | u64::from(message.to().port())).to_be_bytes()
+    (u64::from(message.space) << 16 | u64::from(message.to.port())).to_be_bytes()
 }
 
 #[cfg(test)]
@@ -490,12 +495,19 @@ mod tests {
         ack_timeout: 17,
     };
 
+    /// Of `::ffff:192.0.2.1`.
+    const PORT: PortAddress = PortAddress {
+        ethernet: true,
+        gid: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1],
+        lid: 0,
+    };
+
     fn message(kind: MessageKind, ipv6: bool) -> Message {
         let (from, to) = match ipv6 {
             true => ("[fd00::1]:5", "[fd00::2]:7471"),
             false => ("192.0.2.1:5", "192.0.2.2:7471"),
         };
-        let mut message = Message::new(kind, &vec![7; kind.max_private_data()]);
+        let mut message = Message::new(kind, &vec![7; kind.max_private_data()]).with_port(PORT);
         if matches!(kind, MessageKind::Request | MessageKind::ServiceRequest) {
             message = message.with_addresses(from.parse().unwrap(), to.parse().unwrap());
             message.space = 0x106;
@@ -531,7 +543,7 @@ mod tests {
 
     #[test]
     fn messages_are_read_as_written() {
-        let source = IpAddr::from([192, 0, 2, 9]);
+        let source = PORT;
         for ipv6 in [false, true] {
             for attribute in Attribute::ALL {
                 let Some(kind) = attribute.kind() else {
@@ -557,8 +569,8 @@ mod tests {
                 let (got_kind, got) = read.message(source).unwrap();
                 assert_eq!(got_kind, kind);
                 assert_eq!(got.private_data(), sent.private_data());
-                assert_eq!((got.from(), got.to()), (sent.from(), sent.to()));
-                assert_eq!(got.gid, gid_of_ip(source));
+                assert_eq!((got.from, got.to), (sent.from, sent.to));
+                assert_eq!(got.port, source);
                 if matches!(
                     kind,
                     MessageKind::Request | MessageKind::Reply | MessageKind::ServiceReply
@@ -597,13 +609,14 @@ mod tests {
             // The header of rdma_cm, if it is a request.
             (bytes[164], bytes[165], bytes[40], bytes[41]) = (0, 0x40, 0, 0x60);
             let Some(mad) = Mad::parse(&bytes) else { return Ok(()) };
-            let source = IpAddr::from([192, 0, 2, 9]);
+            let source = PORT;
             let _ = (mad.service(), mad.sender_id(), mad.receiver_id(), mad.is_connection());
             if let Some((kind, message)) = mad.message(source) {
-                use zerocopy::IntoBytes;
                 // Decoded messages are valid for ids.
-                let (again, _) = Message::parse(message.as_bytes()).unwrap();
-                prop_assert_eq!(again, kind);
+                prop_assert!(message.qp_num < 1 << 24 && message.psn < 1 << 24);
+                prop_assert!(message.retry_count < 8 && message.rnr_retry_count < 8);
+                prop_assert!((1..=5).contains(&message.mtu));
+                prop_assert!(message.private_data().len() <= kind.max_private_data());
             }
         }
     }

@@ -2,226 +2,261 @@
 //! `crates/rdmacm` passes to the kernel, with the same results.
 //!
 //! ```text
-//! rdmacm::EventChannel ── Kernel ──► ManagerKernel ── commands ──► State ── ids
-//!         ▲                                                         │ ▲
-//!         └───────────── channel: a signal, and events ◄────────────┘ │
-//!                              monitor: an epoll instance ── messages ┘
+//! rdmacm::EventChannel ── Kernel ──► ManagerKernel ── commands ──► Ids ── events, by a channel
+//!                                                                   │
+//!                                                                Machine ◄── time
+//!                                                                   │
+//!                                     the wire's queue pair 1 ◄── datagrams
 //! ```
 //!
-//! Addresses are those of the host's interfaces; on a network that reaches other hosts
-//! (`gateway`, `mad`) the device's own, and loopback addresses for itself. Port spaces belong
-//! to the network: to a process, or to all processes of a directory. The two ends of a connection
-//! find each other by the port (`ports`), and exchange messages (`wire`) through a link
-//! (`link`): a socket, or within a process a queue.
+//! [`Ids`] are what programs see; a [`Machine`](machine::Machine) has their connections, and
+//! speaks the protocol of InfiniBand's connection manager by management datagrams (`mad`). Those
+//! for this process itself are handled at once; others are sent by the wire, whose agent for
+//! them this is. Who has a port is looked up outside the machine (`ports`).
 //!
-//! A thread handles messages and deadlines (`monitor`), so that a channel is readable if and
-//! only if it has an event: most messages cause none. The thread starts with the first
-//! channel. With [`Drive::Caller`], turns, commands and waits of the caller handle them.
+//! Addresses are those of the host's interfaces; on a network that reaches other hosts the
+//! device's own, and loopback addresses for itself. Port spaces belong to the network: to a
+//! process, or to all processes of a directory.
+//!
+//! There is no thread: what drives the network takes turns ([`Manager::turn`]).
 
 mod channel;
-mod gateway;
+mod events;
+#[cfg(any(test, feature = "test-utils"))]
+pub(crate) mod hostile;
 mod id;
+mod ids;
 pub(crate) mod kernel;
-mod link;
+mod machine;
+#[cfg(test)]
+mod machine_tests;
 mod mad;
-mod monitor;
-mod peer;
+mod message;
 mod ports;
 mod query;
-mod state;
 #[cfg(test)]
 mod tests;
-mod wire;
 
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
-
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::epoll::EpollTimeout;
-use uverbs::threads;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::addresses::{AddressList, SharedPorts};
 use crate::directory::Directory;
-use crate::drive::Drive;
-use crate::poll::wait;
-use crate::{Result, refuse, scope};
-use gateway::Dialer;
-pub(crate) use gateway::Gateway;
-#[cfg(any(test, feature = "test-utils"))]
-pub(crate) use gateway::hostile_messages;
+use crate::random::random;
+use crate::wires::agent::{
+    Agents, CONNECTION_MANAGEMENT, ManagementAgent, MemberEnd, Outgoing, Peer, PortAddress,
+};
+use crate::wires::udp::ID_BITS;
 pub use id::ConnectionId;
 pub(crate) use id::Port;
-use monitor::Monitor;
-use ports::{HostPorts, Ports};
-use state::State;
+pub(crate) use ids::Clock;
+use ids::Ids;
+use machine::{Machine, Rules};
+use mad::{Attribute, Mad};
+use ports::Ports;
 
-/// Maximum number of rounds over the ready sockets in a caller's turn.
-const MAX_ROUNDS: usize = 64;
-/// Pause after accepting a connection has failed for lack of descriptors, since the listener
-/// stays ready.
-const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(5);
-
-/// The connection manager of a network in this process. Dropping it ends its thread.
-#[derive(Debug)]
+/// The connection manager of a network in this process.
+#[derive(Clone, Debug)]
 pub(crate) struct Manager {
     shared: Arc<Shared>,
-    drive: Drive,
-    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    state: Mutex<State>,
-    monitor: Arc<Monitor>,
-    stop: AtomicBool,
+    ids: Mutex<Ids>,
+    ports: Arc<Ports>,
+    clock: Clock,
+    /// The machine has datagrams for the wire.
+    has_outgoing: AtomicBool,
+    /// When something is due, in nanoseconds; `NEVER` for nothing.
+    deadline: AtomicU64,
+    /// Until when whoever drives the network may sleep, as far as it knows.
+    planned: AtomicU64,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+const NEVER: u64 = u64::MAX;
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(NEVER - 1)
 }
 
 impl Manager {
-    /// Creates a manager for addresses of this host, within a process or among the processes
-    /// of a directory.
-    pub(crate) fn new(drive: Drive, directory: Option<Arc<Directory>>) -> Result<Self> {
-        Ok(Self::of(drive, Arc::new(Ports::new(directory)), None))
+    /// Creates a manager for addresses of this host, within a process or, with the number of
+    /// this process, among those of a directory.
+    pub(crate) fn new(directory: Option<(Arc<Directory>, u16)>, clock: Clock) -> Self {
+        let own = Peer::Member(directory.as_ref().map_or(0, |it| it.1));
+        let rules = Rules::of_members(own);
+        Self::of(Arc::new(Ports::new(directory)), None, clock, rules)
     }
 
-    /// Creates a manager for a device that other hosts can reach, with the device's addresses
-    /// and GUID; `shared` is set if other processes may share the addresses.
+    /// Creates a manager for a device that other hosts can reach, with the device's addresses;
+    /// `shared` is set if other processes may share the addresses.
     pub(crate) fn of_hosts(
-        drive: Drive,
         host_addresses: Arc<AddressList>,
-        guid: u64,
         shared: Option<SharedPorts>,
-    ) -> Result<(Self, Gateway)> {
-        let dialer = Arc::new(Dialer::new()?);
-        let ports = Arc::new(Ports::Hosts(HostPorts {
-            table: Mutex::default(),
-            dialer: Arc::clone(&dialer),
-            shared,
-        }));
-        let gateway = Gateway::new(Arc::clone(&ports), dialer, guid)?;
-        Ok((Self::of(drive, ports, Some(host_addresses)), gateway))
+        clock: Clock,
+    ) -> Self {
+        // The top bits tell other processes which member has an id.
+        let prefix = shared
+            .as_ref()
+            .map_or(0, |it| u32::from(it.member) << ID_BITS);
+        let rules = Rules::of_hosts(prefix, ID_BITS);
+        let ports = Arc::new(Ports::of_hosts(shared));
+        Self::of(ports, Some(host_addresses), clock, rules)
     }
 
-    fn of(drive: Drive, ports: Arc<Ports>, host_addresses: Option<Arc<AddressList>>) -> Self {
-        let monitor = Arc::<Monitor>::default();
+    fn of(
+        ports: Arc<Ports>,
+        host_addresses: Option<Arc<AddressList>>,
+        clock: Clock,
+        rules: Rules,
+    ) -> Self {
+        let machine = Machine::new(rules, random());
+        let ids = Ids::new(Arc::clone(&ports), host_addresses, clock.clone(), machine);
         let shared = Arc::new(Shared {
-            state: Mutex::new(State::new(ports, host_addresses, Arc::clone(&monitor))),
-            monitor,
-            stop: AtomicBool::new(false),
+            ids: Mutex::new(ids),
+            ports,
+            clock,
+            has_outgoing: AtomicBool::new(false),
+            deadline: AtomicU64::new(NEVER),
+            planned: AtomicU64::new(NEVER),
         });
-        Self {
-            shared,
-            drive,
-            thread: Mutex::default(),
-        }
+        Self { shared }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.shared.state)
+    /// Returns the table of queue pair 1 with this manager.
+    pub(crate) fn agents(&self) -> Agents {
+        let agent: Arc<dyn ManagementAgent> = Arc::clone(&self.shared) as _;
+        Agents::default().with(CONNECTION_MANAGEMENT, agent)
     }
 
     /// Returns the ids that have the device with a node GUID, by number.
     pub(crate) fn ids_on(&self, guid: u64) -> Vec<ConnectionId> {
-        let state = self.lock();
-        let of_device = |(_, id): &(&u32, &id::Id)| id.port.node_guid == guid && id.is_on_device();
-        let ids = state.ids.iter().filter(of_device);
-        ids.map(|(number, id)| id.described(*number)).collect()
+        self.shared.with(|ids| {
+            let of_device =
+                |(_, id): &(&u32, &id::Id)| id.port.node_guid == guid && id.is_on_device();
+            let found = ids.ids.iter().filter(of_device);
+            let described =
+                found.map(|(number, id)| id.described(*number, ids.connection_state(*number)));
+            described.collect()
+        })
     }
 
-    /// Opens the monitor and starts the thread, if that was not done before. Called when a
-    /// channel is opened.
-    fn start(&self) -> Result<()> {
-        self.shared.monitor.open()?;
-        let mut thread = lock(&self.thread);
-        if self.drive != Drive::Caller && thread.is_none() {
-            let shared = Arc::clone(&self.shared);
-            match threads::spawn("ringverbs-cm", move || shared.run()) {
-                Ok(started) => *thread = Some(started),
-                Err(error) => return refuse(error.raw_os_error().unwrap_or(libc::EAGAIN)),
-            }
+    /// Does what is due. Returns the time until something is. With `plans`, the caller sleeps no
+    /// longer than that, unless it is woken ([`needs_turn`](Self::needs_turn)).
+    pub(crate) fn turn(&self, plans: bool) -> Option<Duration> {
+        let shared = &*self.shared;
+        let mut due = shared.deadline.load(Ordering::SeqCst);
+        if due == NEVER && shared.planned.load(Ordering::Relaxed) == NEVER {
+            return None;
         }
-        Ok(())
+        let time = shared.clock.now();
+        let now = nanos(time);
+        if due <= now {
+            shared.with(|ids| ids.expire(time));
+            due = shared.deadline.load(Ordering::SeqCst);
+        }
+        if plans {
+            due = shared.plan(due, now);
+        }
+        (due != NEVER).then(|| Duration::from_nanos(due.saturating_sub(now)))
     }
 
-    /// Handles ready descriptors, unless a thread does. Returns whether there were any.
-    pub(crate) fn drive(&self) -> bool {
-        if self.drive != Drive::Caller || self.lock().channels.is_empty() {
-            return false;
-        }
-        let handled = |_: &usize| self.shared.handle(EpollTimeout::ZERO);
-        (0..MAX_ROUNDS).take_while(handled).count() != 0
+    /// Returns whether whoever drives the network must act before it planned to.
+    pub(crate) fn needs_turn(&self) -> bool {
+        self.shared.has_outgoing.load(Ordering::SeqCst)
+            || self.shared.deadline.load(Ordering::SeqCst)
+                < self.shared.planned.load(Ordering::SeqCst)
     }
 
-    /// Waits until a channel is readable, or the time is up. Returns whether the channel is
-    /// readable.
-    fn wait(&self, channel: BorrowedFd<'_>, timeout: PollTimeout) -> Result<bool> {
-        if self.drive != Drive::Caller {
-            return wait(channel, timeout);
-        }
-        // Without a limit `duration` panics (nix 0.31).
-        let limit = (timeout.is_some()).then(|| timeout.duration()).flatten();
-        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
-        loop {
-            self.drive();
-            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            let timeout = left.map_or(Ok(PollTimeout::NONE), |left| {
-                PollTimeout::try_from(left.as_micros().div_ceil(1000))
-            });
-            let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
-            let mut fds = [readable(channel), readable(self.shared.monitor.readable()?)];
-            if let Err(errno) = poll(&mut fds, timeout.unwrap_or(PollTimeout::MAX)) {
-                return refuse(errno as i32);
-            }
-            let ready = fds[0].any() == Some(true);
-            if ready || left == Some(Duration::ZERO) {
-                return Ok(ready);
-            }
-        }
-    }
-}
-
-impl Drop for Manager {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-        if let Some(thread) = lock(&self.thread).take() {
-            // The thread checks `stop` after the timer has woken it.
-            self.shared.monitor.set_timer(Some(Instant::now()));
-            // Fails only if the thread panicked.
-            let _ = thread.join();
-        }
+    #[cfg(test)]
+    fn set_response_timeout(&self, timeout: Duration) {
+        self.shared
+            .with(|ids| ids.machine.response_timeout = timeout);
     }
 }
 
 impl Shared {
-    /// The thread's main loop.
-    fn run(&self) {
-        scope::init_thread();
-        while !self.stop.load(Ordering::SeqCst) {
-            self.handle(EpollTimeout::NONE);
+    /// Plans to act when something is due. Returns when, which may be earlier: a plan is kept
+    /// until its time, since to wake once in vain is cheaper than to be woken for each
+    /// connection.
+    fn plan(&self, mut due: u64, now: u64) -> u64 {
+        loop {
+            let planned = self.planned.load(Ordering::Relaxed);
+            if due == planned || planned > now && planned < due {
+                return planned;
+            }
+            self.planned.store(due, Ordering::SeqCst);
+            // Whoever sets an earlier deadline reads the plan afterwards.
+            due = self.deadline.load(Ordering::SeqCst);
         }
     }
 
-    /// Handles ready descriptors, waiting for at most `timeout`. Returns whether there were
-    /// any.
-    fn handle(&self, timeout: EpollTimeout) -> bool {
-        let ready = self.monitor.ready(timeout);
-        let mut result = Ok(());
-        {
-            let mut state = lock(&self.state);
-            for item in &ready {
-                result = result.and(state.handle(*item));
-            }
+    /// Calls `act` with the ids, and lets what it causes take effect.
+    fn with<T>(&self, act: impl FnOnce(&mut Ids) -> T) -> T {
+        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = act(&mut ids);
+        ids.settle();
+        self.has_outgoing
+            .store(ids.machine.has_datagrams(), Ordering::SeqCst);
+        let due = ids.machine.deadline().map_or(NEVER, nanos);
+        self.deadline.store(due, Ordering::SeqCst);
+        result
+    }
+
+    fn with_clock<T>(&self, act: impl FnOnce(&mut Ids, Duration) -> T) -> T {
+        let now = self.clock.now();
+        self.with(|ids| act(ids, now))
+    }
+}
+
+impl ManagementAgent for Shared {
+    fn has_outgoing(&self) -> bool {
+        self.has_outgoing.load(Ordering::Relaxed)
+    }
+
+    fn pop(&self) -> Option<Outgoing> {
+        // Without effects: `settle` need not run.
+        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = ids.machine.next_datagram();
+        self.has_outgoing
+            .store(ids.machine.has_datagrams(), Ordering::SeqCst);
+        next
+    }
+
+    fn receive(&self, peer: Peer, port: PortAddress, bytes: &[u8]) {
+        self.with_clock(|ids, now| ids.machine.receive(now, peer, port, bytes));
+    }
+
+    fn close(&self) {
+        self.with_clock(|ids, now| ids.machine.close(now));
+    }
+
+    fn add_address(&self, address: IpAddr) {
+        self.ports.add_address(address);
+    }
+
+    fn other_member(&self, destination: IpAddr, bytes: &[u8]) -> Option<u8> {
+        let mad = Mad::parse(bytes)?;
+        if let Attribute::Request | Attribute::ServiceRequest = mad.attribute {
+            return self.ports.other_member(mad.service()?, destination);
         }
-        if let Err(errno) = result {
-            tracing::debug!(%errno, "accepting a connection failed");
-            thread::sleep(ACCEPT_RETRY_INTERVAL);
-        }
-        !ready.is_empty()
+        let number = mad.receiver_id();
+        let member = (number >> ID_BITS) as u8;
+        (number != 0 && member != self.ports.member()).then_some(member)
+    }
+
+    fn handle_refusal(&self, peer: Peer, bytes: &[u8]) -> Option<Duration> {
+        self.with_clock(|ids, now| ids.machine.handle_refusal(now, peer, bytes))
+    }
+
+    fn end_host(&self, peer: Peer, time: Duration) {
+        self.with_clock(|ids, now| ids.machine.end_peers(now, peer, Some(time)));
+    }
+
+    fn end_member(&self, member: u16, end: MemberEnd) {
+        self.with_clock(|ids, now| ids.machine.end_member(now, Peer::Member(member), end));
     }
 }

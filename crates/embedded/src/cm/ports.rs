@@ -1,28 +1,23 @@
-//! Port spaces of a network, and connections between the two ends.
+//! Port spaces of a network, and who has a port.
 //!
-//! In a network of a directory, each connection to a listening port is a pair of Unix sockets,
-//! which carry the messages of two ends. The system closes the sockets of a process that ends.
-//! Each bound port has files in the directory; locks on them show which processes own the
-//! port, and for which addresses. In a network of one process a connection is in memory, so
-//! that it needs no descriptors, and other processes have nothing to connect to.
+//! In a network of a directory, each bound port has files there; locks on them show which
+//! processes own the port, and for which addresses. One that listens writes its number to the
+//! files that it alone locks, and gets the requests of others. Such a number may be out of date:
+//! the process that it names rejects the request.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fs::File;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::{Flock, FlockArg};
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::socket::{Backlog, SockFlag, accept4, listen};
 use roce::packet::gid_of_ip;
-use uverbs::Errno;
 
-use super::gateway::Dialer;
-use super::link::{End, Link};
+use super::message::Message;
 use crate::addresses::SharedPorts;
 use crate::directory::Directory;
 use crate::random::random;
+use crate::wires::agent::Peer;
 use crate::{Result, refuse};
 
 /// First ephemeral port; the last is 65534.
@@ -30,21 +25,20 @@ const FIRST_EPHEMERAL: u16 = 32768;
 
 /// The port spaces of a network.
 #[derive(Debug)]
-pub(super) enum Ports {
-    /// Ports of this process alone.
-    Process(Mutex<PortTable>),
-    /// Ports shared by the processes of a directory.
-    Directory(Arc<Directory>, Mutex<PortTable>),
-    /// Ports that other hosts reach.
-    Hosts(HostPorts),
+pub(super) struct Ports {
+    table: Mutex<PortTable>,
+    reach: Reach,
 }
 
-/// Ports that other hosts reach: of this process, or of all that share its addresses.
+/// Who shares the ports.
 #[derive(Debug)]
-pub(super) struct HostPorts {
-    pub(super) table: Mutex<PortTable>,
-    pub(super) dialer: Arc<Dialer>,
-    pub(super) shared: Option<SharedPorts>,
+enum Reach {
+    /// This process alone.
+    Process,
+    /// The processes of a directory, in which this one has a number.
+    Directory(Arc<Directory>, u16),
+    /// Other hosts reach them. They are of this process, or of all that share its addresses.
+    Hosts(Option<SharedPorts>),
 }
 
 /// A port space, and a port of it.
@@ -59,15 +53,6 @@ pub(super) struct Binding {
 }
 
 impl Binding {
-    /// Returns that of the IPv4 wildcard.
-    #[cfg(any(test, feature = "test-utils"))]
-    pub(super) fn to_all() -> Self {
-        Self {
-            ip: Ipv4Addr::UNSPECIFIED.into(),
-            family_only: true,
-        }
-    }
-
     /// Returns whether the address stands for all: as in rdma_cm, also a loopback address.
     fn is_any(self) -> bool {
         self.ip.is_unspecified() || self.ip.is_loopback()
@@ -105,19 +90,24 @@ impl Binding {
     }
 }
 
-/// Returns the addresses at which requests to an address may be accepted, the best one first.
-/// Whether one is, its listener decides.
-fn listening_addresses(to: IpAddr) -> [IpAddr; 3] {
-    let (v4, v6) = (Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into());
-    [to, if to.is_ipv4() { v4 } else { v6 }, v6]
+/// Returns how well a listener at an address suits requests to another one; less is better.
+/// Whether it accepts them, it decides itself.
+pub(super) fn rank(at: IpAddr, to: IpAddr) -> u8 {
+    match at {
+        _ if at == to => 0,
+        _ if at.is_unspecified() && at.is_ipv4() == to.is_ipv4() => 1,
+        _ if at.is_unspecified() => 2,
+        // A loopback address stands for others, too.
+        _ => 3,
+    }
 }
 
 /// Ports of this process.
-pub(super) type PortTable = HashMap<PortKey, PortEntry>;
+type PortTable = HashMap<PortKey, PortEntry>;
 
 /// A port of this process.
 #[derive(Debug, Default)]
-pub(super) struct PortEntry {
+struct PortEntry {
     owners: Vec<Owner>,
     /// Locks on the port of each address, if other processes share the addresses.
     locks: Vec<(IpAddr, Flock<File>)>,
@@ -131,7 +121,7 @@ struct Owner {
     binding: Binding,
     /// Shares the port with others that do, until one listens.
     reuses: bool,
-    queue: Arc<Queue>,
+    number: u64,
 }
 
 /// A locked file in a directory.
@@ -142,77 +132,13 @@ struct LockedFile {
     lock: Flock<File>,
 }
 
-/// Connections to a listener of the same process, which it has not accepted.
-#[derive(Debug, Default)]
-struct Queue(Mutex<Option<Waiting>>);
-
-#[derive(Debug)]
-struct Waiting {
-    ends: VecDeque<End>,
-    backlog: usize,
-    /// Counts the ends.
-    ready: EventFd,
-}
-
-impl Queue {
-    /// Returns a descriptor that is readable while connections wait.
-    fn listen(&self, backlog: u32) -> Result<OwnedFd> {
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_SEMAPHORE;
-        let ready = EventFd::from_value_and_flags(0, flags).map_err(to_errno)?;
-        let descriptor = OwnedFd::from(ready);
-        let ready = descriptor
-            .try_clone()
-            .map_err(|_| Errno::new(libc::EMFILE))?;
-        // SAFETY: a copy of an eventfd.
-        let ready = unsafe { EventFd::from_owned_fd(ready) };
-        *lock(&self.0) = Some(Waiting {
-            ends: VecDeque::new(),
-            // The kernel accepts one connection with a backlog of 0.
-            backlog: backlog.max(1) as usize,
-            ready,
-        });
-        Ok(descriptor)
-    }
-
-    fn is_listening(&self) -> bool {
-        lock(&self.0).is_some()
-    }
-
-    /// Hands over one end of a new connection, and returns the other one.
-    fn connect(&self) -> Result<Option<End>> {
-        let mut waiting = lock(&self.0);
-        let Some(waiting) = waiting.as_mut() else {
-            return Ok(None);
-        };
-        if waiting.ends.len() >= waiting.backlog {
-            return refuse(libc::EAGAIN);
-        }
-        let (near, far) = End::pair();
-        waiting.ends.push_back(far);
-        // Fails only if the counter is full, which also wakes.
-        let _ = waiting.ready.write(1);
-        Ok(Some(near))
-    }
-
-    fn accept(&self) -> Option<End> {
-        let mut waiting = lock(&self.0);
-        let waiting = waiting.as_mut()?;
-        let _ = waiting.ready.read();
-        waiting.ends.pop_front()
-    }
-}
-
 /// A port in use. Dropping it releases the port.
 #[derive(Debug)]
 pub(super) struct BoundPort {
     ports: Arc<Ports>,
     key: PortKey,
-    ip: IpAddr,
-    queue: Arc<Queue>,
-}
-
-fn to_errno(errno: nix::Error) -> Errno {
-    Errno::new(errno as i32)
+    /// Number of this owner.
+    owner: u64,
 }
 
 /// Name of the lock on a port of an address.
@@ -225,12 +151,6 @@ fn lock_name_of((space, port): PortKey, address: IpAddr) -> String {
 fn family_lock_name((space, port): PortKey, is_ipv4: bool) -> String {
     let family = if is_ipv4 { 4 } else { 6 };
     format!("cm-{space:x}-{port}-{family}.lock")
-}
-
-/// Name of the socket that listens at an address.
-fn socket_name((space, port): PortKey, address: IpAddr) -> String {
-    let bits = u128::from_be_bytes(gid_of_ip(address));
-    format!("cm-{space:x}-{port}-{bits:032x}.socket")
 }
 
 /// Returns the names of the files in a directory that a binding locks, whether exclusively,
@@ -360,18 +280,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Ports {
-    pub(super) fn new(directory: Option<Arc<Directory>>) -> Self {
-        match directory {
-            None => Self::Process(Mutex::default()),
-            Some(directory) => Self::Directory(directory, Mutex::default()),
-        }
+    /// Returns the ports of a process, or those of a directory, in which the process has a number.
+    pub(super) fn new(directory: Option<(Arc<Directory>, u16)>) -> Self {
+        Self::of(match directory {
+            None => Reach::Process,
+            Some((directory, member)) => Reach::Directory(directory, member),
+        })
     }
 
-    fn table(&self) -> &Mutex<PortTable> {
-        match self {
-            Self::Process(table) | Self::Directory(_, table) => table,
-            Self::Hosts(hosts) => &hosts.table,
-        }
+    /// Returns ports that other hosts reach.
+    pub(super) fn of_hosts(shared: Option<SharedPorts>) -> Self {
+        Self::of(Reach::Hosts(shared))
+    }
+
+    fn of(reach: Reach) -> Self {
+        let table = Mutex::default();
+        Self { table, reach }
     }
 
     /// Reserves a port; 0 selects any free one. One that `reuses` it shares it with others of
@@ -407,8 +331,8 @@ impl Ports {
         binding: Binding,
         reuses: bool,
     ) -> Result<BoundPort> {
-        let queue = Arc::<Queue>::default();
-        let mut table = lock(self.table());
+        let number = random();
+        let mut table = lock(&self.table);
         let mut new = PortEntry::default();
         let entry = table.get_mut(&key).unwrap_or(&mut new);
         for owner in &entry.owners {
@@ -419,13 +343,13 @@ impl Ports {
         if let Some(shared) = self.shared() {
             shared.reserve(key, binding, entry)?;
         }
-        if let Self::Directory(directory, _) = &**self {
+        if let Reach::Directory(directory, _) = &self.reach {
             lock_in(directory, key, binding, &mut entry.files)?;
         }
         entry.owners.push(Owner {
             binding,
             reuses,
-            queue: Arc::clone(&queue),
+            number,
         });
         if !new.owners.is_empty() {
             table.insert(key, new);
@@ -434,23 +358,17 @@ impl Ports {
         Ok(BoundPort {
             ports: Arc::clone(self),
             key,
-            ip: binding.ip,
-            queue,
+            owner: number,
         })
     }
 
     /// Reserves the ports of this process also at a new address. A port that another process
     /// has there stays with that process.
     pub(super) fn add_address(&self, address: IpAddr) {
-        let Self::Hosts(HostPorts {
-            table,
-            shared: Some(shared),
-            ..
-        }) = self
-        else {
+        let Some(shared) = self.shared() else {
             return;
         };
-        for (key, entry) in &mut *lock(table) {
+        for (key, entry) in &mut *lock(&self.table) {
             let mut owners = entry.owners.iter().map(|owner| owner.binding);
             let Some(binding) = owners.find(|it| it.covers(address)) else {
                 continue;
@@ -463,8 +381,8 @@ impl Ports {
     }
 
     fn shared(&self) -> Option<&SharedPorts> {
-        match self {
-            Self::Hosts(hosts) => hosts.shared.as_ref(),
+        match &self.reach {
+            Reach::Hosts(shared) => shared.as_ref(),
             _ => None,
         }
     }
@@ -481,46 +399,27 @@ impl Ports {
         self.shared().map_or(0, |shared| shared.member)
     }
 
-    /// Connects to the listener on a port of an address; `None` if there is none. A connection
-    /// to another host always succeeds at first.
-    ///
-    /// # Errors
-    /// EAGAIN if the backlog is full.
-    pub(super) fn connect(&self, key: PortKey, to: IpAddr) -> Result<Option<Link>> {
-        match self {
-            Self::Hosts(hosts) => Ok(Some(Link::Memory(hosts.dialer.dial()))),
-            Self::Process(_) => Ok(self.connect_within(key, to)?.map(Link::Memory)),
-            Self::Directory(directory, _) => {
-                for address in listening_addresses(to) {
-                    let socket = directory.connect(&socket_name(key, address))?;
-                    if socket.is_some() {
-                        return Ok(socket.map(Link::Socket));
-                    }
-                }
-                Ok(None)
+    /// Returns who may have the port that a request is for, and is not in `asked`; `None` if
+    /// nobody has it.
+    pub(super) fn peer_with(&self, request: &Message, asked: &[Peer]) -> Option<Peer> {
+        let to = request.to;
+        match &self.reach {
+            Reach::Process => Some(Peer::Member(0)),
+            Reach::Hosts(_) => Some(Peer::Host {
+                local: request.from.ip(),
+                remote: to.ip(),
+            }),
+            Reach::Directory(directory, _) => {
+                let key = (request.space, to.port());
+                let names = [
+                    lock_name_of(key, to.ip()),
+                    family_lock_name(key, to.is_ipv4()),
+                ];
+                let named = |name: &String| directory.read_any(name)?.parse().ok();
+                let mut found = names.iter().filter_map(named).map(Peer::Member);
+                found.find(|it| !asked.contains(it))
             }
         }
-    }
-
-    /// As [`connect`](Self::connect), to a listener of this process, unless a directory has
-    /// the ports.
-    pub(super) fn connect_within(&self, key: PortKey, to: IpAddr) -> Result<Option<End>> {
-        let addresses = listening_addresses(to);
-        let (Self::Process(table) | Self::Hosts(HostPorts { table, .. })) = self else {
-            return Ok(None);
-        };
-        let table = lock(table);
-        let Some(entry) = table.get(&key) else {
-            return Ok(None);
-        };
-        // A loopback address stands for others, too.
-        let rank = |binding: &Binding| {
-            let at = addresses.iter().position(|it| *it == binding.ip);
-            at.unwrap_or(addresses.len())
-        };
-        let listening = entry.owners.iter().filter(|it| it.queue.is_listening());
-        let best = listening.min_by_key(|it| rank(&it.binding));
-        best.map_or(Ok(None), |it| it.queue.connect())
     }
 }
 
@@ -531,10 +430,10 @@ impl BoundPort {
 
     /// Changes this owner of the port.
     fn change(&self, change: impl FnOnce(&mut Owner)) {
-        let mut table = lock(self.ports.table());
+        let mut table = lock(&self.ports.table);
         let entry = table.get_mut(&self.key);
         let mut owners = entry.into_iter().flat_map(|it| &mut it.owners);
-        if let Some(owner) = owners.find(|it| Arc::ptr_eq(&it.queue, &self.queue)) {
+        if let Some(owner) = owners.find(|it| it.number == self.owner) {
             change(owner);
         }
     }
@@ -549,16 +448,16 @@ impl BoundPort {
         self.change(|owner| owner.binding.family_only = family_only);
     }
 
-    /// Ends the sharing of the port by this owner.
+    /// Ends the sharing of the port by this owner, which listens.
     ///
     /// # Errors
-    /// EADDRNOTAVAIL, EADDRINUSE: another owner shares it.
-    fn own(&self) -> Result<()> {
-        let mut table = lock(self.ports.table());
+    /// EADDRNOTAVAIL, EADDRINUSE: another owner shares it; errors of the directory.
+    pub(super) fn take(&self) -> Result<()> {
+        let mut table = lock(&self.ports.table);
         let Some(entry) = table.get_mut(&self.key) else {
             return Ok(());
         };
-        let is_own = |it: &Owner| Arc::ptr_eq(&it.queue, &self.queue);
+        let is_own = |it: &Owner| it.number == self.owner;
         let Some(index) = entry.owners.iter().position(is_own) else {
             return Ok(());
         };
@@ -567,56 +466,23 @@ impl BoundPort {
             binding.check(other.binding)?;
         }
         entry.owners[index].reuses = false;
-        Ok(())
-    }
-
-    /// Listens; at most `backlog` connections are queued.
-    ///
-    /// # Errors
-    /// EADDRNOTAVAIL, EADDRINUSE: another owner shares the port; EMFILE, ENFILE, ENOMEM.
-    pub(super) fn listen(&self, backlog: u32) -> Result<OwnedFd> {
-        self.own()?;
-        let Ports::Directory(directory, _) = &*self.ports else {
-            return self.queue.listen(backlog);
-        };
-        let name = socket_name(self.key, self.ip);
-        let Some(listener) = directory.bind(&name)? else {
-            return refuse(libc::EADDRINUSE);
-        };
-        // The kernel queues one connection more than requested.
-        let waiting = i32::try_from(backlog.saturating_sub(1)).unwrap_or(i32::MAX);
-        let backlog = Backlog::new(waiting.min(i32::from(u16::MAX >> 4))).map_err(to_errno)?;
-        listen(&listener, backlog).map_err(to_errno)?;
-        Ok(listener)
-    }
-
-    /// Accepts the next connection to the listener; `None` if there is none.
-    ///
-    /// # Errors
-    /// EMFILE, ENFILE, ENOMEM: the connection stays queued.
-    pub(super) fn accept(&self, listener: &OwnedFd) -> Result<Option<Link>> {
-        let Ports::Directory(..) = &*self.ports else {
-            return Ok(self.queue.accept().map(Link::Memory));
-        };
-        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        match accept4(listener.as_raw_fd(), flags) {
-            // SAFETY: the descriptor is new and owned by nothing else.
-            Ok(fd) => Ok(Some(Link::Socket(unsafe { OwnedFd::from_raw_fd(fd) }))),
-            Err(nix::Error::EAGAIN | nix::Error::EINTR) => Ok(None),
-            Err(errno) => Err(to_errno(errno)),
+        if let Reach::Directory(directory, member) = &self.ports.reach {
+            let files = files_of(self.key, binding).into_iter();
+            for (name, ..) in files.filter(|(_, exclusive, _)| *exclusive) {
+                directory.write(&name, &member.to_string())?;
+            }
         }
+        Ok(())
     }
 }
 
 impl Drop for BoundPort {
     fn drop(&mut self) {
-        let mut table = lock(self.ports.table());
+        let mut table = lock(&self.ports.table);
         let Some(entry) = table.get_mut(&self.key) else {
             return;
         };
-        entry
-            .owners
-            .retain(|owner| !Arc::ptr_eq(&owner.queue, &self.queue));
+        entry.owners.retain(|owner| owner.number != self.owner);
         let bindings: Vec<Binding> = entry.owners.iter().map(|owner| owner.binding).collect();
         if let Some(shared) = self.ports.shared() {
             let (kept, free) = std::mem::take(&mut entry.locks)
@@ -625,9 +491,7 @@ impl Drop for BoundPort {
             entry.locks = kept;
             shared.release(self.key, free);
         }
-        if let Ports::Directory(directory, _) = &*self.ports {
-            // The socket exists only if the port was listening.
-            directory.remove_socket(&socket_name(self.key, self.ip));
+        if let Reach::Directory(directory, _) = &self.ports.reach {
             let needed = |file: &LockedFile| {
                 let mut names = bindings.iter().flat_map(|it| files_of(self.key, *it));
                 names.any(|(name, ..)| name == file.name)
@@ -643,16 +507,14 @@ impl Drop for BoundPort {
         }
     }
 }
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use std::net::{Ipv4Addr, SocketAddr};
     use std::path::Path;
 
-    use nix::sys::socket::{UnixAddr, bind, getsockname};
-
+    use super::super::message::MessageKind;
     use super::*;
-    use crate::directory::{Sharing, new_socket};
+    use crate::directory::Sharing;
 
     const SPACE: u16 = 0x106;
     const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -661,9 +523,17 @@ mod tests {
         family_only: true,
     };
 
-    fn joined(path: &Path) -> Arc<Ports> {
+    fn joined(path: &Path, member: u16) -> Arc<Ports> {
         let directory = Directory::open(path, Sharing::Own).unwrap();
-        Arc::new(Ports::new(Some(Arc::new(directory))))
+        Arc::new(Ports::new(Some((Arc::new(directory), member))))
+    }
+
+    /// Returns who has a port of an address.
+    fn owner(ports: &Ports, ip: IpAddr, asked: &[Peer]) -> Option<Peer> {
+        let to = SocketAddr::from((ip, 7471));
+        let mut request = Message::new(MessageKind::Request, &[]).with_addresses(to, to);
+        request.space = SPACE;
+        ports.peer_with(&request, asked)
     }
 
     fn with_both_kinds(name: &str, test: impl Fn(&dyn Fn() -> Arc<Ports>)) {
@@ -672,7 +542,7 @@ mod tests {
         let name = format!("ringverbs-ports-{name}-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         // Two instances, as in two processes.
-        test(&|| joined(&directory));
+        test(&|| joined(&directory, 1));
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
         std::fs::remove_dir(&directory).unwrap();
     }
@@ -697,42 +567,60 @@ mod tests {
         });
     }
 
+    /// A process that listens is found by its address, or by all of its family.
     #[test]
-    fn the_backlog_is_limited() {
-        with_both_kinds("backlog", |ports| {
-            let entry = ports().reserve(SPACE, 7471, AT, false).unwrap();
-            let connect = || ports().connect((SPACE, 7471), LOCAL);
-            assert!(connect().unwrap().is_none(), "bound but not listening");
-            let listener = entry.listen(3).unwrap();
-            let waiting: Vec<_> = (0..3).map(|_| connect().unwrap().unwrap()).collect();
-            assert_eq!(connect().unwrap_err().raw(), libc::EAGAIN);
-            for _ in &waiting {
-                entry.accept(&listener).unwrap().unwrap();
-            }
-            assert!(entry.accept(&listener).unwrap().is_none());
-            drop((entry, listener));
-            assert!(connect().unwrap().is_none());
+    fn requests_find_the_process_that_listens() {
+        let name = format!("ringverbs-ports-found-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let [one, two, other] = [1, 2, 3].map(|member| joined(&directory, member));
+        let at = |ip: [u8; 4]| Binding {
+            ip: ip.into(),
+            family_only: true,
+        };
+        let port = two.reserve(SPACE, 7471, AT, false).unwrap();
+        assert_eq!(owner(&one, LOCAL, &[]), None, "bound but not listening");
+        port.take().unwrap();
+        let second = Peer::Member(2);
+        assert_eq!(owner(&one, LOCAL, &[]), Some(second));
+        assert_eq!(owner(&one, LOCAL, &[second]), None);
+        assert_eq!(owner(&one, [192, 0, 2, 1].into(), &[]), Some(second));
+        drop(port);
+        assert_eq!(owner(&one, LOCAL, &[]), None);
+        let ports = [(&two, [192, 0, 2, 2]), (&other, [192, 0, 2, 3])].map(|(ports, ip)| {
+            let port = ports.reserve(SPACE, 7471, at(ip), false).unwrap();
+            port.take().unwrap();
+            port
         });
+        assert_eq!(owner(&one, [192, 0, 2, 2].into(), &[]), Some(second));
+        assert_eq!(
+            owner(&one, [192, 0, 2, 3].into(), &[]),
+            Some(Peer::Member(3))
+        );
+        assert_eq!(owner(&one, [192, 0, 2, 4].into(), &[]), None);
+        drop(ports);
+        assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
+        std::fs::remove_dir(&directory).unwrap();
     }
 
+    /// The file of an address that a killed process had does not hide who has all addresses.
     #[test]
     fn leftovers_of_a_killed_process_are_replaced() {
         let name = format!("ringverbs-ports-left-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
-        let ports = joined(&directory);
+        let ports = joined(&directory, 1);
         let key = (SPACE, 7471);
-        File::create(directory.join(family_lock_name(key, true))).unwrap();
-        let left = new_socket().unwrap();
-        let at = UnixAddr::new(&directory.join(socket_name(key, LOCAL))).unwrap();
-        bind(left.as_raw_fd(), &at).unwrap();
-        drop(left);
-        assert!(ports.connect(key, LOCAL).unwrap().is_none());
+        let specific: IpAddr = [192, 0, 2, 2].into();
+        for name in [family_lock_name(key, true), lock_name_of(key, specific)] {
+            std::fs::write(directory.join(name), "9").unwrap();
+        }
+        assert_eq!(owner(&ports, LOCAL, &[]), Some(Peer::Member(9)));
         let entry = ports.reserve(SPACE, 7471, AT, false).unwrap();
-        let listener = entry.listen(0).unwrap();
-        let reached = ports.connect(key, LOCAL).unwrap();
-        assert!(reached.is_some() && entry.accept(&listener).unwrap().is_some());
+        entry.take().unwrap();
+        let own = Some(Peer::Member(1));
+        assert_eq!(owner(&ports, LOCAL, &[]), own);
+        assert_eq!(owner(&ports, specific, &[Peer::Member(9)]), own);
         drop(entry);
-        std::fs::remove_dir(&directory).unwrap();
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     /// A name that exists but is not a file of this user counts as a port in use.
@@ -740,7 +628,7 @@ mod tests {
     fn a_bound_port_is_in_use() {
         let name = format!("ringverbs-ports-other-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
-        let ports = joined(&directory);
+        let ports = joined(&directory, 1);
         std::os::unix::fs::symlink(
             "/dev/null",
             directory.join(family_lock_name((SPACE, 1), true)),
@@ -751,10 +639,6 @@ mod tests {
             let error = ports.reserve(SPACE, port, AT, false).unwrap_err();
             assert_eq!(error.raw(), libc::EADDRNOTAVAIL);
         }
-        File::create(directory.join(socket_name((SPACE, 3), LOCAL))).unwrap();
-        let entry = ports.reserve(SPACE, 3, AT, false).unwrap();
-        assert_eq!(entry.listen(1).unwrap_err().raw(), libc::EADDRINUSE);
-        assert!(ports.connect((SPACE, 3), LOCAL).unwrap().is_none());
         std::fs::remove_dir_all(&directory).unwrap();
     }
 
@@ -800,14 +684,8 @@ mod tests {
                     let errno = second.as_ref().map_or_else(|errno| errno.raw(), |_| NONE);
                     assert_eq!(errno, expected, "{a} {a_only}, {b} {b_only}, {swapped}");
                     if let Ok(second) = second {
-                        let there = second.listen(2).unwrap();
-                        let here = first.listen(2).unwrap();
-                        let key = (SPACE, 7471);
-                        let _to_second = ports().connect(key, two.ip).unwrap().unwrap();
-                        assert!(second.accept(&there).unwrap().is_some());
-                        assert!(first.accept(&here).unwrap().is_none());
-                        let _to_first = ports().connect(key, one.ip).unwrap().unwrap();
-                        assert!(first.accept(&here).unwrap().is_some());
+                        second.take().unwrap();
+                        first.take().unwrap();
                         drop(second);
                         // The other one keeps the port.
                         assert!(ports().reserve(SPACE, 7471, one, false).is_err());
@@ -836,12 +714,9 @@ mod tests {
                 let refused = |result: Result<BoundPort>| result.map(drop).unwrap_err().raw();
                 let (first, second) = (reserve(AT, true).unwrap(), reserve(other, true).unwrap());
                 assert_eq!(refused(reserve(AT, false)), libc::EADDRNOTAVAIL);
-                assert_eq!(
-                    first.listen(1).map(drop).unwrap_err().raw(),
-                    libc::EADDRNOTAVAIL
-                );
+                assert_eq!(first.take().unwrap_err().raw(), libc::EADDRNOTAVAIL);
                 drop(second);
-                let _listener = first.listen(1).unwrap();
+                first.take().unwrap();
                 assert_eq!(refused(reserve(other, true)), libc::EADDRNOTAVAIL);
                 drop(first);
                 let first = reserve(AT, false).unwrap();
@@ -854,25 +729,5 @@ mod tests {
                 ports().reserve(SPACE, 7471, AT, false).unwrap();
             });
         }
-    }
-
-    /// Other processes have nothing to connect to: a listener in a network of one process is
-    /// no socket.
-    #[test]
-    fn a_network_of_one_process_has_no_listening_socket() {
-        let ports = Arc::new(Ports::new(None));
-        let entry = ports.reserve(SPACE, 1, AT, false).unwrap();
-        let listener = entry.listen(2).unwrap();
-        let own = std::fs::metadata(format!("/proc/self/fd/{}", listener.as_raw_fd()));
-        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-        let number = own.unwrap().ino().to_string();
-        assert!(
-            !sockets
-                .lines()
-                .any(|it| it.split_whitespace().nth(6) == Some(&number))
-        );
-        assert!(getsockname::<UnixAddr>(listener.as_raw_fd()).is_err());
-        let socket = ports.connect((SPACE, 1), LOCAL).unwrap();
-        assert!(socket.is_some() && entry.accept(&listener).unwrap().is_some());
     }
 }

@@ -10,7 +10,7 @@ use roce::packet::gid_of_ip;
 use zerocopy::IntoBytes;
 
 use super::id::{Id, Phase};
-use super::state::State;
+use super::ids::Ids;
 use crate::{Result, refuse};
 
 /// The default partition, which contains all ports.
@@ -128,7 +128,7 @@ impl Id {
     }
 }
 
-impl State {
+impl Ids {
     pub(super) fn query(&mut self, fd: RawFd, command: &abi::Query) -> Result<Vec<u8>> {
         let id = self.id(fd, command.id)?;
         Ok(match command.option {

@@ -18,11 +18,11 @@ use rdmacm::{
     RejectReason, SidrStatus, State as IdState, param,
 };
 use uverbs::{AsyncEventType, QpState};
-use zerocopy::IntoBytes;
 
-use super::link::{Link, ReceiveResult};
-use super::wire::{Message, MessageKind, SIZE};
+use super::mad::{Attribute, Mad, MadHeader};
+use super::message::{Message, MessageKind};
 use crate::poll::wait;
+use crate::wires::agent::{MAD_SIZE, ManagementAgent, Peer, PortAddress};
 use crate::{Drive, Embedded, Network};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -357,6 +357,9 @@ fn a_rejection_is_reported() {
         // listener rejects those that wait.
         let waiting = [ask(), ask()];
         let _one_more = ask();
+        if drive == Drive::Caller {
+            while b.drive() {}
+        }
         assert_rejected(
             &next_event(&near, EventKind::REJECTED),
             RejectReason::CONSUMER_DEFINED,
@@ -685,23 +688,20 @@ fn a_channel_is_readable_if_and_only_if_it_has_an_event() {
 }
 
 #[test]
-fn callers_and_deadlines_without_an_event_leave_a_channel_unreadable() {
+fn messages_and_deadlines_without_an_event_leave_a_channel_unreadable() {
     let (a, b, _directory) = device_pair(Topology::Directory, Drive::Thread);
     let (near, far) = (event_channel(&a), event_channel(&b));
     let (_listener, at) = listen(&far, PortSpace::TCP, 4);
-    let silent = raw_peer(&a, at);
-    assert_unreadable(&far);
-    let malformed = raw_peer(&a, at);
-    send_bytes(&malformed, b"?");
-    let elsewhere = raw_peer(&a, at);
+    inject(&b, b"?");
     let (ip, port) = (Ipv4Addr::new(127, 0, 0, 2), at.port());
-    send_bytes(&elsewhere, valid_request((ip, port).into()).as_bytes());
-    assert_unreadable(&far);
-    drop(silent);
+    inject(&b, valid_request((ip, port).into()).bytes());
     assert_unreadable(&far);
     // The deadlines of a connection that is established before.
     for device in [&a, &b] {
-        device.runner.manager().lock().response_timeout = NO_EVENT_WAIT * 50;
+        device
+            .runner
+            .manager()
+            .set_response_timeout(NO_EVENT_WAIT * 50);
     }
     let (active, passive) = connected(&near, &far, at);
     thread::sleep(NO_EVENT_WAIT * 60);
@@ -753,10 +753,7 @@ fn threads_that_wait_get_one_event_each() {
         thread::scope(|scope| {
             let wait = || next_request(&far);
             let waiting = [scope.spawn(wait), scope.spawn(wait)];
-            // A silent peer.
-            let silent = (topology != Topology::Hosts).then(|| raw_peer(&a, at));
             thread::sleep(NO_EVENT_WAIT);
-            drop(silent);
             let ask = || {
                 let active = resolved_id(&near, PortSpace::TCP, at);
                 active.connect(&param(1, b"")).unwrap();
@@ -778,7 +775,9 @@ fn a_thread_ends_with_its_network() {
         let (near, far) = (event_channel(&a), event_channel(&b));
         let (_listener, at) = listen(&far, PortSpace::TCP, 4);
         // The timer may expire meanwhile.
-        a.runner.manager().lock().response_timeout = Duration::from_micros(round * 10);
+        a.runner
+            .manager()
+            .set_response_timeout(Duration::from_micros(round * 10));
         let active = resolved_id(&near, PortSpace::TCP, at);
         active.connect(&param(1, b"")).unwrap();
     }
@@ -810,168 +809,227 @@ fn a_silent_peer_times_out_on(drive: Drive) {
         assert!(begin.elapsed() < TIMEOUT / 2);
     };
     let active = resolved_id(&near, PortSpace::TCP, at);
-    manager.lock().response_timeout = Duration::from_millis(50);
+    manager.set_response_timeout(Duration::from_millis(50));
     active.connect(&param(1, b"")).unwrap();
     timed_out(&near, EventKind::UNREACHABLE);
-    manager.lock().response_timeout = TIMEOUT;
+    manager.set_response_timeout(TIMEOUT);
     drop((active, next_request(&far)));
     assert_no_event(&far);
     let (active, passive) = connected(&near, &far, at);
-    manager.lock().response_timeout = Duration::from_millis(50);
+    manager.set_response_timeout(Duration::from_millis(50));
     active.disconnect().unwrap();
     timed_out(&near, EventKind::DISCONNECTED);
     drop(passive);
 }
 
-/// Connects to a port as another program could.
-fn raw_peer(device: &Embedded, to: SocketAddr) -> Link {
-    let ports = std::sync::Arc::clone(&device.runner.manager().lock().ports);
-    ports.connect((0x106, to.port()), to.ip()).unwrap().unwrap()
+/// A process of the directory that does not exist.
+const STRANGER: Peer = Peer::Member(30);
+
+/// Passes a datagram of another process to a device's manager.
+fn inject(device: &Embedded, bytes: &[u8]) {
+    let port = PortAddress {
+        ethernet: true,
+        ..PortAddress::default()
+    };
+    inject_from(device, port, bytes);
 }
 
-fn send_bytes(link: &Link, bytes: &[u8]) {
-    link.send_bytes(bytes);
+fn inject_from(device: &Embedded, port: PortAddress, bytes: &[u8]) {
+    let shared = &device.runner.manager().shared;
+    shared.receive(STRANGER, port, bytes);
 }
 
-fn valid_request(to: SocketAddr) -> Message {
+fn mad(kind: MessageKind, message: &Message, remote_id: u32) -> Mad {
+    let header = MadHeader {
+        transaction: 1,
+        local_id: 77,
+        remote_id,
+        guid: 1,
+        ack_timeout: 1,
+    };
+    Mad::encode(kind, message, &header)
+}
+
+fn valid_request(to: SocketAddr) -> Mad {
     let from = SocketAddr::from((Ipv4Addr::LOCALHOST, 9));
-    let gid = [
-        0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0x50, 0x53, 0xff, 0xfe, 0, 0, 1,
-    ];
-    Message::new(MessageKind::Request, b"")
-        .with_addresses(from, to)
-        .with_port(true, gid, 0)
+    let mut message = Message::new(MessageKind::Request, b"").with_addresses(from, to);
+    message.space = 0x106;
+    mad(MessageKind::Request, &message, 0)
+}
+
+/// Returns the datagrams that a device's manager has for a process that does not exist.
+fn answers(device: &Embedded) -> Vec<Mad> {
+    let shared = &device.runner.manager().shared;
+    let all = std::iter::from_fn(|| shared.pop());
+    let to_stranger = all.filter(|it| it.to == STRANGER);
+    to_stranger
+        .map(|it| Mad::parse(&it.bytes).unwrap())
+        .collect()
 }
 
 #[test]
-fn an_unknown_peer_is_ignored() {
-    for drive in [Drive::Caller, Drive::Thread] {
-        an_unknown_peer_is_ignored_on(drive);
-    }
-}
-
-fn an_unknown_peer_is_ignored_on(drive: Drive) {
-    let (a, b, _directory) = device_pair(Topology::Directory, drive);
-    let (near, far) = (event_channel(&a), event_channel(&b));
+fn an_unknown_peer_is_answered_and_forgotten() {
+    let (b, ..) = device_pair(Topology::Process, Drive::Caller);
+    let far = event_channel(&b);
     let (_listener, at) = listen(&far, PortSpace::TCP, 0);
-    // More silent connections than are kept.
-    let silent: Vec<_> = (0..200).map(|_| raw_peer(&a, at)).collect();
-    assert_no_event(&far);
     // A request for another address, and one of another port type.
     let elsewhere = SocketAddr::from((Ipv4Addr::new(127, 0, 0, 2), at.port()));
-    let infiniband = valid_request(at).with_port(false, [0; 16], 1);
-    for message in [valid_request(elsewhere), infiniband] {
-        let socket = raw_peer(&a, at);
-        send_bytes(&socket, message.as_bytes());
-        let begin = Instant::now();
-        // Earlier connections are accepted first.
-        let answer = loop {
-            assert_no_event(&far);
-            assert!(begin.elapsed() < TIMEOUT, "no answer");
-            if let ReceiveResult::Message(kind, _) = socket.receive() {
-                break kind;
-            }
-        };
-        assert_eq!(answer, MessageKind::Reject);
+    inject(&b, valid_request(elsewhere).bytes());
+    inject_from(&b, PortAddress::default(), valid_request(at).bytes());
+    let sent = answers(&b);
+    assert_eq!(sent.len(), 2);
+    let reasons = [RejectReason::INVALID_SERVICE_ID, RejectReason::INVALID_GID];
+    for (mad, reason) in sent.iter().zip(reasons) {
+        let (kind, message) = mad.message(PortAddress::default()).unwrap();
+        assert_eq!(kind, MessageKind::Reject);
+        assert_eq!(i32::from(message.reason), reason.0);
     }
-    // After a request, a malformed message ends the connection.
-    let socket = raw_peer(&a, at);
-    send_bytes(&socket, valid_request(at).as_bytes());
+    assert_no_event(&far);
+    // Messages that are not due change nothing.
+    inject(&b, valid_request(at).bytes());
     let (_, passive) = next_request(&far);
     passive.accept(&param(1, b"")).unwrap();
-    send_bytes(&socket, Message::new(MessageKind::Ready, b"").as_bytes());
+    let number = answers(&b).pop().unwrap().sender_id();
+    for kind in [MessageKind::Ready, MessageKind::Ready, MessageKind::Reply] {
+        inject(&b, mad(kind, &Message::new(kind, b""), number).bytes());
+    }
     next_event(&far, EventKind::ESTABLISHED);
-    send_bytes(&socket, Message::new(MessageKind::Ready, b"").as_bytes());
-    next_event(&far, EventKind::DISCONNECTED);
     assert_no_event(&far);
-    // Other requests are still accepted.
-    drop(silent);
-    let (active, passive) = connected(&near, &far, at);
-    active.disconnect().unwrap();
-    next_event(&far, EventKind::DISCONNECTED);
     drop(passive);
-}
-
-/// A datagram: arbitrary bytes, or a message with some bytes changed.
-fn datagram(to: SocketAddr) -> impl Strategy<Value = Vec<u8>> {
-    let some = proptest::collection::vec((0..SIZE, any::<u8>()), 0..4);
-    prop_oneof![
-        1 => proptest::collection::vec(any::<u8>(), 1..SIZE + 9),
-        8 => (proptest::sample::select(&MessageKind::ALL[..]), some).prop_map(move |(kind, changes)| {
-            let gid = [0xfe; 16];
-            let message = Message::new(kind, b"abc").with_addresses(to, to).with_port(true, gid, 1);
-            let mut bytes = message.as_bytes().to_vec();
-            for (at, byte) in changes {
-                // Mostly type, version and lengths.
-                bytes[if at % 3 == 0 { at % 12 } else { at }] = byte;
-            }
-            bytes
-        }),
-    ]
+    assert!(
+        answers(&b)
+            .iter()
+            .any(|it| it.attribute == Attribute::Disconnect)
+    );
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever a connecting client and a peer send, the only effects are
-    /// events, and afterwards the port works as before.
+    /// Whatever a peer sends, the only effects are events, and afterwards the port works as
+    /// before.
     #[test]
     fn arbitrary_bytes_are_handled(
-        calls in {
-            let to = SocketAddr::from((Ipv4Addr::LOCALHOST, 7777));
-            proptest::collection::vec(proptest::collection::vec(datagram(to), 0..5), 1..5)
-        },
-        by_thread in any::<bool>(),
+        datagrams in proptest::collection::vec(
+            (proptest::array::uniform32(any::<u8>()), any::<u8>(), any::<bool>()),
+            1..20,
+        ),
     ) {
-        let drive = if by_thread { Drive::Thread } else { Drive::Caller };
-        let (a, ..) = device_pair(Topology::Process, drive);
+        let (a, ..) = device_pair(Topology::Process, Drive::Thread);
         let channel = event_channel(&a);
-        let listener = channel.create_id(PortSpace::TCP).unwrap();
-        let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 7777));
-        listener.bind(at).unwrap();
-        listener.listen(16).unwrap();
+        let (_listener, at) = listen(&channel, PortSpace::TCP, 16);
         let mut ids = Vec::new();
-        let events = |ids: &mut Vec<Id>| {
+        for (noise, attribute, accepts) in &datagrams {
+            let mut bytes = *valid_request(at).bytes();
+            bytes[17] = 0x10 + attribute % 10;
+            // The ids, and most of the other fields.
+            bytes[24..32].copy_from_slice(&noise[..8]);
+            bytes[40..64].copy_from_slice(&noise[8..]);
+            if bytes[17] != 0x10 {
+                let numbers = a.runner.manager().shared.with(|ids| ids.machine.all_numbers());
+                if let Some(number) = numbers.first() {
+                    bytes[28..32].copy_from_slice(&number.to_be_bytes());
+                }
+            }
+            inject(&a, &bytes[..MAD_SIZE - usize::from(noise[0] == 0)]);
             while let Some(mut event) = channel.try_event().unwrap() {
                 let _ = event.message().result();
                 if let Some(id) = event.take_request() {
-                    // Half of the requests are accepted.
-                    if ids.len() % 2 == 0 {
+                    if *accepts {
                         let _ = id.accept(&param(1, b""));
                     }
                     let _ = (id.qp_attr(QpState::RTR), id.route(), id.gids());
                     ids.push(id);
                 }
             }
-        };
-        for call in &calls {
-            let socket = raw_peer(&a, at);
-            for bytes in call {
-                send_bytes(&socket, bytes);
-                events(&mut ids);
-            }
-            // Answers may be left unread.
-            drop(socket);
-            events(&mut ids);
         }
         ids.clear();
-        // A thread may still handle some of them.
-        let until = |found: &dyn Fn(&mut Event) -> bool| loop {
-            let mut event = channel.wait(Some(TIMEOUT)).unwrap().unwrap();
-            if found(&mut event) {
-                break;
+        connected(&channel, &channel, at);
+    }
+}
+
+/// What ids get in each network: a table of the ends of a connection.
+#[test]
+fn outcomes_are_the_same_in_all_networks() {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum At {
+        Requested,
+        Accepted,
+        Established,
+    }
+    /// Who acts, and how.
+    #[derive(Clone, Copy, Debug)]
+    enum Act {
+        ActiveDestroys,
+        PassiveDestroys,
+        ActiveRejects,
+        PassiveRejects,
+        ActiveDisconnects,
+        PassiveDisconnects,
+    }
+    use Act::*;
+    use At::*;
+    const NONE: Option<EventKind> = None;
+    let (rejected, disconnected) = (Some(EventKind::REJECTED), Some(EventKind::DISCONNECTED));
+    let table = [
+        (Requested, ActiveDestroys, NONE, NONE),
+        (Requested, PassiveDestroys, rejected, NONE),
+        (Requested, PassiveRejects, rejected, NONE),
+        (Accepted, ActiveDestroys, NONE, rejected),
+        (Accepted, PassiveDestroys, rejected, NONE),
+        (Accepted, ActiveRejects, NONE, rejected),
+        (Established, ActiveDestroys, NONE, disconnected),
+        (Established, PassiveDestroys, disconnected, NONE),
+        (Established, ActiveDisconnects, NONE, disconnected),
+        (Established, PassiveDisconnects, disconnected, NONE),
+    ];
+    for (topology, drive) in ALL_TOPOLOGIES {
+        let (a, b, _directory) = device_pair(topology, drive);
+        let (near, far) = (event_channel(&a), event_channel(&b));
+        let (_listener, at) = listen(&far, PortSpace::TCP, 4);
+        for (state, act, near_expected, far_expected) in table {
+            let active = resolved_id(&near, PortSpace::TCP, at);
+            active.connect(&param(1, b"")).unwrap();
+            let (_, passive) = next_request(&far);
+            if state != Requested {
+                passive.accept(&param(2, b"")).unwrap();
+                next_event(&near, EventKind::CONNECT_RESPONSE);
             }
-        };
-        let active = id_with_address(&channel, at);
-        until(&|event| event.kind() == EventKind::ADDR_RESOLVED);
-        active.resolve_route(TIMEOUT).unwrap();
-        until(&|event| event.kind() == EventKind::ROUTE_RESOLVED);
-        active.connect(&param(1, b"")).unwrap();
-        let own = active.local_addr().unwrap();
-        until(&|event| {
-            let request = event.take_request();
-            request.is_some_and(|request| request.peer_addr().unwrap() == own)
-        });
+            if state == Established {
+                active.establish().unwrap();
+                next_event(&far, EventKind::ESTABLISHED);
+            }
+            let (mut active, mut passive) = (Some(active), Some(passive));
+            let id = |id: &Option<Id>| id.as_ref().unwrap().number();
+            assert_ne!(id(&active), 0);
+            match act {
+                ActiveDestroys => drop(active.take()),
+                PassiveDestroys => drop(passive.take()),
+                ActiveRejects => active.as_ref().unwrap().reject(b"no").unwrap(),
+                PassiveRejects => passive.as_ref().unwrap().reject(b"no").unwrap(),
+                ActiveDisconnects => active.as_ref().unwrap().disconnect().unwrap(),
+                PassiveDisconnects => passive.as_ref().unwrap().disconnect().unwrap(),
+            }
+            for (channel, expected) in [(&near, near_expected), (&far, far_expected)] {
+                match expected {
+                    Some(kind) => {
+                        let event = next_event(channel, kind);
+                        if kind == EventKind::REJECTED {
+                            assert_rejected(&event, RejectReason::CONSUMER_DEFINED);
+                        }
+                    }
+                    None => assert_no_event(channel),
+                }
+            }
+            // Whoever has disconnected hears of the other one's answer.
+            let (waiting, answering) = match act {
+                ActiveDisconnects => (&near, &passive),
+                PassiveDisconnects => (&far, &active),
+                _ => continue,
+            };
+            answering.as_ref().unwrap().disconnect().unwrap();
+            next_event(waiting, EventKind::DISCONNECTED);
+        }
     }
 }
 

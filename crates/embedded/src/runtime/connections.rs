@@ -1,14 +1,61 @@
 //! The connection manager of a device.
 
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::PollTimeout;
 use uverbs::kernel::Kernel;
 
-use crate::cm::kernel::ManagerKernel;
+use crate::Result;
+use crate::cm::kernel::{ManagerKernel, ManagerOwner};
 use crate::cm::{Manager, Port};
+use crate::poll::wait;
 use crate::runtime::embedded::Embedded;
+use crate::wires::wire::sleep_until_readable;
 
-impl AsRef<Manager> for Embedded {
-    fn as_ref(&self) -> &Manager {
+impl ManagerOwner for Embedded {
+    fn manager(&self) -> &Manager {
         self.runner.manager()
+    }
+
+    fn turn(&self) {
+        if !self.runner.has_thread() {
+            self.runner.turn();
+        }
+    }
+
+    fn wake(&self) {
+        if !self.runner.has_thread() {
+            self.runner.turn();
+        } else {
+            self.runner.send_management();
+        }
+    }
+
+    fn wait(&self, channel: BorrowedFd<'_>, timeout: PollTimeout) -> Result<bool> {
+        if self.runner.has_thread() {
+            return wait(channel, timeout);
+        }
+        // Without a limit `duration` panics (nix 0.31).
+        let limit = (timeout.is_some()).then(|| timeout.duration()).flatten();
+        let end = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let mut result = Ok(false);
+        let mut sleep = |others: &[BorrowedFd<'_>], due: Option<Duration>| {
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            let limit = [left, due].into_iter().flatten().min();
+            match *others {
+                [other] => sleep_until_readable([channel, other], limit),
+                _ => sleep_until_readable([channel], limit),
+            }
+            result = wait(channel, PollTimeout::ZERO);
+            result.as_ref().map_or(true, |ready| *ready) || left == Some(Duration::ZERO)
+        };
+        match self.runner.time() {
+            None => self.runner.wait_for(&mut sleep),
+            // The devices' time does not pass.
+            Some(_) => while !sleep(&[], self.manager().turn(false)) {},
+        }
+        result
     }
 }
 
@@ -19,9 +66,10 @@ impl Embedded {
     /// hosts the device's own, and loopback addresses for itself. Port spaces belong to the
     /// network, which is that of a process or of all processes of a directory.
     ///
-    /// A channel is readable if and only if it has an event. Messages become events
-    /// on a thread of the network; with [`Drive::Caller`](crate::Drive::Caller), in
-    /// [`drive`](Self::drive), commands, and waits for events.
+    /// A channel is readable if and only if it has an event. Messages of other processes and
+    /// hosts become events on the network's thread; with
+    /// [`Drive::Caller`](crate::Drive::Caller), in [`drive`](Self::drive), commands, and waits
+    /// for events.
     ///
     /// It behaves as rdma_cm does for the same commands, except that it does
     /// not support `AF_IB` addresses and `RDMA_OPTION_IB_PATH`, and does not

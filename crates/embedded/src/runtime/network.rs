@@ -14,7 +14,7 @@ use softhca::profiles::PROFILES;
 use uverbs::{Command, Errno, Error};
 
 use crate::addresses::PortAddresses;
-use crate::directory::{Directory, Sharing};
+use crate::directory::{Directory, OTHER_VERSION, Sharing};
 use crate::drive::Drive;
 use crate::driver::gids::GidTable;
 use crate::driver::memory::Process;
@@ -86,7 +86,8 @@ impl Network {
     ///
     /// # Errors
     /// [`Error::Invalid`], with what to do, if the directory belongs to another
-    /// user, is writable by others, or is a symbolic link; EUSERS if 256
+    /// user, is writable by others, or is a symbolic link, or if a process of another version
+    /// participates; EUSERS if 256
     /// processes already participate; errors of creating files and sockets
     /// there; and those of [`new`](Self::new).
     pub fn joined(drive: Drive, directory: &Path) -> std::result::Result<Self, Error> {
@@ -104,7 +105,14 @@ impl Network {
         sharing: Sharing,
     ) -> std::result::Result<Self, Error> {
         let directory = Arc::new(Directory::open(directory, sharing)?);
-        Self::with_wire(drive, WireConfig::Directory(directory), None)
+        let joined = Self::with_wire(drive, WireConfig::Directory(directory), None);
+        joined.map_err(|error| match error.errno().raw() {
+            libc::EPROTONOSUPPORT => Error::Invalid {
+                command: Command::Open,
+                what: OTHER_VERSION,
+            },
+            _ => error,
+        })
     }
 
     /// Creates a network without devices that reaches other hosts: RoCE v2 in UDP

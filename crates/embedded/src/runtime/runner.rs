@@ -17,7 +17,7 @@ use roce::packet::Pool;
 use uverbs::{Errno, threads};
 
 use crate::cleanup::with_cleanup;
-use crate::cm::Manager;
+use crate::cm::{Clock, Manager};
 use crate::directory::Directory;
 use crate::drive::Drive;
 use crate::driver::files::uar_counts;
@@ -35,8 +35,6 @@ use crate::{Result, refuse};
 /// Drives the devices of a network. Dropping it ends the thread.
 pub(crate) struct Runner {
     shared: Arc<Shared>,
-    /// Manager of connections by address.
-    manager: Manager,
     /// Identifier of the network.
     network: u16,
     /// Numbers of its devices.
@@ -78,6 +76,8 @@ impl FrameRight {
 pub(crate) struct Shared {
     fabric: Fabric,
     pool: Pool,
+    /// Manager of connections by address.
+    manager: Manager,
     devices: Mutex<Vec<Arc<Device>>>,
     /// Number of devices.
     device_count: AtomicUsize,
@@ -169,6 +169,10 @@ impl Shared {
                     device.lock_for_turn().confirm_sent();
                 }
             }
+        }
+        let plans = caller == TurnCaller::NetworkThread;
+        if let Some(due) = self.manager.turn(plans) {
+            result.due = Some(cap_sleep(due, result.due));
         }
         // Unlocked first: the threads that wake may take turns at once.
         drop(devices);
@@ -282,28 +286,34 @@ impl Runner {
             None => RandomState::new().hash_one(()) as u16,
         };
         let (manager, link) = match config {
-            WireConfig::None => (Manager::new(drive, None)?, None),
+            WireConfig::None => (Manager::new(None, Clock::Host), None),
             WireConfig::Directory(directory) => {
                 network = directory.id()?;
-                let manager = Manager::new(drive, Some(Arc::clone(&directory)))?;
+                let mut manager = None;
                 let link = Link::new(|epoll| {
-                    let segment = Segment::join(directory, &fabric, pool.clone(), epoll)?;
+                    let mut segment =
+                        Segment::join(Arc::clone(&directory), &fabric, pool.clone(), epoll)?;
                     let first = segment.first_device().into();
                     numbers = first..first + usize::from(MAX_DEVICES);
+                    let member = (directory, segment.number());
+                    let made = manager.insert(Manager::new(Some(member), Clock::Host));
+                    segment.set_agents(made.agents());
                     Ok(Wire::Directory(Box::new(segment)))
                 })?;
+                let Some(manager) = manager else {
+                    return refuse(libc::EINVAL);
+                };
                 (manager, Some(link))
             }
             WireConfig::Udp(ports) => {
                 // One device has all addresses of the wire.
                 numbers = 0..1;
                 let own = ports.addresses();
-                let (manager, gateway) =
-                    Manager::of_hosts(drive, Arc::clone(&own.list), own.guid(), ports.shared())?;
+                let manager = Manager::of_hosts(Arc::clone(&own.list), ports.shared(), Clock::Host);
+                let agents = manager.agents();
                 addresses = Some(own);
-                let make = |epoll: &Epoll| {
-                    UdpWire::new(ports, Box::new(gateway), &fabric, pool.clone(), epoll)
-                };
+                let make =
+                    |epoll: &Epoll| UdpWire::new(ports, agents, &fabric, pool.clone(), epoll);
                 (
                     manager,
                     Some(Link::new(|epoll| {
@@ -316,6 +326,7 @@ impl Runner {
             link,
             fabric,
             pool,
+            manager,
             devices: Mutex::default(),
             device_count: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -355,7 +366,6 @@ impl Runner {
         };
         Ok(Arc::new(Self {
             shared,
-            manager,
             network,
             numbers,
             addresses,
@@ -394,14 +404,14 @@ impl Runner {
     /// As [`Runner::turn`]; returns the whole result.
     pub(crate) fn take_turn(&self) -> Option<Turn> {
         self.shared.polling_turns.fetch_add(1, Ordering::Relaxed);
-        let mut turn = match self.shared.devices.try_lock() {
+        let turn = match self.shared.devices.try_lock() {
             Ok(devices) => self.shared.turn(devices, TurnCaller::PollingThread),
             Err(TryLockError::Poisoned(devices)) => self
                 .shared
                 .turn(devices.into_inner(), TurnCaller::PollingThread),
             Err(TryLockError::WouldBlock) => return None,
         };
-        turn.busy |= self.manager.drive();
+        self.wake_for_manager();
         Some(turn)
     }
 
@@ -499,8 +509,8 @@ impl Runner {
             shared.polling_turns.fetch_add(1, Ordering::Relaxed);
             // Waits for a turn of another thread, which may have looked at a queue before this
             // thread posted to it.
-            let mut turn = shared.turn(shared.devices(), TurnCaller::PollingThread);
-            turn.busy |= self.manager.drive();
+            let turn = shared.turn(shared.devices(), TurnCaller::PollingThread);
+            self.wake_for_manager();
             if !turn.busy {
                 return Some(turn.due);
             }
@@ -558,7 +568,24 @@ impl Runner {
 
     /// Returns the network's connection manager.
     pub(crate) fn manager(&self) -> &Manager {
-        &self.manager
+        &self.shared.manager
+    }
+
+    /// Sends the connection manager's datagrams. What is left, and a deadline, are for the
+    /// network's thread.
+    pub(crate) fn send_management(&self) {
+        if let Some(link) = &self.shared.link {
+            link.send_management();
+        }
+        self.wake_for_manager();
+    }
+
+    /// Wakes the network's thread if the connection manager has something due before it planned
+    /// to wake.
+    fn wake_for_manager(&self) {
+        if self.has_thread() && self.manager().needs_turn() {
+            self.wake_thread();
+        }
     }
 
     /// Returns the network's identifier, a part of its devices' MAC addresses.
@@ -710,7 +737,7 @@ fn run(shared: &Shared, drive: Drive) {
         } else if !turn.in_use {
             // Activity begins with a command or a frame, and both wake this thread.
             shared.sleeper.announce_rest();
-            shared.sleep(true, None);
+            shared.sleep(true, turn.due);
             backoff = Backoff::NEW;
         } else {
             match backoff.pause(MAX_SLEEP) {

@@ -14,12 +14,19 @@ use ring::{FrameReceiver, FrameSender, ProtocolViolation};
 use roce::packet::{LinkKind, Packet, Pool};
 use softhca::ancillary;
 
-use crate::directory::Directory;
+use crate::directory::{Directory, OTHER_VERSION};
 
-/// Flags of a frame in the ring: its link type, and whether it lacks the ICRC, which shared
-/// memory does not need.
+/// Flags of a frame in the ring: its link type, whether it lacks the ICRC, which shared
+/// memory does not need, and whether it is for the process's queue pair 1.
 const ETHERNET: u8 = 1;
 const UNSEALED: u8 = 2;
+const MANAGEMENT: u8 = 4;
+const FLAGS: u8 = ETHERNET | UNSEALED | MANAGEMENT;
+
+/// Version of what processes send each other, in the first message of a connection and in the
+/// lock files of a directory. It changes with the ring, the flags above, and what is not as the
+/// specification of InfiniBand defines it.
+pub(crate) const VERSION: u8 = 2;
 
 /// Maximum number of wake-ups read at a time, which bounds the cost of a hostile sender.
 const MAX_WAKE_UPS: usize = 64;
@@ -49,7 +56,7 @@ impl Outgoing {
         let handed = [ControlMessage::ScmRights(&memory)];
         sendmsg::<()>(
             socket.as_raw_fd(),
-            &[IoSlice::new(&[0])],
+            &[IoSlice::new(&[VERSION])],
             &handed,
             NONBLOCKING,
             None,
@@ -64,15 +71,24 @@ impl Outgoing {
         })
     }
 
-    /// Sends a frame. Returns false if there is no room.
+    /// Sends a frame for a device. Returns false if there is no room.
     pub(crate) fn push(&mut self, packet: &Packet) -> Result<bool, ProtocolViolation> {
+        self.push_tagged(packet, 0)
+    }
+
+    /// As above, for queue pair 1 of the process.
+    pub(crate) fn push_management(&mut self, packet: &Packet) -> Result<bool, ProtocolViolation> {
+        self.push_tagged(packet, MANAGEMENT)
+    }
+
+    fn push_tagged(&mut self, packet: &Packet, flag: u8) -> Result<bool, ProtocolViolation> {
         let kind = match packet.kind() {
             LinkKind::Ib => 0,
             LinkKind::Ethernet => ETHERNET,
             // Names no process: it is for none.
             LinkKind::Ip => return Ok(true),
         };
-        let tag = kind | if packet.has_icrc() { 0 } else { UNSEALED };
+        let tag = kind | flag | if packet.has_icrc() { 0 } else { UNSEALED };
         let pushed = self.ring.push(tag, packet.frame())?;
         self.pushed |= pushed;
         Ok(pushed)
@@ -158,14 +174,15 @@ impl Incoming {
         self.ring.as_ref().is_some_and(FrameReceiver::has_frames)
     }
 
-    /// Receives a frame. A sender that corrupts the ring is disconnected.
-    pub(crate) fn receive(&mut self, pool: &Pool, epoll: &Epoll) -> Option<Packet> {
+    /// Receives a frame, and whether it is for queue pair 1. A sender that corrupts the ring is
+    /// disconnected.
+    pub(crate) fn receive(&mut self, pool: &Pool, epoll: &Epoll) -> Option<(Packet, bool)> {
         if !self.has_frames() {
             return None;
         }
         let mut packet = pool.get(LinkKind::Ib);
         match self.ring.as_mut()?.pop(packet.buffer_mut()) {
-            Ok(Some((tag, length))) if tag & !(ETHERNET | UNSEALED) == 0 => {
+            Ok(Some((tag, length))) if tag & !FLAGS == 0 => {
                 packet.set_length(length);
                 if tag & ETHERNET != 0 {
                     packet.set_kind(LinkKind::Ethernet);
@@ -173,7 +190,7 @@ impl Incoming {
                 if tag & UNSEALED != 0 {
                     packet.mark_without_icrc();
                 }
-                Some(packet)
+                Some((packet, tag & MANAGEMENT != 0))
             }
             Ok(None) => None,
             Ok(Some(_)) | Err(ProtocolViolation) => {
@@ -192,13 +209,18 @@ impl Incoming {
 }
 
 /// Receives the first message of a connection, with the ring; `None` if it has none, or other
-/// descriptors beside it, which are closed.
+/// descriptors beside it, which are closed, or another version.
 fn take_ring(socket: &OwnedFd) -> nix::Result<Option<FrameReceiver>> {
-    let received = ancillary::receive(socket.as_fd(), &mut [0], NONBLOCKING.bits());
+    let mut version = [0];
+    let received = ancillary::receive(socket.as_fd(), &mut version, NONBLOCKING.bits());
     let received = received.map_err(|error| {
         let number = error.raw_os_error();
         number.map_or(nix::Error::EIO, nix::Error::from_raw)
     })?;
+    if !received.fds.is_empty() && version != [VERSION] {
+        tracing::warn!(version = version[0], "connection refused: {OTHER_VERSION}");
+        return Ok(None);
+    }
     let ring = match &received.fds[..] {
         [memory] if !received.is_cut => FrameReceiver::new(memory.as_fd()).ok(),
         _ => None,

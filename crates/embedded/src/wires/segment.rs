@@ -21,12 +21,13 @@ use nix::fcntl::Flock;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{Backlog, SockFlag, accept4, listen};
 use roce::fabric::{Fabric, Port};
-use roce::packet::{LinkKind, Packet, Pool};
+use roce::packet::{Gid, Grh, Link, LinkKind, Mac, Packet, Path, Pool, Psn, Template, View};
 use uverbs::Errno;
 
 use crate::Result;
-use crate::directory::Directory;
-use crate::wires::frames::{Incoming, Outgoing};
+use crate::directory::{Directory, OTHER_VERSION};
+use crate::wires::agent::{self, Agents, MemberEnd, Outgoing as Datagram, Peer, PortAddress};
+use crate::wires::frames::{Incoming, Outgoing, VERSION};
 use crate::wires::wire::MAX_FRAME_WAIT;
 
 /// Maximum number of processes of a network.
@@ -37,6 +38,8 @@ pub(crate) const MAX_DEVICES: u16 = 64;
 pub(crate) const MAX_NUMBER: u16 = MAX_MEMBERS * MAX_DEVICES;
 /// Maximum number of sockets whose events are handled at once.
 const MAX_EVENTS: usize = 64;
+/// Maximum number of management datagrams that wait for room.
+const MAX_MANAGEMENT: usize = 1024;
 /// Maximum number of frames moved in each direction per turn.
 const MAX_FRAMES: usize = 64;
 /// Longest time between two polls of the sockets under load. Only opening and closing of
@@ -45,6 +48,8 @@ const SOCKET_INTERVAL: Duration = Duration::from_millis(1);
 /// Longest time without a search for processes that frames for all should reach, and the age
 /// from which the directory's modification time tells later changes apart.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(100);
+/// How long a process that has taken a number may need to write its version.
+const MAX_VERSION_WAIT: Duration = Duration::from_millis(200);
 /// First multicast LID.
 const MULTICAST_LID: u16 = 0xc000;
 const _: () = assert!(MAX_NUMBER < MULTICAST_LID);
@@ -70,6 +75,18 @@ pub(crate) struct Segment {
     /// A frame that the receiver's ring had no room for, with the receiver's number and the
     /// time since when it waits.
     blocked: Option<(Packet, u16, Instant)>,
+    /// The agents of queue pair 1.
+    agents: Agents,
+    /// Management datagrams to send, with the receiver's number and the time since when each
+    /// waits. One that has waited too long is lost, so that it delays no other.
+    management: VecDeque<(Packet, u16, Instant)>,
+    /// Sequence number of the next one.
+    psn: Psn,
+    /// Processes that have ended, of which the agents are told once everything that they have
+    /// sent is received; and since when.
+    ended: Vec<(u16, MemberEnd, Instant)>,
+    /// Identifier of the network, in MAC addresses.
+    network: u16,
     /// When the sockets were last polled.
     sockets_polled: Option<Instant>,
     /// The directory's modification time when all processes in it were connected to, and
@@ -131,14 +148,75 @@ fn destination(kind: LinkKind, frame: &[u8]) -> FrameTarget {
     }
 }
 
+/// Returns the MAC address of a device of a network.
+fn mac(network: u16, number: u16) -> Mac {
+    let ([a, b], [high, low]) = (network.to_be_bytes(), number.to_be_bytes());
+    [0x02, 0x50, a, b, high, low]
+}
+
+/// Returns the link-local GID of a MAC address.
+fn link_local([a, b, c, d, e, f]: Mac) -> Gid {
+    [
+        0xfe,
+        0x80,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        a ^ 2,
+        b,
+        c,
+        0xff,
+        0xfe,
+        d,
+        e,
+        f,
+    ]
+}
+
 fn socket_name(number: u16) -> String {
     format!("{number}.socket")
+}
+
+fn lock_name(number: u16) -> String {
+    format!("{number}.lock")
+}
+
+/// Checks that all other processes have this version.
+///
+/// # Errors
+/// EPROTONOSUPPORT.
+fn check_versions(directory: &Directory, own: u16) -> Result<()> {
+    for number in (0..MAX_MEMBERS).filter(|it| *it != own) {
+        let name = lock_name(number);
+        let begin = Instant::now();
+        loop {
+            let Some(text) = directory.read_any(&name) else {
+                break;
+            };
+            let is_own = text == VERSION.to_string();
+            if is_own || !directory.is_locked(&name) {
+                break;
+            }
+            // It may have taken its number just now.
+            if !text.is_empty() || begin.elapsed() > MAX_VERSION_WAIT {
+                tracing::warn!(process = number, version = text, "{OTHER_VERSION}");
+                return Err(Errno::new(libc::EPROTONOSUPPORT));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    Ok(())
 }
 
 /// Takes a free number, and listens on its socket.
 fn take_number(directory: &Directory) -> Result<(u16, Flock<File>, OwnedFd)> {
     for number in 0..MAX_MEMBERS {
-        if let Some(lock) = directory.lock(&format!("{number}.lock"))? {
+        if let Some(lock) = directory.lock(&lock_name(number))? {
+            directory.write(&lock_name(number), &VERSION.to_string())?;
+            check_versions(directory, number)?;
             if let Some(listener) = directory.bind(&socket_name(number))? {
                 return Ok((number, lock, listener));
             }
@@ -155,6 +233,7 @@ impl Segment {
         pool: Pool,
         epoll: &Epoll,
     ) -> Result<Self> {
+        let network = directory.id()?;
         let (number, lock, listener) = take_number(&directory)?;
         let backlog = Backlog::new(MAX_MEMBERS).map_err(to_errno)?;
         listen(&listener, backlog).map_err(to_errno)?;
@@ -170,10 +249,25 @@ impl Segment {
             members: Vec::new(),
             outgoing: VecDeque::new(),
             blocked: None,
+            agents: Agents::default(),
+            management: VecDeque::new(),
+            psn: Psn::new(0),
+            ended: Vec::new(),
+            network,
             sockets_polled: None,
             searched: None,
             _lock: lock,
         })
+    }
+
+    /// Returns the number of this process.
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// Sets the agents of queue pair 1.
+    pub(crate) fn set_agents(&mut self, agents: Agents) {
+        self.agents = agents;
     }
 
     /// Returns the number of this process's first device.
@@ -197,7 +291,15 @@ impl Segment {
             self.poll_sockets(epoll, &mut result);
         }
         result.busy |= self.receive_all(epoll);
+        result.busy |= self.report_ended();
         result
+    }
+
+    /// Sends the management datagrams of the agents.
+    pub(crate) fn send_management(&mut self, epoll: &Epoll) {
+        if self.push_management(epoll) {
+            self.wake_receivers();
+        }
     }
 
     /// Requests a wake-up with the next frame, before a thread sleeps. Returns whether there
@@ -217,16 +319,126 @@ impl Segment {
 
     /// Returns whether there are frames to send.
     pub(crate) fn is_sending(&self) -> bool {
-        self.blocked.is_some() || !self.outgoing.is_empty() || self.port.deadline().is_some()
+        let waits = self.blocked.is_some() || !self.outgoing.is_empty();
+        waits || !self.management.is_empty() || self.port.deadline().is_some()
     }
 
     fn send_all(&mut self, epoll: &Epoll) -> bool {
-        let active = self.push_all(epoll);
+        let active = self.push_management(epoll) | self.push_all(epoll);
         if active {
-            let links = self.members.iter_mut().filter_map(|it| it.link.as_mut());
-            links.for_each(Outgoing::wake);
+            self.wake_receivers();
         }
         active
+    }
+
+    fn wake_receivers(&mut self) {
+        let links = self.members.iter_mut().filter_map(|it| it.link.as_mut());
+        links.for_each(Outgoing::wake);
+    }
+
+    /// Pushes management datagrams. Returns whether there were any.
+    fn push_management(&mut self, epoll: &Epoll) -> bool {
+        while self.agents.has_outgoing() && self.management.len() < MAX_MANAGEMENT {
+            let Some(datagram) = self.agents.pop() else {
+                break;
+            };
+            if let Peer::Member(to) = datagram.to {
+                let packet = self.packet(to, &datagram);
+                self.management.push_back((packet, to, Instant::now()));
+            }
+        }
+        let any = !self.management.is_empty();
+        for _ in 0..self.management.len() {
+            let Some((packet, to, since)) = self.management.pop_front() else {
+                break;
+            };
+            let Some(link) = self.connect_to(to, epoll) else {
+                self.ended.push((to, MemberEnd::Absent, since));
+                continue;
+            };
+            match link.push_management(&packet) {
+                Ok(true) => {}
+                Ok(false) if since.elapsed() >= MAX_FRAME_WAIT => {
+                    tracing::debug!(to, "management datagram lost, since it found no room");
+                }
+                Ok(false) => self.management.push_back((packet, to, since)),
+                Err(_) => self.disconnect(to, epoll),
+            }
+        }
+        any
+    }
+
+    /// Creates the packet of a management datagram for a process.
+    fn packet(&mut self, to: u16, datagram: &Datagram) -> Packet {
+        let port = datagram.port;
+        let [own, to] = [self.number, to].map(|member| member * MAX_DEVICES + 1);
+        let macs = [own, to].map(|number| mac(self.network, number));
+        // The port that the peer will answer from is not known yet.
+        let dgid = link_local(macs[1]);
+        let path = match port.ethernet {
+            true => Path::roce_v2(macs[0], macs[1], port.gid, dgid),
+            false => {
+                let slid = if port.lid == 0 { own } else { port.lid };
+                Path {
+                    grh: Some(Grh {
+                        sgid: port.gid,
+                        dgid,
+                        hop_limit: 1,
+                        ..Grh::default()
+                    }),
+                    ..Path::ib(slid, to)
+                }
+            }
+        };
+        let psn = self.psn;
+        self.psn = psn.plus(1);
+        agent::packet(&self.pool, &Template::new(&path), psn, &datagram.bytes)
+    }
+
+    /// Passes a frame for queue pair 1 to its agent.
+    fn receive_management(&mut self, packet: &Packet, epoll: &Epoll) {
+        let Ok(view) = View::parse_packet(packet) else {
+            return;
+        };
+        let gid = view.network.sgid(view.frame).unwrap_or_default();
+        let (number, lid) = match view.network.link {
+            Link::Ib { slid, .. } => (slid, slid),
+            Link::Ether { smac, .. } => (u16::from_be_bytes([smac[4], smac[5]]), 0),
+            // Names no process.
+            Link::Ip => return,
+        };
+        let (FrameTarget::Member(member), Some(bytes)) = (owner(number), agent::management(&view))
+        else {
+            return;
+        };
+        let port = PortAddress {
+            ethernet: packet.kind() == LinkKind::Ethernet,
+            gid,
+            lid,
+        };
+        // Its end must become known, also before there is an answer.
+        match self.connect_to(member, epoll) {
+            Some(_) => self.agents.receive(Peer::Member(member), port, bytes),
+            None => tracing::debug!(member, "management datagram of no process"),
+        }
+    }
+
+    /// Tells the agents of processes that have ended. Returns whether there are any.
+    fn report_ended(&mut self) -> bool {
+        if self.ended.is_empty() {
+            return false;
+        }
+        let mut incoming = self.incoming.iter().flatten();
+        let unread = incoming.any(Incoming::has_frames);
+        let waits = |since: &Instant| unread && since.elapsed() < MAX_FRAME_WAIT;
+        let all = std::mem::take(&mut self.ended).into_iter();
+        let (waiting, ended) = all.partition::<Vec<_>, _>(|(.., since)| waits(since));
+        self.ended = waiting;
+        for (member, end, _) in ended {
+            let agents = self.agents.all();
+            agents.for_each(|agent| agent.end_member(member, end));
+        }
+        true
     }
 
     fn push_all(&mut self, epoll: &Epoll) -> bool {
@@ -301,22 +513,12 @@ impl Segment {
     /// Sends a frame; drops it if the member does not exist. Returns false if there is no
     /// room.
     fn send(&mut self, to: u16, packet: &Packet, epoll: &Epoll) -> bool {
-        if !self.is_connected(to) {
-            let id = MEMBER_BASE + u64::from(to);
-            let link = Outgoing::connect(&self.directory, &socket_name(to), epoll, id);
-            if link.is_none() {
-                return true;
-            }
-            let end = usize::from(to) + 1;
-            if self.members.len() < end {
-                self.members.resize_with(end, Member::default);
-            }
-            self.members[usize::from(to)] = Member {
-                link,
-                stalled: false,
-            };
+        if self.connect_to(to, epoll).is_none() {
+            return true;
         }
-        let member = &mut self.members[usize::from(to)];
+        let Some(member) = self.members.get_mut(usize::from(to)) else {
+            return true;
+        };
         let Some(link) = &mut member.link else {
             return true;
         };
@@ -326,9 +528,36 @@ impl Segment {
         match link.push(packet) {
             Ok(true) => member.stalled = false,
             Ok(false) => return false,
-            Err(_) => member.disconnect(epoll),
+            Err(_) => self.disconnect(to, epoll),
         }
         true
+    }
+
+    /// Returns the connection to a process; `None` if there is no such process.
+    fn connect_to(&mut self, to: u16, epoll: &Epoll) -> Option<&mut Outgoing> {
+        if !self.is_connected(to) {
+            let id = MEMBER_BASE + u64::from(to);
+            let link = Outgoing::connect(&self.directory, &socket_name(to), epoll, id)?;
+            let end = usize::from(to) + 1;
+            if self.members.len() < end {
+                self.members.resize_with(end, Member::default);
+            }
+            self.members[usize::from(to)] = Member {
+                link: Some(link),
+                stalled: false,
+            };
+        }
+        self.members.get_mut(usize::from(to))?.link.as_mut()
+    }
+
+    /// Handles the end of a process, or of a connection that violates the protocol. Another
+    /// process may take its number later.
+    fn disconnect(&mut self, member: u16, epoll: &Epoll) {
+        let known = self.members.get_mut(usize::from(member));
+        if let Some(link) = known.and_then(|it| it.link.take()) {
+            link.close(epoll);
+            self.ended.push((member, MemberEnd::Ended, Instant::now()));
+        }
     }
 
     /// Handles events of the sockets.
@@ -341,13 +570,8 @@ impl Segment {
                     self.accept(epoll);
                     result.busy = true;
                 }
-                // The process has ended, or violates the protocol: receivers send nothing.
-                // Another process may take its number later.
-                id @ MEMBER_BASE.. => {
-                    if let Some(member) = self.members.get_mut((id - MEMBER_BASE) as usize) {
-                        member.disconnect(epoll);
-                    }
-                }
+                // Receivers send nothing.
+                id @ MEMBER_BASE.. => self.disconnect((id - MEMBER_BASE) as u16, epoll),
                 place => {
                     if let Some(Some(from)) = self.incoming.get_mut(place as usize) {
                         from.read_socket(epoll);
@@ -384,26 +608,29 @@ impl Segment {
     /// Receives frames from all connections.
     fn receive_all(&mut self, epoll: &Epoll) -> bool {
         let (mut active, pool) = (false, &self.pool);
+        let mut management = Vec::new();
         for place in &mut self.incoming {
             let Some(from) = place else { continue };
             if from.has_frames() {
                 active = true;
-                let frames = std::iter::from_fn(|| from.receive(pool, epoll));
-                self.port.send_all(0, frames.take(MAX_FRAMES));
+                let frames = std::iter::from_fn(|| from.receive(pool, epoll)).take(MAX_FRAMES);
+                let frames = frames.filter_map(|(packet, is_management)| {
+                    if is_management {
+                        management.push(packet);
+                        return None;
+                    }
+                    Some(packet)
+                });
+                self.port.send_all(0, frames);
             }
             if from.is_finished() {
                 *place = None;
             }
         }
-        active
-    }
-}
-
-impl Member {
-    fn disconnect(&mut self, epoll: &Epoll) {
-        if let Some(link) = self.link.take() {
-            link.close(epoll);
+        for packet in management {
+            self.receive_management(&packet, epoll);
         }
+        active
     }
 }
 
@@ -561,6 +788,28 @@ mod tests {
         let mut received = VecDeque::new();
         receiver.recv_all(0, 8, &mut received);
         assert_eq!(received.len(), 1);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    /// One without a version is of one that had none.
+    #[test]
+    fn processes_of_another_version_are_refused() {
+        let path = std::env::temp_dir().join(format!("segment-version-{}", std::process::id()));
+        let directory = Arc::new(Directory::open(&path, Sharing::Own).unwrap());
+        let (fabric, poll) = (Fabric::new(1), epoll().unwrap());
+        let join = || {
+            let directory = Arc::clone(&directory);
+            Segment::join(directory, &fabric, Pool::new(), &poll)
+        };
+        for other in ["", "1", "3"] {
+            let lock = directory.lock(&lock_name(7)).unwrap().unwrap();
+            directory.write(&lock_name(7), other).unwrap();
+            let refused = join().map(drop).unwrap_err();
+            assert_eq!(refused.raw(), libc::EPROTONOSUPPORT, "{other:?}");
+            // It has ended.
+            drop(lock);
+            join().unwrap();
+        }
         std::fs::remove_dir_all(&path).unwrap();
     }
 

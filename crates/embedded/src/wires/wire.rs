@@ -174,6 +174,14 @@ impl Link {
         result.busy
     }
 
+    /// Sends the management datagrams of queue pair 1, unless another thread has the wire.
+    pub(crate) fn send_management(&self) {
+        self.try_with(|wire, epoll| match wire {
+            Wire::Directory(segment) => segment.send_management(epoll),
+            Wire::Udp(udp) => udp.send_management_now(),
+        });
+    }
+
     /// As [`Wire::is_backlogged`].
     pub(crate) fn is_backlogged(&self) -> bool {
         self.try_with(Wire::is_backlogged).unwrap_or(true)

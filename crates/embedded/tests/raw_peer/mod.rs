@@ -39,12 +39,22 @@ pub fn connection(directory: &Path, number: u16) -> nix::Result<OwnedFd> {
     Ok(fd)
 }
 
+/// The version that a process names in its first message.
+pub const VERSION: u8 = 2;
+
 /// Sends a message with descriptors.
 pub fn send_descriptors(to: &OwnedFd, descriptors: &[&OwnedFd]) -> nix::Result<()> {
     let descriptors: Vec<_> = descriptors.iter().map(|fd| fd.as_raw_fd()).collect();
     let control = [ControlMessage::ScmRights(&descriptors)];
     let flags = MsgFlags::MSG_NOSIGNAL;
-    sendmsg::<()>(to.as_raw_fd(), &[IoSlice::new(&[0])], &control, flags, None).map(drop)
+    sendmsg::<()>(
+        to.as_raw_fd(),
+        &[IoSlice::new(&[VERSION])],
+        &control,
+        flags,
+        None,
+    )
+    .map(drop)
 }
 
 /// A connection with a ring, and the memory of the ring.

@@ -16,7 +16,6 @@
 //! any network. The port's queue and the socket's buffer bound the unprocessed datagrams.
 
 mod address_monitor;
-pub(crate) mod agent;
 mod group;
 mod multicast;
 mod ports;
@@ -32,20 +31,20 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
 use roce::fabric::{Fabric, Port};
 use roce::packet::{
-    BTH_BYTES, Bth, DEFAULT_PKEY, DatagramError, Deth, Headers, MULTICAST_QPN, Opcode, Packet,
-    PacketBuilder, Path, Pool, Psn, RecvMeta, Template, Transmit, View, gid_of_ip, headroom,
+    BTH_BYTES, DatagramError, Headers, MULTICAST_QPN, Opcode, Packet, Path, Pool, Psn, RecvMeta,
+    Template, Transmit, View, gid_of_ip, headroom,
 };
 use uverbs::Errno;
 
 use crate::Result;
 use crate::addresses::{AddressList, MAX_ADDRESSES};
 use crate::random::random;
-use crate::wires::wire::MAX_FRAME_WAIT;
+use crate::wires::agent::{self, Agents, MAD, MAD_SIZE, Peer, PortAddress, QPN};
+use crate::wires::wire::{self, MAX_FRAME_WAIT};
 use address_monitor::AddressMonitor;
-use agent::{MAD, MAD_SIZE, ManagementAgent, Outgoing, QKEY, QPN};
 pub(crate) use group::ID_BITS;
 use group::{Forwarded, Group, MessageKind, QPN_BITS};
 use multicast::MulticastGroups;
@@ -58,21 +57,19 @@ use socket::{
 
 /// Number of datagrams after which a turn receives no more at an address.
 const MAX_DATAGRAMS: usize = 256;
-/// The gateway, the group, the address monitor and the multicast groups in epoll events;
-/// smaller numbers are indices of addresses.
-const GATEWAY: u64 = 1 << 32;
-const GROUP: u64 = GATEWAY + 1;
-const ADDRESS_MONITOR: u64 = GATEWAY + 2;
-const MULTICAST: u64 = GATEWAY + 3;
-/// Interval between two turns of the gateway under load.
-const GATEWAY_INTERVAL: Duration = Duration::from_micros(50);
-/// Maximum number of turns of the gateway, and of management datagrams sent, in a turn.
-const MAX_GATEWAY_TURNS: usize = 64;
+/// The errors of sockets, the group, the address monitor and the multicast groups in epoll
+/// events; smaller numbers are indices of addresses.
+const ERRORS: u64 = 1 << 32;
+const GROUP: u64 = ERRORS + 1;
+const ADDRESS_MONITOR: u64 = ERRORS + 2;
+const MULTICAST: u64 = ERRORS + 3;
+/// Interval between two looks at these under load.
+const CONTROL_INTERVAL: Duration = Duration::from_micros(50);
+/// Maximum number of sockets' errors handled, and of management datagrams sent, in a turn.
+const MAX_ERRORS: usize = 32;
 const MAX_MANAGEMENT: usize = 8192;
 /// Shortest time between two corrections of the steering of packets to processes.
 const STEERING_INTERVAL: Duration = Duration::from_secs(1);
-/// Opcode of an unreliable datagram, SEND Only.
-const UD_SEND: u8 = 0x64;
 /// Bits of the transport's source port that select the socket's.
 const SOURCE_PORT_MASK: u16 = 0x3fff;
 
@@ -102,10 +99,12 @@ pub(crate) struct UdpWire {
     segmentation: bool,
     /// Since when the first frame to send waits for room in its socket.
     blocked_since: Option<Instant>,
-    /// The connection manager's communication with other hosts.
-    gateway: Box<dyn ManagementAgent>,
-    /// When the gateway last had a turn.
-    gateway_run: Option<Instant>,
+    /// The agents of queue pair 1.
+    agents: Agents,
+    /// Monitors the sockets of management datagrams for errors.
+    errors: Epoll,
+    /// When errors, other processes and the addresses were last looked at.
+    controlled: Option<Instant>,
     /// Sequence number of the next management datagram.
     psn: Psn,
     buffers: ReceiveBuffers,
@@ -116,16 +115,17 @@ pub(crate) struct UdpWire {
 impl UdpWire {
     pub(crate) fn new(
         ports: UdpPorts,
-        gateway: Box<dyn ManagementAgent>,
+        agents: Agents,
         fabric: &Fabric,
         pool: Pool,
         epoll: &Epoll,
     ) -> Result<Self> {
+        let errors = wire::epoll()?;
         for (index, endpoint) in ports.endpoints.iter().enumerate() {
             watch(epoll, &endpoint.receiver, index as u64)?;
-            gateway.watch_errors(endpoint.management_sender().as_fd(), index)?;
+            watch_errors(&errors, endpoint.management_sender().as_fd(), index)?;
         }
-        watch(epoll, gateway.descriptor(), GATEWAY)?;
+        watch(epoll, &errors.0, ERRORS)?;
         let group = ports.member.map(Group::new).transpose()?;
         if let Some(group) = &group {
             watch(epoll, &group.descriptor().0, GROUP)?;
@@ -149,8 +149,9 @@ impl UdpWire {
             outgoing: VecDeque::new(),
             segmentation: true,
             blocked_since: None,
-            gateway,
-            gateway_run: None,
+            agents,
+            errors,
+            controlled: None,
             psn: Psn::new(random() as u32),
             buffers: ReceiveBuffers::new(),
             arrived: Vec::with_capacity(MAX_SEND_DATAGRAMS),
@@ -163,12 +164,15 @@ impl UdpWire {
     pub(crate) fn pump(&mut self, epoll: &Epoll, answer_expected: bool) -> bool {
         let mut changed = false;
         if self
-            .gateway_run
-            .is_none_or(|last| last.elapsed() >= GATEWAY_INTERVAL)
+            .controlled
+            .is_none_or(|last| last.elapsed() >= CONTROL_INTERVAL)
         {
-            self.run_gateway();
+            self.handle_refusals();
+            self.receive_forwarded();
             changed = self.update_addresses(epoll);
+            self.controlled = Some(Instant::now());
         }
+        self.send_management();
         self.acks_held = answer_expected && !self.acks_held && {
             self.port
                 .recv_all(0, MAX_SEND_DATAGRAMS, &mut self.outgoing);
@@ -231,13 +235,11 @@ impl UdpWire {
         let failed = |errno: Errno| io::Error::from_raw_os_error(errno.raw());
         watch(epoll, &endpoint.receiver, known.len() as u64).map_err(failed)?;
         let management = endpoint.management_sender();
-        let gateway = &self.gateway;
-        gateway
-            .watch_errors(management.as_fd(), known.len())
-            .map_err(failed)?;
+        watch_errors(&self.errors, management.as_fd(), known.len()).map_err(failed)?;
         self.endpoints.push(endpoint);
         self.list.add(local.address);
-        self.gateway.add_address(local.address);
+        let agents = self.agents.all();
+        agents.for_each(|agent| agent.add_address(local.address));
         Ok(())
     }
 
@@ -246,27 +248,22 @@ impl UdpWire {
         self.receive_all().1 || self.is_blocked()
     }
 
-    /// Handles the connection manager's messages.
-    fn run_gateway(&mut self) {
-        // A turn handles a limited number of sockets.
-        let done = (0..MAX_GATEWAY_TURNS).any(|_| !self.gateway.turn());
-        self.handle_refusals();
-        self.receive_forwarded();
-        self.send_management();
-        self.gateway_run = done.then(Instant::now);
-    }
-
-    /// Reports datagrams that hosts have refused to the gateway, and to other processes with
-    /// the same addresses: a host limits the rate of its refusals.
+    /// Reports datagrams that hosts have refused to the agents, and to other processes with the
+    /// same addresses: a host limits the rate of its refusals.
     fn handle_refusals(&mut self) {
-        while let Some(index) = self.gateway.pop_failed() {
-            let Some(endpoint) = self.endpoints.get(index) else {
+        let mut events = [EpollEvent::empty(); MAX_ERRORS];
+        let count = self.errors.wait(&mut events, EpollTimeout::ZERO);
+        for event in &events[..count.unwrap_or(0).min(MAX_ERRORS)] {
+            let Some(endpoint) = self.endpoints.get(event.data() as usize) else {
                 continue;
             };
             let local = endpoint.local.address;
             for (remote, payload) in socket::refusals(endpoint.management_sender()) {
                 let mad = payload.get(MAD..MAD + MAD_SIZE).unwrap_or(&[]);
-                let refused = self.gateway.handle_refusal((local, remote), mad);
+                let Ok(agent) = self.agents.agent_for(mad) else {
+                    continue;
+                };
+                let refused = agent.handle_refusal(Peer::Host { local, remote }, mad);
                 if let (Some(sent), Some(group)) = (refused, &mut self.group) {
                     let forwarded = Forwarded {
                         kind: MessageKind::Refusal,
@@ -307,7 +304,7 @@ impl UdpWire {
             group: Some(group),
             arrived,
             pool,
-            gateway,
+            agents,
             ..
         } = self
         else {
@@ -318,12 +315,13 @@ impl UdpWire {
                 return;
             }
             if forwarded.kind == MessageKind::Management {
-                return gateway.receive(forwarded.source, forwarded.destination, bytes);
+                return pass_management(agents, forwarded.source, forwarded.destination, bytes);
             }
             if forwarded.kind == MessageKind::Refusal {
-                let both = (forwarded.destination, forwarded.source);
+                let (local, remote) = (forwarded.destination, forwarded.source);
                 if let Ok(nanos) = bytes.try_into().map(u64::from_be_bytes) {
-                    gateway.end_peers(both, Duration::from_nanos(nanos));
+                    let (peer, time) = (Peer::Host { local, remote }, Duration::from_nanos(nanos));
+                    agents.all().for_each(|agent| agent.end_host(peer, time));
                 }
                 return;
             }
@@ -346,13 +344,15 @@ impl UdpWire {
     /// Handles a management datagram for an address of the device, or forwards it to the
     /// process that it is for.
     fn receive_management(
-        gateway: &mut dyn ManagementAgent,
+        agents: &Agents,
         group: Option<&mut Group>,
         (source, destination): (IpAddr, IpAddr),
         bytes: &[u8],
     ) {
-        let other =
-            group.and_then(|group| Some((gateway.other_member(destination, bytes)?, group)));
+        let other = group.and_then(|group| {
+            let agent = agents.agent_for(bytes).ok()?;
+            Some((agent.other_member(destination, bytes)?, group))
+        });
         if let Some((member, group)) = other {
             let forwarded = Forwarded {
                 kind: MessageKind::Management,
@@ -365,7 +365,7 @@ impl UdpWire {
                 return;
             }
         }
-        gateway.receive(source, destination, bytes);
+        pass_management(agents, source, destination, bytes);
     }
 
     /// Delivers the first frame, which is for an address of the device: to the device itself,
@@ -399,51 +399,50 @@ impl UdpWire {
 
     /// Ends the connections of the connection manager, since the process ends.
     pub(crate) fn close(&mut self) {
-        self.gateway.close();
+        self.agents.all().for_each(|agent| agent.close());
+        self.send_management_now();
+    }
+
+    /// Sends the management datagrams of the agents, as far as the sockets have room.
+    pub(crate) fn send_management_now(&mut self) {
         self.send_management();
         self.send_all();
     }
 
-    /// Queues the connection manager's messages as packets.
+    /// Queues the management datagrams of the agents as packets.
     fn send_management(&mut self) {
+        if !self.agents.has_outgoing() {
+            return;
+        }
         for _ in 0..MAX_MANAGEMENT {
-            let Some(Outgoing { from, to, bytes }) = self.gateway.pop() else {
+            let Some(outgoing) = self.agents.pop() else {
                 return;
+            };
+            let bytes = outgoing.bytes;
+            let Peer::Host {
+                local: from,
+                remote: to,
+            } = outgoing.to
+            else {
+                continue;
             };
             if has_address(&self.endpoints, to) {
                 // To the device itself.
                 let group = self.group.as_mut();
-                Self::receive_management(&mut *self.gateway, group, (from, to), &bytes);
+                Self::receive_management(&self.agents, group, (from, to), &bytes);
                 continue;
             }
             let (sgid, dgid) = (gid_of_ip(from), gid_of_ip(to));
             let template = Template::new(&Path::ip(sgid, dgid));
-            let bth = Bth {
-                opcode: UD_SEND,
-                solicited: true,
-                migrated: true,
-                pad: 0,
-                version: 0,
-                pkey: DEFAULT_PKEY,
-                dest_qpn: QPN,
-                ack_request: false,
-                psn: self.psn,
-            };
+            let packet = agent::packet(&self.pool, &template, self.psn, &bytes);
             self.psn = self.psn.plus(1);
-            let mut builder = PacketBuilder::new(&self.pool, &template, bth, bytes.len());
-            let deth = Deth {
-                qkey: QKEY,
-                source_qpn: QPN,
-            };
-            builder.put(&deth.bytes());
-            builder.put(&bytes);
-            self.outgoing.push_back(builder.finish());
+            self.outgoing.push_back(packet);
         }
     }
 
     /// Returns whether there are frames to send.
     pub(crate) fn is_sending(&mut self) -> bool {
-        self.run_gateway();
+        self.send_management();
         !self.outgoing.is_empty() || self.port.deadline().is_some() || self.is_blocked()
     }
 
@@ -585,7 +584,7 @@ impl UdpWire {
             arrived,
             misrouted,
             pool,
-            gateway,
+            agents,
             ..
         } = self;
         let (mut has_management, mut datagrams) = (false, 0);
@@ -609,7 +608,7 @@ impl UdpWire {
                     has_management = true;
                     if let Some(message) = management(&packet) {
                         let both = (meta.source, meta.destination);
-                        Self::receive_management(&mut **gateway, group.as_mut(), both, message);
+                        Self::receive_management(agents, group.as_mut(), both, message);
                     }
                     continue;
                 }
@@ -662,6 +661,23 @@ fn watch(epoll: &Epoll, descriptor: impl AsFd, number: u64) -> Result<()> {
     let event = EpollEvent::new(EpollFlags::EPOLLIN, number);
     let added = epoll.add(descriptor, event);
     added.map_err(|errno| Errno::new(errno as i32))
+}
+
+/// Adds a socket to an epoll instance, for errors, which are reported unasked.
+fn watch_errors(errors: &Epoll, socket: impl AsFd, index: usize) -> Result<()> {
+    let event = EpollEvent::new(EpollFlags::empty(), index as u64);
+    let added = errors.add(socket, event);
+    added.map_err(|errno| Errno::new(errno as i32))
+}
+
+/// Passes a management datagram of a host to its agent.
+fn pass_management(agents: &Agents, remote: IpAddr, local: IpAddr, bytes: &[u8]) {
+    let port = PortAddress {
+        ethernet: true,
+        gid: gid_of_ip(remote),
+        lid: 0,
+    };
+    agents.receive(Peer::Host { local, remote }, port, bytes);
 }
 
 /// Creates the frame of a datagram; `None` if it is not a RoCE packet.
@@ -719,11 +735,7 @@ fn is_management(frame: &[u8]) -> bool {
 
 /// Returns the management datagram in a frame for queue pair 1.
 fn management(packet: &Packet) -> Option<&[u8]> {
-    let view = View::parse_packet(packet).ok()?;
-    let is_valid = view.bth.opcode == UD_SEND && view.deth()?.qkey == QKEY;
-    // The default partition, full or limited membership.
-    let is_valid = is_valid && view.bth.pkey & 0x7fff == DEFAULT_PKEY & 0x7fff;
-    is_valid.then_some(view.payload.bytes())
+    agent::management(&View::parse_packet(packet).ok()?)
 }
 
 fn is_full(error: &io::Error) -> bool {

@@ -18,11 +18,11 @@ use std::time::Duration;
 use nix::sys::socket::{MsgFlags, SockaddrStorage, sendto};
 use roce::packet::{ROCE_V2_PORT, gid_of_ip};
 
-use super::agent::{self, MAD, QPN};
 use super::group::{ID_BITS, MAX_MEMBERS, Member, QPN_BITS, count_sockets, lock_name};
 use super::socket::{self, ScopedAddress};
 use crate::directory::Directory;
 use crate::random::random;
+use crate::wires::agent::{self, MAD, QPN};
 
 /// Number of attempts to take the lock, or to wait for a socket to be closed.
 const MAX_ATTEMPTS: u32 = 50;

@@ -1,13 +1,18 @@
 //! All ids and channels of a network in this process, and the commands on them,
 //! which behave as in rdma_ucm and rdma_cm.
+//!
+//! Callers call [`settle`](Ids::settle) after each command and input.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+#[cfg(any(test, feature = "test-utils"))]
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use nix::time::{ClockId, clock_gettime};
 use rdmacm::abi::{self, option};
 use rdmacm::param::MAX_REJECT_DATA;
 use rdmacm::{Address, EventKind, RejectReason, SidrStatus, address};
@@ -17,14 +22,12 @@ use zerocopy::IntoBytes;
 
 use super::channel::{Channel, QueuedEvent};
 use super::id::{Id, Phase, Port, QKEY, is_local, multicast_gid, unspecified_to_loopback};
-use super::monitor::{Monitor, MonitoredLink, MonitoredListener, Ready};
-use super::ports::{Binding, Ports};
-use super::wire::{Message, MessageKind};
+use super::machine::{Ends, Machine, State};
+use super::message::{Message, MessageKind};
+use super::ports::{Binding, PortKey, Ports};
 use crate::addresses::AddressList;
 use crate::{Result, refuse};
 
-/// Response timeout: about the total time that the kernel waits.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum backlog, the default of net.rdma_ucm.max_backlog.
 const MAX_BACKLOG: u32 = 1024;
 /// Destination queue pair of multicast sends.
@@ -38,20 +41,44 @@ struct Membership {
     reported: u32,
 }
 
+/// The clock of the deadlines.
+#[derive(Clone, Debug)]
+pub(crate) enum Clock {
+    /// The host's monotonic time, the same in all processes.
+    Host,
+    /// Nanoseconds.
+    #[cfg(any(test, feature = "test-utils"))]
+    Simulated(Arc<AtomicU64>),
+}
+
+impl Clock {
+    pub(super) fn now(&self) -> Duration {
+        match self {
+            Self::Host => {
+                clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
+            }
+            #[cfg(any(test, feature = "test-utils"))]
+            Self::Simulated(nanos) => Duration::from_nanos(nanos.load(Ordering::Acquire)),
+        }
+    }
+}
+
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct Ids {
     pub(super) ports: Arc<Ports>,
     /// The device's addresses, if peers may be on other hosts.
     pub(super) host_addresses: Option<Arc<AddressList>>,
-    /// Monitors the sockets and deadlines of all ids.
-    pub(super) monitor: Arc<Monitor>,
-    /// When the monitor's timer expires.
-    pub(super) due: Option<Instant>,
+    pub(super) clock: Clock,
+    /// The connections of the ids.
+    pub(super) machine: Machine,
+    /// Ids by the numbers of their connections.
+    pub(super) by_connection: HashMap<u32, u32>,
+    /// Listening ids by port.
+    pub(super) listeners: HashMap<PortKey, Vec<u32>>,
     pub(super) channels: HashMap<RawFd, Channel>,
     pub(super) ids: BTreeMap<u32, Id>,
     memberships: BTreeMap<u32, Membership>,
     last: u32,
-    pub(super) response_timeout: Duration,
 }
 
 /// Returns the source address that the kernel selects for a destination.
@@ -114,22 +141,24 @@ pub(super) fn conn_param(kind: MessageKind, message: &Message) -> abi::ConnParam
     param
 }
 
-impl State {
+impl Ids {
     pub(super) fn new(
         ports: Arc<Ports>,
         host_addresses: Option<Arc<AddressList>>,
-        monitor: Arc<Monitor>,
+        clock: Clock,
+        machine: Machine,
     ) -> Self {
         Self {
             ports,
             host_addresses,
-            monitor,
-            due: None,
+            clock,
+            machine,
+            by_connection: HashMap::new(),
+            listeners: HashMap::new(),
             channels: HashMap::new(),
             ids: BTreeMap::new(),
             memberships: BTreeMap::new(),
             last: 0,
-            response_timeout: RESPONSE_TIMEOUT,
         }
     }
 
@@ -162,6 +191,33 @@ impl State {
             None => refuse(libc::ENOENT),
             Some(id) if id.channel != fd => refuse(libc::EINVAL),
             Some(id) => Ok(id),
+        }
+    }
+
+    /// Returns the state of an id's connection.
+    pub(super) fn connection_state(&self, number: u32) -> Option<State> {
+        let connection = self.ids.get(&number)?.connection?;
+        self.machine.state(connection)
+    }
+
+    /// Returns the connection of an id of a channel that is in one of `states`.
+    fn connection_in(&mut self, fd: RawFd, number: u32, states: &[State]) -> Result<u32> {
+        let connection = self.id(fd, number)?.connection;
+        let state = self.connection_state(number);
+        match connection.filter(|_| state.is_some_and(|it| states.contains(&it))) {
+            Some(connection) => Ok(connection),
+            None => refuse(libc::EINVAL),
+        }
+    }
+
+    /// Separates an id from its connection, which has ended or goes on by itself.
+    pub(super) fn detach(&mut self, number: u32, phase: Phase) {
+        if let Some(id) = self.ids.get_mut(&number) {
+            id.phase = phase;
+            id.request = None;
+            if let Some(connection) = id.connection.take() {
+                self.by_connection.remove(&connection);
+            }
         }
     }
 
@@ -205,21 +261,6 @@ impl State {
         }
     }
 
-    /// Starts the response timeout of an id.
-    pub(super) fn start_timeout(&mut self, number: u32) {
-        let Some(id) = self.ids.get_mut(&number) else {
-            return;
-        };
-        let Some(until) = Instant::now().checked_add(self.response_timeout) else {
-            return;
-        };
-        id.deadline = Some(until);
-        if self.due.is_none_or(|due| until < due) {
-            self.due = Some(until);
-            self.monitor.set_timer(self.due);
-        }
-    }
-
     pub(super) fn create(&mut self, fd: RawFd, command: &abi::CreateId) -> Result<u32> {
         let port = self.channel(fd)?.port;
         // Numbers of <rdma/rdma_user_cm.h> and <rdma/ib_user_verbs.h>.
@@ -256,7 +297,25 @@ impl State {
             let _ = self.destroy(request);
         }
         self.memberships.retain(|_, it| it.id != number);
+        if id.phase == Phase::Listening {
+            self.remove_listener(number, &id);
+        }
+        if let Some(connection) = id.connection {
+            self.by_connection.remove(&connection);
+            self.machine.release(self.clock.now(), connection);
+        }
         Ok(id.reported)
+    }
+
+    fn remove_listener(&mut self, number: u32, id: &Id) {
+        let port = id.local.map_or(0, |local| local.port());
+        let key = (id.space, port);
+        if let Some(of_port) = self.listeners.get_mut(&key) {
+            of_port.retain(|it| *it != number);
+            if of_port.is_empty() {
+                self.listeners.remove(&key);
+            }
+        }
     }
 
     pub(super) fn bind(&mut self, fd: RawFd, number: u32, address: &[u8]) -> Result<()> {
@@ -337,7 +396,6 @@ impl State {
 
     pub(super) fn listen(&mut self, fd: RawFd, number: u32, backlog: u32) -> Result<()> {
         let ports = Arc::clone(&self.ports);
-        let monitor = Arc::clone(&self.monitor);
         let id = self.id_in(fd, number, &[Phase::Idle, Phase::Bound])?;
         if id.bound_port.is_none() {
             let ip = IpAddr::from([0, 0, 0, 0]);
@@ -353,17 +411,16 @@ impl State {
         } else {
             backlog.min(MAX_BACKLOG)
         };
-        let listener = match &id.bound_port {
-            Some(bound_port) => bound_port.listen(backlog)?,
+        let key = match &id.bound_port {
+            Some(bound_port) => {
+                bound_port.take()?;
+                (id.space, bound_port.port())
+            }
             None => return refuse(libc::EINVAL),
         };
-        id.listener = Some(MonitoredListener::new(
-            &monitor,
-            listener,
-            Ready::Listener(number),
-        )?);
         id.backlog = backlog;
         id.phase = Phase::Listening;
+        self.listeners.entry(key).or_default().push(number);
         Ok(())
     }
 
@@ -408,7 +465,6 @@ impl State {
     }
 
     pub(super) fn connect(&mut self, fd: RawFd, number: u32, param: &abi::ConnParam) -> Result<()> {
-        let ports = Arc::clone(&self.ports);
         let id = self.id_in(fd, number, &[Phase::RouteResolved])?;
         let kind = if id.datagram {
             MessageKind::ServiceRequest
@@ -420,27 +476,45 @@ impl State {
         };
         let data = private_data(param, kind.max_private_data())?;
         let message = build_message(id, kind, data, param).with_addresses(local, peer);
-        let reached = ports.connect((id.space, peer.port()), peer.ip());
-        let (reason, status) = match reached {
-            Ok(Some(socket)) => {
-                let socket = MonitoredLink::new(&self.monitor, socket, Ready::Socket(number))?;
-                socket.send(&message);
-                let id = self.id(fd, number)?;
-                id.socket = Some(socket);
-                id.phase = Phase::Connecting;
-                self.start_timeout(number);
-                return Ok(());
-            }
-            Ok(None) => (RejectReason::INVALID_SERVICE_ID, SidrStatus::UNSUPPORTED),
-            // The backlog is full.
-            Err(errno) if errno.raw() == libc::EAGAIN => {
-                (RejectReason::CONSUMER_DEFINED, SidrStatus::REJECT)
-            }
-            Err(errno) => return Err(errno),
-        };
-        id.phase = Phase::Closed;
-        self.queue_failure(number, reason, status, &[]);
+        id.request = Some(Box::new(message));
+        if !self.request(number) {
+            self.detach(number, Phase::Closed);
+            let (reason, status) = (RejectReason::INVALID_SERVICE_ID, SidrStatus::UNSUPPORTED);
+            self.queue_failure(number, reason, status, &[]);
+        }
         Ok(())
+    }
+
+    /// Sends the request of an id to who has the port and has not been asked yet. Returns whether
+    /// there is one.
+    pub(super) fn request(&mut self, number: u32) -> bool {
+        let Some(id) = self.ids.get_mut(&number) else {
+            return false;
+        };
+        let Some(message) = &id.request else {
+            return false;
+        };
+        let peer = self.ports.peer_with(message, &id.asked);
+        let Some(peer) = peer.filter(|it| !id.asked.contains(it)) else {
+            return false;
+        };
+        id.asked.push(peer);
+        id.phase = Phase::Connected;
+        let ends = Ends {
+            peer,
+            port: id.port.address(),
+            guid: id.port.node_guid,
+        };
+        let kind = match id.datagram {
+            true => MessageKind::ServiceRequest,
+            false => MessageKind::Request,
+        };
+        let connection = (self.machine).request(self.clock.now(), ends, kind, message);
+        if let Some(old) = id.connection.replace(connection) {
+            self.by_connection.remove(&old);
+        }
+        self.by_connection.insert(connection, number);
+        true
     }
 
     /// Reports that a request failed.
@@ -464,13 +538,15 @@ impl State {
         uid: u64,
         param: &abi::ConnParam,
     ) -> Result<()> {
+        let now = self.clock.now();
         if param.valid == 0 {
-            let id = self.id_in(fd, number, &[Phase::Responded])?;
-            id.phase = Phase::Established;
-            id.send(&Message::new(MessageKind::Ready, &[]));
+            let connection = self.connection_in(fd, number, &[State::RepRcvd])?;
+            self.machine.establish(now, connection);
             return Ok(());
         }
-        let id = self.id_in(fd, number, &[Phase::Requested])?;
+        let requested = [State::ReqRcvd, State::SidrReqRcvd];
+        let connection = self.connection_in(fd, number, &requested)?;
+        let id = self.id(fd, number)?;
         let kind = if id.datagram {
             MessageKind::ServiceReply
         } else {
@@ -486,19 +562,17 @@ impl State {
         };
         id.uid = uid;
         let message = build_message(id, kind, data, param);
-        id.send(&message);
-        if id.datagram {
-            id.phase = Phase::Established;
-            id.socket = None;
-        } else {
-            id.phase = Phase::Accepting;
-            self.start_timeout(number);
+        let datagram = id.datagram;
+        self.machine.reply(now, connection, &message);
+        if datagram {
+            self.detach(number, Phase::Connected);
         }
         Ok(())
     }
 
     pub(super) fn reject(&mut self, fd: RawFd, number: u32, reason: u8, data: &[u8]) -> Result<()> {
-        let id = self.id_in(fd, number, &[Phase::Requested, Phase::Responded])?;
+        let states = [State::ReqRcvd, State::SidrReqRcvd, State::RepRcvd];
+        let connection = self.connection_in(fd, number, &states)?;
         let consumer = RejectReason::CONSUMER_DEFINED.0;
         let reason = match i32::from(reason) {
             0 => consumer,
@@ -508,42 +582,25 @@ impl State {
         if data.len() > MAX_REJECT_DATA || reason != consumer && reason != vendor {
             return refuse(libc::EINVAL);
         }
-        let mut message = if id.datagram {
-            let mut message = Message::new(MessageKind::ServiceReply, data);
-            message.reason = SidrStatus::REJECT.0 as u8;
-            message
-        } else {
-            let mut message = Message::new(MessageKind::Reject, data);
-            message.reason = reason as u8;
-            message
-        };
-        message.qp_num = 0;
-        id.send(&message);
-        id.close();
+        let now = self.clock.now();
+        self.machine.reject(now, connection, reason as u8, data);
+        self.detach(number, Phase::Closed);
         Ok(())
     }
 
     pub(super) fn disconnect(&mut self, fd: RawFd, number: u32) -> Result<()> {
         let id = self.id(fd, number)?;
         match id.phase {
-            Phase::Established if !id.datagram => {
-                id.phase = Phase::Disconnecting;
-                id.send(&Message::new(MessageKind::Disconnect, &[]));
-                self.start_timeout(number);
-            }
-            Phase::PeerDisconnected => {
-                id.send(&Message::new(MessageKind::Disconnected, &[]));
-                id.close();
-            }
-            // Not connected yet, or no longer.
-            Phase::Connecting
-            | Phase::Responded
-            | Phase::Requested
-            | Phase::Accepting
-            | Phase::Disconnecting
-            | Phase::Established
-            | Phase::Closed => {}
+            Phase::Connected | Phase::Closed => {}
             _ => return refuse(libc::EINVAL),
+        }
+        // Without effect if it is not connected yet, or no longer.
+        if let Some(connection) = id.connection {
+            let state = self.machine.state(connection);
+            self.machine.disconnect(self.clock.now(), connection);
+            if state == Some(State::DreqRcvd) {
+                self.detach(number, Phase::Closed);
+            }
         }
         Ok(())
     }
@@ -551,18 +608,15 @@ impl State {
     /// Handles a queue pair event for traffic that arrived before the peer's RTU.
     pub(super) fn notify(&mut self, fd: RawFd, number: u32, event: u32) -> Result<()> {
         let id = self.id(fd, number)?;
-        match id.phase {
-            _ if event != AsyncEventType::COMM_EST.0 || id.datagram => refuse(libc::EINVAL),
-            Phase::Established => refuse(libc::EISCONN),
-            Phase::Accepting => {
-                id.phase = Phase::Established;
-                id.notified = true;
-                id.deadline = None;
-                self.queue_event(number, EventKind::ESTABLISHED, 0, &[]);
-                Ok(())
-            }
-            _ => refuse(libc::EINVAL),
+        if event != AsyncEventType::COMM_EST.0 || id.datagram {
+            return refuse(libc::EINVAL);
         }
+        if self.connection_state(number) == Some(State::Established) {
+            return refuse(libc::EISCONN);
+        }
+        let connection = self.connection_in(fd, number, &[State::RepSent])?;
+        self.machine.notify(connection);
+        Ok(())
     }
 
     pub(super) fn set_option(
@@ -746,7 +800,7 @@ fn private_data(param: &abi::ConnParam, max_private_data: usize) -> Result<&[u8]
 /// Builds a message from a program's parameters, and stores them in the id.
 fn build_message(id: &mut Id, kind: MessageKind, data: &[u8], param: &abi::ConnParam) -> Message {
     let port = id.port;
-    let mut message = Message::new(kind, data).with_port(port.ethernet, port.gid, port.lid);
+    let mut message = Message::new(kind, data).with_port(port.address());
     if param.qkey != 0 {
         id.qkey = param.qkey;
     }

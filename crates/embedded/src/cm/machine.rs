@@ -1,0 +1,1049 @@
+//! The connection manager's protocol (InfiniBand Architecture Specification, volume 1, chapter
+//! 12) without I/O, clock or threads: one state for each connection, in every network.
+//!
+//! - Commands of ids: [`request`](Machine::request), [`reply`](Machine::reply),
+//!   [`establish`](Machine::establish), [`notify`](Machine::notify),
+//!   [`reject`](Machine::reject), [`disconnect`](Machine::disconnect),
+//!   [`release`](Machine::release).
+//! - Input: [`receive`](Machine::receive), [`handle_refusal`](Machine::handle_refusal),
+//!   [`end_peers`](Machine::end_peers), and time, by [`expire`](Machine::expire).
+//! - Output, after each of these: [`next_event`](Machine::next_event) first, whose handling may
+//!   give commands; then [`next_local`](Machine::next_local), [`next_datagram`](Machine::next_datagram)
+//!   and [`deadline`](Machine::deadline).
+//!
+//! Whom a request is sent to is decided by the caller. A connection that an id no longer has
+//! answers retransmissions for some time, and tells the peer that it has ended.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::time::Duration;
+
+use rdmacm::{RejectReason, SidrStatus};
+use roce::transport::ack_wait;
+
+use super::id::ACK_TIMEOUT;
+use super::mad::{Attribute, Mad, MadHeader, Subject};
+use super::message::{Message, MessageKind};
+use crate::wires::agent::{MAD_SIZE, MemberEnd, Outgoing, Peer, PortAddress};
+
+/// Maximum number of requests that the program has not answered; further ones are dropped.
+pub(super) const MAX_REQUESTS: usize = 4096;
+/// Maximum number of ended connections; the one that ended first makes room.
+pub(super) const MAX_ENDED: usize = 4096;
+/// Maximum number of queued datagrams; further ones are dropped, as by an overloaded network.
+pub(super) const MAX_OUTGOING: usize = 4096;
+/// Datagrams that a host gets for each of its own, before it has shown that it receives them:
+/// the source of a request may be forged.
+const CREDIT: u32 = 3;
+/// Shortest and longest time before an unanswered message is retransmitted.
+const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(250);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(4);
+/// Maximum number of retransmissions for an id that waits no longer.
+const MAX_ORPHAN_RETRIES: u32 = 6;
+/// Response timeout: about the total time that the kernel waits.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long an ended connection answers retransmissions of the peer.
+const LINGER: Duration = Duration::from_secs(8);
+/// Service timeout in a message receipt acknowledgement (MRA): rdma_cm's, 69 s.
+const SERVICE_TIMEOUT: u8 = 24;
+
+/// State of a connection (12.9.7); those of an MRA are not told apart. An id that has no
+/// connection is idle or listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    ReqSent,
+    ReqRcvd,
+    RepSent,
+    RepRcvd,
+    Established,
+    DreqSent,
+    DreqRcvd,
+    /// Only answers retransmissions of the peer.
+    Timewait,
+    SidrReqSent,
+    SidrReqRcvd,
+}
+
+/// What differs between networks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    /// This process itself: what is sent to it arrives with [`Machine::next_local`].
+    pub(super) own: Option<Peer>,
+    /// Top bits of the communication ids, which tell other processes who has one.
+    pub(super) id_prefix: u32,
+    /// Number of bits below the prefix.
+    pub(super) id_bits: u32,
+    /// How long the answer to a DREQ waits for the program, which may be busy or never
+    /// disconnect; `None` for any time.
+    pub(super) disconnect_delay: Option<Duration>,
+    /// Number of retransmissions of a DREQ for whose answer an id waits; `None` for the
+    /// response timeout.
+    pub(super) max_disconnect_retries: Option<u32>,
+}
+
+impl Rules {
+    /// Returns those of hosts that may be unreachable: an id waits 1.75 s for the answer to a
+    /// DREQ, which is retransmitted twice in 0.75 s.
+    pub(super) fn of_hosts(id_prefix: u32, id_bits: u32) -> Self {
+        Self {
+            own: None,
+            id_prefix,
+            id_bits,
+            disconnect_delay: Some(Duration::from_millis(50)),
+            max_disconnect_retries: Some(2),
+        }
+    }
+
+    /// Returns those of processes of one host.
+    pub(super) fn of_members(own: Peer) -> Self {
+        Self {
+            own: Some(own),
+            id_prefix: 0,
+            id_bits: u32::BITS,
+            disconnect_delay: None,
+            max_disconnect_retries: None,
+        }
+    }
+}
+
+/// The two ends of a new connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    pub(super) peer: Peer,
+    /// The port of this end.
+    pub(super) port: PortAddress,
+    /// GUID of its device.
+    pub(super) guid: u64,
+}
+
+/// What has happened to a connection.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A peer requests this new connection, or a datagram service.
+    Request(MessageKind, Box<Message>),
+    Reply(Box<Message>),
+    Established,
+    /// By the peer, with its message, or since it has ended.
+    Rejected(RejectReason, Option<Box<Message>>),
+    ServiceReply(Box<Message>),
+    /// The peer, or its program, has not answered.
+    TimedOut,
+    /// With 0, or a negative error number.
+    Disconnected(i32),
+}
+
+impl Event {
+    /// Returns whether no event of the connection follows.
+    pub(super) fn is_last(&self) -> bool {
+        !matches!(self, Self::Request(..) | Self::Reply(_) | Self::Established)
+    }
+}
+
+/// How an input concerns a connection in the bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bound {
+    Active,
+    Request,
+    Ended,
+}
+
+/// A connection, or a request for a datagram service.
+#[derive(Debug)]
+struct Connection {
+    state: State,
+    /// An id waits for its events.
+    has_id: bool,
+    ends: Ends,
+    remote_id: u32,
+    transaction: u64,
+    remote_qpn: u32,
+    /// The peer's request, if the peer has started the connection.
+    request: Option<Box<Message>>,
+    /// The last message sent.
+    last: Option<Mad>,
+    /// When the last message is retransmitted, a DREQ answered, or the ended connection removed.
+    retry_at: Option<Duration>,
+    /// Until when an id waits for the answer to its last message.
+    deadline: Option<Duration>,
+    /// When something is due, in the machine's index, and the bound.
+    indexed: (Option<Duration>, Bound),
+    /// Number of datagrams that may be sent; `None` if this end has started, or once the peer
+    /// has named this end's id, which only a host that receives can.
+    credit: Option<u32>,
+    /// Number of retransmissions of the last message.
+    retries: u32,
+    /// When the last message was first sent, and when the peer was last heard.
+    sent: Duration,
+    heard: Duration,
+}
+
+/// The connections of a network's ids.
+#[derive(Debug)]
+pub(super) struct Machine {
+    rules: Rules,
+    pub(super) response_timeout: Duration,
+    connections: HashMap<u32, Connection>,
+    /// The connections that peers have started, by the peer and its id.
+    by_peer: HashMap<(Peer, u32), u32>,
+    /// Connections by the time at which something is due: active ones, ended ones.
+    due_active: BTreeSet<(Duration, u32)>,
+    due_ended: BTreeSet<(Duration, u32)>,
+    /// Number of requests without an answer.
+    requests: usize,
+    outgoing: VecDeque<Outgoing>,
+    local: VecDeque<Outgoing>,
+    events: VecDeque<(u32, Event)>,
+    /// State of the generator of ids (splitmix64).
+    random: u64,
+    /// The process ends: requests find no listener.
+    is_closed: bool,
+}
+
+impl Machine {
+    pub(super) fn new(rules: Rules, seed: u64) -> Self {
+        Self {
+            rules,
+            response_timeout: RESPONSE_TIMEOUT,
+            connections: HashMap::new(),
+            by_peer: HashMap::new(),
+            due_active: BTreeSet::new(),
+            due_ended: BTreeSet::new(),
+            requests: 0,
+            outgoing: VecDeque::new(),
+            local: VecDeque::new(),
+            events: VecDeque::new(),
+            random: seed,
+            is_closed: false,
+        }
+    }
+
+    /// Returns the state of a connection; `None` if it is forgotten.
+    pub(super) fn state(&self, number: u32) -> Option<State> {
+        Some(self.connections.get(&number)?.state)
+    }
+
+    /// Returns what happened next, with the connection's number.
+    pub(super) fn next_event(&mut self) -> Option<(u32, Event)> {
+        self.events.pop_front()
+    }
+
+    /// Returns the next datagram for this process itself, to be [received](Self::receive).
+    pub(super) fn next_local(&mut self) -> Option<Outgoing> {
+        self.local.pop_front()
+    }
+
+    /// Returns the next datagram to send.
+    pub(super) fn next_datagram(&mut self) -> Option<Outgoing> {
+        self.outgoing.pop_front()
+    }
+
+    pub(super) fn has_datagrams(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
+    /// Returns when [`expire`](Self::expire) must be called.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        let sets = [&self.due_active, &self.due_ended];
+        let first = sets.into_iter().filter_map(|set| set.first());
+        first.map(|(at, _)| *at).min()
+    }
+
+    /// Requests a connection, or a datagram service. Returns its number.
+    pub(super) fn request(
+        &mut self,
+        now: Duration,
+        ends: Ends,
+        kind: MessageKind,
+        message: &Message,
+    ) -> u32 {
+        let number = self.number();
+        let state = match kind {
+            MessageKind::ServiceRequest => State::SidrReqSent,
+            _ => State::ReqSent,
+        };
+        let transaction = self.next_random();
+        let connection = Connection::new(state, ends, transaction, now);
+        self.connections.insert(number, connection);
+        self.send_and_wait(now, number, kind, message, state);
+        number
+    }
+
+    /// Accepts a request.
+    pub(super) fn reply(&mut self, now: Duration, number: u32, message: &Message) {
+        match self.state(number) {
+            Some(State::ReqRcvd) => {
+                self.send_and_wait(now, number, MessageKind::Reply, message, State::RepSent);
+            }
+            Some(State::SidrReqRcvd) => self.answer_service(now, number, *message),
+            _ => {}
+        }
+    }
+
+    /// Tells the peer that the queue pair is ready, after its reply.
+    pub(super) fn establish(&mut self, now: Duration, number: u32) {
+        if self.state(number) == Some(State::RepRcvd) {
+            let ready = Message::new(MessageKind::Ready, &[]);
+            self.send(now, number, MessageKind::Ready, &ready, State::Established);
+        }
+    }
+
+    /// Data of the peer have arrived, before its RTU.
+    pub(super) fn notify(&mut self, number: u32) {
+        if let Some(connection) = self.connections.get_mut(&number) {
+            if connection.state == State::RepSent {
+                connection.establish();
+                self.report(number, Event::Established);
+            }
+        }
+        self.index(number);
+    }
+
+    /// Rejects a request or a reply.
+    pub(super) fn reject(&mut self, now: Duration, number: u32, reason: u8, data: &[u8]) {
+        let kind = match self.state(number) {
+            Some(State::SidrReqRcvd) => {
+                let status = SidrStatus::REJECT.0 as u8;
+                let message = Message::rejection(MessageKind::ServiceReply, status, data);
+                return self.answer_service(now, number, message);
+            }
+            Some(State::ReqRcvd | State::RepRcvd) => MessageKind::Reject,
+            _ => return,
+        };
+        let message = Message::rejection(kind, reason, data);
+        self.send(now, number, kind, &message, State::Timewait);
+    }
+
+    /// Rejects a request that no id has got.
+    pub(super) fn reject_request(&mut self, now: Duration, number: u32, no_listener: bool) {
+        let service = self.state(number) == Some(State::SidrReqRcvd);
+        let reason = match (service, no_listener) {
+            (false, true) => RejectReason::INVALID_SERVICE_ID.0,
+            (false, false) => RejectReason::CONSUMER_DEFINED.0,
+            (true, true) => SidrStatus::UNSUPPORTED.0,
+            (true, false) => SidrStatus::REJECT.0,
+        };
+        self.reject_request_for(now, number, reason as u8);
+    }
+
+    /// As above, with a reason.
+    pub(super) fn reject_request_for(&mut self, now: Duration, number: u32, reason: u8) {
+        match self.state(number) {
+            Some(State::SidrReqRcvd) => {
+                let message = Message::rejection(MessageKind::ServiceReply, reason, &[]);
+                self.answer_service(now, number, message);
+            }
+            _ => self.reject(now, number, reason, &[]),
+        }
+    }
+
+    fn answer_service(&mut self, now: Duration, number: u32, mut message: Message) {
+        if let Some(request) = self
+            .connections
+            .get(&number)
+            .and_then(|it| it.request.as_ref())
+        {
+            message = message.with_addresses(request.to, request.to);
+            message.space = request.space;
+        }
+        let kind = MessageKind::ServiceReply;
+        self.send(now, number, kind, &message, State::Timewait);
+    }
+
+    /// Ends a connection, or acknowledges that the peer has done so.
+    pub(super) fn disconnect(&mut self, now: Duration, number: u32) {
+        match self.state(number) {
+            Some(State::Established) => {
+                let kind = MessageKind::Disconnect;
+                let message = Message::new(kind, &[]);
+                self.send_and_wait(now, number, kind, &message, State::DreqSent);
+            }
+            Some(State::DreqRcvd) => {
+                let kind = MessageKind::Disconnected;
+                let message = Message::new(kind, &[]);
+                self.send(now, number, kind, &message, State::Timewait);
+            }
+            _ => {}
+        }
+    }
+
+    /// Handles the end of the connection's id: the peer is told, and no event follows.
+    pub(super) fn release(&mut self, now: Duration, number: u32) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        connection.has_id = false;
+        connection.deadline = None;
+        let rejected = RejectReason::CONSUMER_DEFINED;
+        match connection.state {
+            State::SidrReqSent => return self.remove(number),
+            State::ReqSent => self.cancel(now, number, Subject::Other, RejectReason::TIMEOUT),
+            State::ReqRcvd | State::RepRcvd | State::SidrReqRcvd => {
+                self.reject(now, number, rejected.0 as u8, &[]);
+            }
+            State::RepSent => self.cancel(now, number, Subject::Reply, rejected),
+            State::Established | State::DreqRcvd => self.disconnect(now, number),
+            State::DreqSent | State::Timewait => {}
+        }
+        self.index(number);
+    }
+
+    /// Ends all connections, since the process ends.
+    pub(super) fn close(&mut self, now: Duration) {
+        self.is_closed = true;
+        let numbers: Vec<u32> = self.connections.keys().copied().collect();
+        for number in numbers {
+            self.release(now, number);
+        }
+    }
+
+    /// Rejects what this end has sent itself.
+    fn cancel(&mut self, now: Duration, number: u32, about: Subject, reason: RejectReason) {
+        if let Some(connection) = self.connections.get_mut(&number) {
+            let header = connection.header(number);
+            connection.last = Some(Mad::reject(&header, about, reason.0 as u8));
+            connection.end(now);
+        }
+        self.index(number);
+        self.send_last(number);
+    }
+
+    /// Sends a message, retransmits it until it is answered, and waits for the answer.
+    fn send_and_wait(
+        &mut self,
+        now: Duration,
+        number: u32,
+        kind: MessageKind,
+        message: &Message,
+        state: State,
+    ) {
+        let timeout = self.response_timeout;
+        let own = self.rules.own;
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.encode(number, kind, message);
+            connection.state = state;
+            (connection.sent, connection.retries) = (now, 0);
+            // What is sent to this process cannot be lost.
+            let is_own = own == Some(connection.ends.peer);
+            connection.retry_at = (!is_own).then(|| now + MIN_RETRY_INTERVAL);
+            connection.deadline = connection.has_id.then(|| now.saturating_add(timeout));
+        }
+        self.index(number);
+        self.send_last(number);
+    }
+
+    /// Sends a message that has no answer; retransmitted only if the peer retransmits.
+    fn send(
+        &mut self,
+        now: Duration,
+        number: u32,
+        kind: MessageKind,
+        message: &Message,
+        state: State,
+    ) {
+        let mut rejects = false;
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.encode(number, kind, message);
+            let last = connection.last.as_ref();
+            // If the peer repeats the request, the program may reject it again.
+            rejects = connection.request.is_some() && last.is_some_and(Mad::rejects_request);
+            connection.sent = now;
+            (connection.state, connection.retry_at, connection.deadline) = (state, None, None);
+            if state == State::Timewait {
+                connection.has_id = false;
+                connection.end(now);
+            }
+        }
+        self.index(number);
+        self.send_last(number);
+        if rejects {
+            self.remove(number);
+        }
+    }
+
+    /// Sends the last message of a connection, possibly again.
+    fn send_last(&mut self, number: u32) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        let Some(mad) = &connection.last else {
+            return;
+        };
+        if let Some(credit) = &mut connection.credit {
+            let Some(rest) = credit.checked_sub(1) else {
+                return;
+            };
+            *credit = rest;
+        }
+        let (ends, bytes) = (connection.ends, *mad.bytes());
+        self.queue(ends, bytes);
+    }
+
+    fn queue(&mut self, ends: Ends, bytes: [u8; MAD_SIZE]) {
+        let queue = match self.rules.own == Some(ends.peer) {
+            true => &mut self.local,
+            false => &mut self.outgoing,
+        };
+        if queue.len() < MAX_OUTGOING {
+            let (to, port) = (ends.peer, ends.port);
+            queue.push_back(Outgoing { to, port, bytes });
+        }
+    }
+
+    fn report(&mut self, number: u32, event: Event) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        if connection.has_id {
+            connection.has_id = !event.is_last();
+            self.events.push_back((number, event));
+        }
+    }
+
+    fn next_random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    fn number(&mut self) -> u32 {
+        loop {
+            let random = self.next_random() as u32;
+            let number = self.rules.id_prefix | random >> (u32::BITS - self.rules.id_bits);
+            if number != 0 && !self.connections.contains_key(&number) {
+                return number;
+            }
+        }
+    }
+
+    fn remove(&mut self, number: u32) {
+        let Some(removed) = self.connections.remove(&number) else {
+            return;
+        };
+        let peer = (removed.ends.peer, removed.remote_id);
+        if self.by_peer.get(&peer) == Some(&number) {
+            self.by_peer.remove(&peer);
+        }
+        self.unindex(number, removed.indexed);
+    }
+
+    fn due_set(&mut self, bound: Bound) -> &mut BTreeSet<(Duration, u32)> {
+        match bound {
+            Bound::Ended => &mut self.due_ended,
+            Bound::Active | Bound::Request => &mut self.due_active,
+        }
+    }
+
+    fn unindex(&mut self, number: u32, (due, bound): (Option<Duration>, Bound)) {
+        if let Some(at) = due {
+            self.due_set(bound).remove(&(at, number));
+        }
+        if bound == Bound::Request {
+            self.requests -= 1;
+        }
+    }
+
+    /// Updates the index after a connection has changed.
+    fn index(&mut self, number: u32) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        let bound = match connection.state {
+            State::Timewait => Bound::Ended,
+            State::ReqRcvd | State::SidrReqRcvd => Bound::Request,
+            _ => Bound::Active,
+        };
+        let due = [connection.retry_at, connection.deadline]
+            .into_iter()
+            .flatten()
+            .min();
+        let new = (due, bound);
+        let old = std::mem::replace(&mut connection.indexed, new);
+        if old == new {
+            return;
+        }
+        self.unindex(number, old);
+        if let Some(at) = due {
+            self.due_set(bound).insert((at, number));
+        }
+        if bound == Bound::Request {
+            self.requests += 1;
+        }
+        if self.due_ended.len() > MAX_ENDED {
+            if let Some((_, oldest)) = self.due_ended.first().copied() {
+                self.remove(oldest);
+            }
+        }
+    }
+
+    /// Does what is due.
+    pub(super) fn expire(&mut self, now: Duration) {
+        let late = |set: &BTreeSet<(Duration, u32)>| {
+            let late = set.iter().take_while(|(at, _)| *at <= now);
+            late.map(|(_, number)| *number).collect::<Vec<u32>>()
+        };
+        for number in [&self.due_active, &self.due_ended].map(late).concat() {
+            self.expire_one(now, number);
+        }
+    }
+
+    fn expire_one(&mut self, now: Duration, number: u32) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        let is_due = |at: Option<Duration>| at.is_some_and(|at| at <= now);
+        match connection.state {
+            State::Timewait if is_due(connection.retry_at) => return self.remove(number),
+            State::DreqSent if is_due(connection.deadline) => {
+                connection.deadline = None;
+                self.report(number, Event::Disconnected(-libc::ETIMEDOUT));
+                return self.index(number);
+            }
+            _ if is_due(connection.deadline) => {
+                self.report(number, Event::TimedOut);
+                return self.release(now, number);
+            }
+            _ if !is_due(connection.retry_at) => return,
+            State::DreqRcvd => {
+                // Before the program does.
+                connection.encode(
+                    number,
+                    MessageKind::Disconnected,
+                    &Message::new(MessageKind::Disconnected, &[]),
+                );
+                connection.retry_at = None;
+                self.index(number);
+                return self.send_last(number);
+            }
+            _ => {}
+        }
+        connection.retries += 1;
+        let retries = connection.retries;
+        let max = self.rules.max_disconnect_retries;
+        if connection.state == State::DreqSent && max.is_some_and(|max| retries > max) {
+            connection.deadline = None;
+            self.report(number, Event::Disconnected(0));
+        }
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        if !connection.has_id && retries > MAX_ORPHAN_RETRIES {
+            return self.remove(number);
+        }
+        let wait = MIN_RETRY_INTERVAL * 2u32.saturating_pow(retries.min(8));
+        connection.retry_at = Some(now + wait.min(MAX_RETRY_INTERVAL));
+        self.index(number);
+        self.send_last(number);
+    }
+
+    /// Handles a datagram from `port` of a peer.
+    pub(super) fn receive(&mut self, now: Duration, peer: Peer, port: PortAddress, bytes: &[u8]) {
+        let Some(mad) = Mad::parse(bytes) else {
+            tracing::debug!("no message of the connection manager");
+            return;
+        };
+        match mad.attribute {
+            Attribute::Request | Attribute::ServiceRequest => {
+                self.handle_request(now, peer, port, &mad);
+            }
+            _ => self.handle_response(now, peer, port, &mad),
+        }
+    }
+
+    fn handle_request(&mut self, now: Duration, peer: Peer, port: PortAddress, mad: &Mad) {
+        let sender = mad.sender_id();
+        if let Some(number) = self.by_peer.get(&(peer, sender)).copied() {
+            if let Some(known) = self.connections.get_mut(&number) {
+                known.heard = now;
+                known.credit = known.credit.map(|it| it.saturating_add(CREDIT));
+            }
+            return self.send_last(number);
+        }
+        let is_connection = mad.attribute == Attribute::Request;
+        let state = match is_connection {
+            true => State::ReqRcvd,
+            false => State::SidrReqRcvd,
+        };
+        if self.requests >= MAX_REQUESTS {
+            tracing::debug!("connection request dropped, since too many wait");
+            return;
+        }
+        let number = self.number();
+        // The port of this end is known once there is an id.
+        let ends = Ends {
+            peer,
+            port: PortAddress {
+                ethernet: port.ethernet,
+                ..PortAddress::default()
+            },
+            guid: 0,
+        };
+        let mut connection = Connection::new(state, ends, mad.transaction(), now);
+        connection.remote_id = sender;
+        connection.credit = Some(CREDIT);
+        let message = mad.message(port).map(|it| it.1);
+        // The addresses in the request are not trusted.
+        let message = message.filter(|it| match peer {
+            Peer::Host { local, .. } => it.to.ip() == local,
+            Peer::Member(_) => true,
+        });
+        let message = message.filter(|_| !is_connection || mad.is_connection());
+        let Some(message) = message else {
+            if is_connection {
+                let reason = RejectReason::INVALID_SERVICE_ID.0 as u8;
+                let header = connection.header(number);
+                let mad = Mad::reject(&header, Subject::Request, reason);
+                self.queue(ends, *mad.bytes());
+            }
+            return;
+        };
+        // Sent if the peer repeats its request before the answer.
+        if is_connection {
+            let header = connection.header(number);
+            connection.last = Some(Mad::mra(&header, Subject::Request, SERVICE_TIMEOUT));
+        }
+        connection.remote_qpn = message.qp_num;
+        connection.request = Some(Box::new(message));
+        self.connections.insert(number, connection);
+        self.by_peer.insert((peer, sender), number);
+        self.index(number);
+        if self.is_closed {
+            return self.reject_request(now, number, true);
+        }
+        let kind = match is_connection {
+            true => MessageKind::Request,
+            false => MessageKind::ServiceRequest,
+        };
+        self.report(number, Event::Request(kind, Box::new(message)));
+    }
+
+    /// Sets the port from which a request is answered.
+    pub(super) fn set_port(&mut self, number: u32, port: PortAddress, guid: u64) {
+        if let Some(connection) = self.connections.get_mut(&number) {
+            (connection.ends.port, connection.ends.guid) = (port, guid);
+        }
+    }
+
+    /// Handles a message that refers to an earlier one.
+    fn handle_response(&mut self, now: Duration, peer: Peer, port: PortAddress, mad: &Mad) {
+        let mut number = mad.receiver_id();
+        // The peer cancels a request that was not answered yet.
+        if number == 0 && mad.attribute == Attribute::Reject {
+            let known = self.by_peer.get(&(peer, mad.sender_id()));
+            number = known.copied().unwrap_or(0);
+        }
+        let found = self.connections.get_mut(&number);
+        let Some(connection) = found.filter(|it| it.ends.peer == peer) else {
+            return self.acknowledge_unknown(peer, port, mad);
+        };
+        connection.heard = now;
+        if number == mad.receiver_id() {
+            connection.credit = None;
+        }
+        let Some((kind, message)) = mad.message(port) else {
+            if mad.attribute == Attribute::Mra && connection.awaits(mad.mra_subject()) {
+                if connection.state == State::ReqSent {
+                    connection.remote_id = mad.sender_id();
+                }
+                // Not the whole time, which is longer than an id waits: the answer may be lost,
+                // or the process that has sent this may have ended.
+                let wait = Duration::from_nanos(ack_wait(mad.service_timeout()).unwrap_or(0));
+                let wait = wait.clamp(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
+                connection.retry_at = Some(now + wait);
+                self.index(number);
+            }
+            return;
+        };
+        self.handle_message(now, number, kind, &message, mad);
+        self.index(number);
+        let resend = |it: &Connection| it.must_resend(kind);
+        if self.connections.get(&number).is_some_and(resend) {
+            self.send_last(number);
+        }
+    }
+
+    /// Answers the DREQ of a connection that has ended here, whose acknowledgement was lost.
+    fn acknowledge_unknown(&mut self, peer: Peer, port: PortAddress, mad: &Mad) {
+        if mad.attribute != Attribute::Disconnect {
+            tracing::debug!(id = mad.receiver_id(), "message for no connection");
+            return;
+        }
+        let header = MadHeader {
+            transaction: mad.transaction(),
+            local_id: mad.receiver_id(),
+            remote_id: mad.sender_id(),
+            guid: 0,
+            ack_timeout: 0,
+        };
+        let message = Message::new(MessageKind::Disconnected, &[]);
+        let mad = Mad::encode(MessageKind::Disconnected, &message, &header);
+        let ends = Ends {
+            peer,
+            port: PortAddress {
+                ethernet: port.ethernet,
+                ..PortAddress::default()
+            },
+            guid: 0,
+        };
+        self.queue(ends, *mad.bytes());
+    }
+
+    fn handle_message(
+        &mut self,
+        now: Duration,
+        number: u32,
+        kind: MessageKind,
+        message: &Message,
+        mad: &Mad,
+    ) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        match (connection.state, kind) {
+            (State::ReqSent, MessageKind::Reply) => {
+                connection.remote_id = mad.sender_id();
+                connection.remote_qpn = message.qp_num;
+                connection.state = State::RepRcvd;
+                (connection.retry_at, connection.deadline, connection.last) = (None, None, None);
+                self.report(number, Event::Reply(Box::new(*message)));
+            }
+            (
+                State::ReqSent | State::ReqRcvd | State::RepRcvd | State::RepSent,
+                MessageKind::Reject,
+            ) => {
+                connection.last = None;
+                connection.end(now);
+                // Zero would mean success.
+                let reason = RejectReason(i32::from(message.reason).max(1));
+                self.report(number, Event::Rejected(reason, Some(Box::new(*message))));
+            }
+            (State::RepSent, MessageKind::Ready) => {
+                connection.establish();
+                self.report(number, Event::Established);
+            }
+            (State::RepSent | State::Established, MessageKind::Disconnect) => {
+                connection.transaction = mad.transaction();
+                let was_established = connection.state == State::Established;
+                connection.state = State::DreqRcvd;
+                (connection.last, connection.deadline) = (None, None);
+                connection.retry_at = self.rules.disconnect_delay.map(|delay| now + delay);
+                if !was_established {
+                    // The RTU was lost, or overtaken.
+                    self.report(number, Event::Established);
+                }
+                self.report(number, Event::Disconnected(0));
+            }
+            (State::DreqSent, MessageKind::Disconnected) => {
+                connection.last = None;
+                connection.end(now);
+                self.report(number, Event::Disconnected(0));
+            }
+            (State::DreqSent | State::Timewait, MessageKind::Disconnect) => {
+                self.report(number, Event::Disconnected(0));
+                self.answer_disconnect(now, number, mad.transaction(), State::Timewait);
+            }
+            (State::DreqRcvd, MessageKind::Disconnect) if self.rules.disconnect_delay.is_some() => {
+                self.answer_disconnect(now, number, mad.transaction(), State::DreqRcvd);
+            }
+            (State::SidrReqSent, MessageKind::ServiceReply) => {
+                connection.last = None;
+                connection.end(now);
+                self.report(number, Event::ServiceReply(Box::new(*message)));
+            }
+            _ => {}
+        }
+    }
+
+    fn answer_disconnect(&mut self, now: Duration, number: u32, transaction: u64, state: State) {
+        if let Some(connection) = self.connections.get_mut(&number) {
+            connection.transaction = transaction;
+        }
+        let kind = MessageKind::Disconnected;
+        self.send(now, number, kind, &Message::new(kind, &[]), state);
+    }
+
+    /// Handles the report that a host has refused a datagram: there is nobody to receive it.
+    /// Returns when it was first sent; `None` if it is not about a message that waits.
+    pub(super) fn handle_refusal(
+        &mut self,
+        now: Duration,
+        peer: Peer,
+        bytes: &[u8],
+    ) -> Option<Duration> {
+        let mad = Mad::parse(bytes)?;
+        let number = mad.sender_id();
+        let connection = self.connections.get_mut(&number)?;
+        // Reports may be forged, but not by who does not know the message.
+        if connection.ends.peer != peer || connection.last.as_ref() != Some(&mad) {
+            return None;
+        }
+        let sent = connection.sent;
+        self.end_peer(now, number, RejectReason::TIMEOUT, MemberEnd::Absent);
+        self.end_peers(now, peer, Some(sent));
+        Some(sent)
+    }
+
+    /// Ends the connections with a host that were last heard before `time`.
+    pub(super) fn end_peers(&mut self, now: Duration, peer: Peer, time: Option<Duration>) {
+        let has_ended = |it: &Connection| {
+            let waits = matches!(it.state, State::ReqSent | State::SidrReqSent);
+            it.ends.peer == peer && !waits && time.is_none_or(|time| it.heard < time)
+        };
+        for number in self.numbers(has_ended) {
+            self.end_peer(now, number, RejectReason::TIMEOUT, MemberEnd::Ended);
+        }
+    }
+
+    /// Ends the connections with a process of the network.
+    pub(super) fn end_member(&mut self, now: Duration, peer: Peer, end: MemberEnd) {
+        for number in self.numbers(|it| it.ends.peer == peer) {
+            self.end_peer(now, number, RejectReason::CONSUMER_DEFINED, end);
+        }
+    }
+
+    fn numbers(&self, which: impl Fn(&Connection) -> bool) -> Vec<u32> {
+        let all = self.connections.iter().filter(|(_, it)| which(it));
+        let mut numbers: Vec<u32> = all.map(|(number, _)| *number).collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    /// Handles the end of the peer's process, which has sent nothing before it.
+    fn end_peer(&mut self, now: Duration, number: u32, reason: RejectReason, end: MemberEnd) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        let absent = end == MemberEnd::Absent;
+        let event = match connection.state {
+            // As if it had been received, and nobody listened.
+            State::ReqSent if absent => Event::Rejected(RejectReason::INVALID_SERVICE_ID, None),
+            State::ReqSent | State::ReqRcvd | State::RepRcvd | State::RepSent => {
+                Event::Rejected(reason, None)
+            }
+            State::SidrReqSent => {
+                let status = match absent {
+                    true => SidrStatus::UNSUPPORTED,
+                    false => SidrStatus::REJECT,
+                };
+                let kind = MessageKind::ServiceReply;
+                let message = Message::rejection(kind, status.0 as u8, &[]);
+                Event::ServiceReply(Box::new(message))
+            }
+            State::Established | State::DreqSent => Event::Disconnected(0),
+            State::SidrReqRcvd | State::DreqRcvd | State::Timewait => return,
+        };
+        // For a process that has started since, and replies to a repeated request.
+        connection.last = (connection.state == State::ReqSent).then(|| {
+            let reason = RejectReason::TIMEOUT.0 as u8;
+            Mad::reject(&connection.header(number), Subject::Other, reason)
+        });
+        connection.end(now);
+        self.report(number, event);
+        self.index(number);
+    }
+
+    /// Returns the numbers of connections, of those in the index of peers, of unanswered
+    /// requests, and of ended connections.
+    #[cfg(any(test, feature = "test-utils"))]
+    pub(super) fn sizes(&self) -> [usize; 4] {
+        [
+            self.connections.len(),
+            self.by_peer.len(),
+            self.requests,
+            self.due_ended.len(),
+        ]
+    }
+
+    /// Returns the number of queued datagrams.
+    #[cfg(any(test, feature = "test-utils"))]
+    pub(super) fn queued(&self) -> usize {
+        self.outgoing.len() + self.local.len()
+    }
+
+    /// Returns the numbers of all connections.
+    #[cfg(any(test, feature = "test-utils"))]
+    pub(super) fn all_numbers(&self) -> Vec<u32> {
+        self.numbers(|_| true)
+    }
+}
+
+impl Connection {
+    fn new(state: State, ends: Ends, transaction: u64, now: Duration) -> Self {
+        Self {
+            state,
+            has_id: true,
+            ends,
+            remote_id: 0,
+            transaction,
+            remote_qpn: 0,
+            request: None,
+            last: None,
+            retry_at: None,
+            deadline: None,
+            indexed: (None, Bound::Active),
+            credit: None,
+            retries: 0,
+            sent: now,
+            heard: now,
+        }
+    }
+
+    fn header(&self, number: u32) -> MadHeader {
+        MadHeader {
+            transaction: self.transaction,
+            local_id: number,
+            remote_id: self.remote_id,
+            guid: self.ends.guid,
+            ack_timeout: ACK_TIMEOUT,
+        }
+    }
+
+    /// Makes a message the last one.
+    fn encode(&mut self, number: u32, kind: MessageKind, message: &Message) {
+        let mut message = *message;
+        if kind == MessageKind::Disconnect {
+            message.qp_num = self.remote_qpn;
+        }
+        let about = match self.state {
+            State::RepRcvd => Subject::Reply,
+            _ => Subject::Request,
+        };
+        let mad = Mad::encode(kind, &message, &self.header(number));
+        self.last = Some(match kind {
+            MessageKind::Reject => mad.with_subject(about),
+            _ => mad,
+        });
+    }
+
+    fn establish(&mut self) {
+        self.state = State::Established;
+        (self.retry_at, self.deadline) = (None, None);
+    }
+
+    /// Returns whether this is the message that waits for an answer.
+    fn awaits(&self, subject: Option<Subject>) -> bool {
+        matches!(
+            (self.state, subject),
+            (State::ReqSent, Some(Subject::Request)) | (State::RepSent, Some(Subject::Reply))
+        )
+    }
+
+    /// Ends the connection, which answers retransmissions for some time.
+    fn end(&mut self, now: Duration) {
+        self.state = State::Timewait;
+        self.deadline = None;
+        self.retry_at = Some(now + LINGER);
+    }
+
+    /// Returns whether a retransmission shows that the peer has not received the last message.
+    fn must_resend(&self, kind: MessageKind) -> bool {
+        let last = self.last.as_ref().map(|mad| mad.attribute);
+        matches!(
+            (kind, self.state, last),
+            (
+                MessageKind::Reply,
+                State::Established,
+                Some(Attribute::Ready)
+            ) | (MessageKind::Reply, State::Timewait, Some(Attribute::Reject))
+        )
+    }
+}
