@@ -236,15 +236,21 @@ impl Directory {
     pub(crate) fn read_any(&self, name: &str) -> Option<String> {
         match self.sharing {
             Sharing::Own => self.read(name),
-            Sharing::Others => {
-                self.read_if(name, |found| found.st_mode & libc::S_IFMT == libc::S_IFREG)
-            }
+            Sharing::Others => self.read_if(name, is_file),
         }
     }
 
-    /// Replaces the content of a file of this user, of which the caller holds a lock. In a
-    /// directory of several users all may read it.
+    /// As [`write`](Self::write), for [`read_any`](Self::read_any).
+    pub(crate) fn publish(&self, name: &str, text: &str) -> Result<()> {
+        self.write_as(name, text, self.sharing == Sharing::Others)
+    }
+
+    /// Replaces the content of a file of this user, of which the caller holds a lock.
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
+        self.write_as(name, text, false)
+    }
+
+    fn write_as(&self, name: &str, text: &str, for_all: bool) -> Result<()> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_CLOEXEC;
         let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
         let file =
@@ -253,7 +259,7 @@ impl Directory {
         if !fstat(&file).is_ok_and(|found| is_own(&found, EntryKind::File)) {
             return crate::refuse(libc::EPERM);
         }
-        if self.sharing == Sharing::Others {
+        if for_all {
             let mode = Mode::S_IRUSR | Mode::S_IWUSR | Mode::S_IRGRP | Mode::S_IROTH;
             fchmod(&file, mode).map_err(to_errno)?;
         }
@@ -263,13 +269,9 @@ impl Directory {
         written.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EIO)))
     }
 
-    /// Returns whether a process holds the lock on a file of this user. In a directory of several
-    /// users it may be any user's.
+    /// Returns whether a process holds the lock on a file of this user.
     pub(crate) fn is_locked(&self, name: &str) -> bool {
-        let file = match self.sharing {
-            Sharing::Own => self.open_own(name),
-            Sharing::Others => self.open_if(name, is_file),
-        };
+        let file = self.open_own(name);
         file.is_some_and(|file| Flock::lock(file, FlockArg::LockSharedNonblock).is_err())
     }
 

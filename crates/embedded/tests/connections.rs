@@ -1,8 +1,12 @@
-//! What connections by address cost: time, threads and descriptors of a process.
+//! What connections by address cost: time, threads and descriptors of a process; and what a
+//! process that is killed leaves of them.
 
+use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,6 +27,13 @@ enum Topology {
 
 const ALL: [Topology; 3] = [Topology::Process, Topology::Directory, Topology::Hosts];
 
+fn unused_directory() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("ringverbs-connections-{}-{number}", std::process::id());
+    std::env::temp_dir().join(name)
+}
+
 /// Two devices that reach each other, and the address of the second one.
 struct Pair {
     devices: [Embedded; 2],
@@ -41,8 +52,7 @@ impl Pair {
                 [network.clone(), network]
             }
             Topology::Directory => {
-                let name = format!("ringverbs-connections-{}", std::process::id());
-                let path = directory.insert(std::env::temp_dir().join(name));
+                let path = directory.insert(unused_directory());
                 [(); 2].map(|()| Network::joined(drive, path).unwrap())
             }
             Topology::Hosts => {
@@ -158,40 +168,233 @@ fn rate() {
     }
 }
 
-/// Prints descriptors for each of 100 connections, requests, listeners.
+/// A channel needs no thread, and an id no descriptor but the lock of its port.
 #[test]
-#[ignore = "a measurement"]
-fn descriptors() {
+fn connections_need_few_descriptors() {
+    const COUNT: usize = 100;
     let _alone = alone();
     for topology in ALL {
         let pair = Pair::new(topology, Drive::Thread);
+        let threads = count("task");
         let [near, far] = pair.channels();
-        let before = count("fd");
         let (_listener, at) = listen(&far, pair.address);
-        let listening = count("fd");
+        // What processes of a directory need to reach each other.
         round(&near, &far, at);
-        let once = count("fd");
-        let asked: Vec<Id> = (0..100).map(|_| ask(&near, at)).collect();
-        thread::sleep(Duration::from_millis(100));
-        let unread = count("fd");
+        assert_eq!(count("task"), threads, "{topology:?}");
+        let before = count("fd");
+        let active: Vec<Id> = (0..COUNT).map(|_| ask(&near, at)).collect();
         let mut passive = Vec::new();
-        for _ in &asked {
-            let id = next(&far, EventKind::CONNECT_REQUEST).take_request();
-            let id = id.unwrap();
-            id.accept(&param(2)).unwrap();
-            passive.push(id);
-            next(&near, EventKind::CONNECT_RESPONSE);
+        for _ in &active {
+            let request = next(&far, EventKind::CONNECT_REQUEST).take_request();
+            passive.push(request.unwrap());
         }
-        asked.iter().for_each(|id| id.establish().unwrap());
-        asked
-            .iter()
-            .for_each(|_| drop(next(&far, EventKind::ESTABLISHED)));
-        println!(
-            "{topology:?}: listener {}, first connection {}, 100 requests {}, 100 connections {}",
-            listening - before,
-            once - listening,
-            unread as i64 - once as i64,
-            count("fd") as i64 - once as i64,
-        );
+        let locks = match topology {
+            Topology::Process => 0,
+            Topology::Directory | Topology::Hosts => COUNT,
+        };
+        assert_eq!(count("fd"), before + locks, "{topology:?}");
+        for (active, passive) in active.iter().zip(&passive) {
+            passive.accept(&param(2)).unwrap();
+            next(&near, EventKind::CONNECT_RESPONSE);
+            active.establish().unwrap();
+            next(&far, EventKind::ESTABLISHED);
+        }
+        assert_eq!(count("fd"), before + locks, "{topology:?}");
     }
+}
+
+/// How far a connection has come when one of its processes is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Requested,
+    Accepted,
+    Established,
+    Disconnecting,
+}
+
+const STAGES: [Stage; 4] = [
+    Stage::Requested,
+    Stage::Accepted,
+    Stage::Established,
+    Stage::Disconnecting,
+];
+const VARIABLE: &str = "RINGVERBS_TEST_CONNECTION";
+
+/// Does its part of a connection up to a stage.
+fn request_until(channel: &EventChannel, to: SocketAddr, stage: Stage) -> Id {
+    let id = ask(channel, to);
+    if stage != Stage::Requested {
+        next(channel, EventKind::CONNECT_RESPONSE);
+        if stage != Stage::Accepted {
+            id.establish().unwrap();
+        }
+    }
+    id
+}
+
+fn accept_until(channel: &EventChannel, stage: Stage) -> Id {
+    let request = next(channel, EventKind::CONNECT_REQUEST).take_request();
+    let id = request.unwrap();
+    if stage != Stage::Requested {
+        id.accept(&param(2)).unwrap();
+        if stage != Stage::Accepted {
+            next(channel, EventKind::ESTABLISHED);
+        }
+    }
+    id
+}
+
+/// The process that [`a_killed_peer_is_noticed_at_once`] kills.
+#[test]
+#[ignore = "run by another test"]
+fn killed_process() {
+    let variable = std::env::var(VARIABLE).expect("run by another test");
+    let words: Vec<&str> = variable.split(' ').collect();
+    let stage = STAGES[words[1].parse::<usize>().unwrap()];
+    let network = Network::joined(Drive::Thread, Path::new(words[0])).unwrap();
+    let device = network.device("roce").unwrap();
+    let channel = EventChannel::open_on(device.connection_manager()).unwrap();
+    let _ids = match words.get(2) {
+        Some(to) => (request_until(&channel, to.parse().unwrap(), stage), None),
+        None => {
+            let (listener, at) = listen(&channel, Ipv4Addr::LOCALHOST.into());
+            println!("listens {at}");
+            (accept_until(&channel, stage), Some(listener))
+        }
+    };
+    println!("ready");
+    thread::sleep(TIMEOUT);
+}
+
+struct KilledProcess {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl KilledProcess {
+    fn new(directory: &Path, stage: usize, to: Option<SocketAddr>) -> Self {
+        let to = to.map(|to| format!(" {to}")).unwrap_or_default();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["killed_process", "--exact", "--ignored", "--nocapture"])
+            .env(VARIABLE, format!("{} {stage}{to}", directory.display()))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    /// Waits for a line that contains a word, and returns the rest.
+    fn wait_for(&mut self, word: &str) -> String {
+        let found = self.lines.find_map(|line| {
+            let line = line.unwrap();
+            Some(line.split_once(word)?.1.trim().to_owned())
+        });
+        found.unwrap_or_else(|| panic!("no {word}"))
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for KilledProcess {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The table of what the other process gets, by who is killed, and when. Requests of killed
+/// processes stay, as in rdma_cm, but cannot be accepted.
+#[test]
+fn a_killed_peer_is_noticed_at_once() {
+    let _alone = alone();
+    for (number, stage) in STAGES.into_iter().enumerate() {
+        let directory = unused_directory();
+        let network = Network::joined(Drive::Thread, &directory).unwrap();
+        let device = network.device("roce").unwrap();
+        let channel = EventChannel::open_on(device.connection_manager()).unwrap();
+        let expected = match stage {
+            Stage::Requested | Stage::Accepted => EventKind::REJECTED,
+            Stage::Established | Stage::Disconnecting => EventKind::DISCONNECTED,
+        };
+        let assert_noticed = |id: &Id, killed: Instant| {
+            let event = next(&channel, expected);
+            assert!(killed.elapsed() < Duration::from_secs(2), "{stage:?}");
+            if expected == EventKind::REJECTED {
+                let reason = event.message().result().unwrap_err();
+                let consumer = rdmacm::RejectReason::CONSUMER_DEFINED;
+                assert_eq!(reason, rdmacm::Reason::Rejected(consumer));
+            }
+            assert!(id.establish().is_err());
+            let more = channel.wait(Some(Duration::from_millis(20))).unwrap();
+            assert!(more.is_none(), "{stage:?}");
+        };
+        // The accepting side.
+        let mut peer = KilledProcess::new(&directory, number, None);
+        let at: SocketAddr = peer.wait_for("listens").parse().unwrap();
+        let id = request_until(&channel, at, stage);
+        peer.wait_for("ready");
+        if stage == Stage::Disconnecting {
+            id.disconnect().unwrap();
+        }
+        peer.kill();
+        assert_noticed(&id, Instant::now());
+        drop(id);
+        // The requesting side.
+        let (_listener, at) = listen(&channel, Ipv4Addr::LOCALHOST.into());
+        let mut peer = KilledProcess::new(&directory, number, Some(at));
+        let id = accept_until(&channel, stage);
+        peer.wait_for("ready");
+        if stage == Stage::Disconnecting {
+            id.disconnect().unwrap();
+        }
+        peer.kill();
+        if stage == Stage::Requested {
+            thread::sleep(Duration::from_millis(200));
+            assert!(id.accept(&param(2)).is_err());
+        } else {
+            assert_noticed(&id, Instant::now());
+        }
+        // Others are not affected: the address has a listener, or none.
+        round(&channel, &channel, at);
+        drop((id, peer));
+        let _ = std::fs::remove_dir_all(&directory);
+    }
+}
+
+/// A process that has its port no more is asked in vain, and the one that has it now next.
+#[test]
+fn a_port_moves_to_another_process() {
+    let _alone = alone();
+    let directory = unused_directory();
+    let networks = [(); 3].map(|()| Network::joined(Drive::Thread, &directory).unwrap());
+    let devices = networks.map(|network| network.device("roce").unwrap());
+    let channels = devices
+        .each_ref()
+        .map(|device| EventChannel::open_on(device.connection_manager()).unwrap());
+    let [near, far, other] = &channels;
+    let (listener, at) = listen(far, Ipv4Addr::LOCALHOST.into());
+    round(near, far, at);
+    drop(listener);
+    let refused = ask(near, at);
+    let event = next(near, EventKind::REJECTED);
+    let reason = event.message().result().unwrap_err();
+    let nobody = rdmacm::RejectReason::INVALID_SERVICE_ID;
+    assert_eq!(reason, rdmacm::Reason::Rejected(nobody));
+    drop((event, refused));
+    // The file of an address names a process that does not listen any more.
+    let stale = u128::from(u32::from_be_bytes([127, 0, 0, 1])) | 0xffff << 32;
+    let name = format!("cm-106-{}-{stale:032x}.lock", at.port());
+    std::fs::write(directory.join(name), "1").unwrap();
+    let id = other.create_id(PortSpace::TCP).unwrap();
+    id.bind(at).unwrap();
+    id.listen(0).unwrap();
+    round(near, other, at);
+    drop(id);
+    drop(channels);
+    drop(devices);
+    let _ = std::fs::remove_dir_all(&directory);
 }

@@ -6,9 +6,10 @@ use rdmacm::{EventKind, RejectReason, SidrStatus, abi};
 use zerocopy::IntoBytes;
 
 use super::channel::QueuedEvent;
+use super::connection::State;
 use super::id::{Id, Phase};
 use super::ids::{Ids, conn_param, event};
-use super::machine::{Event, State};
+use super::machine::Event;
 use super::message::{Message, MessageKind};
 use super::ports::rank;
 

@@ -9,7 +9,7 @@ use roce::packet::{gid_of_ip, ip_of_gid};
 use uverbs::abi::write::{AhAttr, GlobalRoute};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
-use super::machine::State;
+use super::connection::State;
 use super::message::Message;
 use super::ports::BoundPort;
 use crate::addresses::{AddressList, OwnGids};

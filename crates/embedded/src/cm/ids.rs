@@ -21,8 +21,9 @@ use uverbs::{AsyncEventType, Errno};
 use zerocopy::IntoBytes;
 
 use super::channel::{Channel, QueuedEvent};
+use super::connection::{Ends, State};
 use super::id::{Id, Phase, Port, QKEY, is_local, multicast_gid, unspecified_to_loopback};
-use super::machine::{Ends, Machine, State};
+use super::machine::Machine;
 use super::message::{Message, MessageKind};
 use super::ports::{Binding, PortKey, Ports};
 use crate::addresses::AddressList;

@@ -20,7 +20,7 @@ use std::time::Duration;
 use rdmacm::{RejectReason, SidrStatus};
 use roce::transport::ack_wait;
 
-use super::id::ACK_TIMEOUT;
+use super::connection::{Bound, Connection, Ends, State};
 use super::mad::{Attribute, Mad, MadHeader, Subject};
 use super::message::{Message, MessageKind};
 use crate::wires::agent::{MAD_SIZE, MemberEnd, Outgoing, Peer, PortAddress};
@@ -41,27 +41,8 @@ const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(4);
 const MAX_ORPHAN_RETRIES: u32 = 6;
 /// Response timeout: about the total time that the kernel waits.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long an ended connection answers retransmissions of the peer.
-const LINGER: Duration = Duration::from_secs(8);
 /// Service timeout in a message receipt acknowledgement (MRA): rdma_cm's, 69 s.
 const SERVICE_TIMEOUT: u8 = 24;
-
-/// State of a connection (12.9.7); those of an MRA are not told apart. An id that has no
-/// connection is idle or listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    ReqSent,
-    ReqRcvd,
-    RepSent,
-    RepRcvd,
-    Established,
-    DreqSent,
-    DreqRcvd,
-    /// Only answers retransmissions of the peer.
-    Timewait,
-    SidrReqSent,
-    SidrReqRcvd,
-}
 
 /// What differs between networks.
 #[derive(Clone, Copy, Debug)]
@@ -105,16 +86,6 @@ impl Rules {
     }
 }
 
-/// The two ends of a new connection.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ends {
-    pub(super) peer: Peer,
-    /// The port of this end.
-    pub(super) port: PortAddress,
-    /// GUID of its device.
-    pub(super) guid: u64,
-}
-
 /// What has happened to a connection.
 #[derive(Debug)]
 pub(super) enum Event {
@@ -136,44 +107,6 @@ impl Event {
     pub(super) fn is_last(&self) -> bool {
         !matches!(self, Self::Request(..) | Self::Reply(_) | Self::Established)
     }
-}
-
-/// How an input concerns a connection in the bounds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bound {
-    Active,
-    Request,
-    Ended,
-}
-
-/// A connection, or a request for a datagram service.
-#[derive(Debug)]
-struct Connection {
-    state: State,
-    /// An id waits for its events.
-    has_id: bool,
-    ends: Ends,
-    remote_id: u32,
-    transaction: u64,
-    remote_qpn: u32,
-    /// The peer's request, if the peer has started the connection.
-    request: Option<Box<Message>>,
-    /// The last message sent.
-    last: Option<Mad>,
-    /// When the last message is retransmitted, a DREQ answered, or the ended connection removed.
-    retry_at: Option<Duration>,
-    /// Until when an id waits for the answer to its last message.
-    deadline: Option<Duration>,
-    /// When something is due, in the machine's index, and the bound.
-    indexed: (Option<Duration>, Bound),
-    /// Number of datagrams that may be sent; `None` if this end has started, or once the peer
-    /// has named this end's id, which only a host that receives can.
-    credit: Option<u32>,
-    /// Number of retransmissions of the last message.
-    retries: u32,
-    /// When the last message was first sent, and when the peer was last heard.
-    sent: Duration,
-    heard: Duration,
 }
 
 /// The connections of a network's ids.
@@ -963,87 +896,5 @@ impl Machine {
     #[cfg(any(test, feature = "test-utils"))]
     pub(super) fn all_numbers(&self) -> Vec<u32> {
         self.numbers(|_| true)
-    }
-}
-
-impl Connection {
-    fn new(state: State, ends: Ends, transaction: u64, now: Duration) -> Self {
-        Self {
-            state,
-            has_id: true,
-            ends,
-            remote_id: 0,
-            transaction,
-            remote_qpn: 0,
-            request: None,
-            last: None,
-            retry_at: None,
-            deadline: None,
-            indexed: (None, Bound::Active),
-            credit: None,
-            retries: 0,
-            sent: now,
-            heard: now,
-        }
-    }
-
-    fn header(&self, number: u32) -> MadHeader {
-        MadHeader {
-            transaction: self.transaction,
-            local_id: number,
-            remote_id: self.remote_id,
-            guid: self.ends.guid,
-            ack_timeout: ACK_TIMEOUT,
-        }
-    }
-
-    /// Makes a message the last one.
-    fn encode(&mut self, number: u32, kind: MessageKind, message: &Message) {
-        let mut message = *message;
-        if kind == MessageKind::Disconnect {
-            message.qp_num = self.remote_qpn;
-        }
-        let about = match self.state {
-            State::RepRcvd => Subject::Reply,
-            _ => Subject::Request,
-        };
-        let mad = Mad::encode(kind, &message, &self.header(number));
-        self.last = Some(match kind {
-            MessageKind::Reject => mad.with_subject(about),
-            _ => mad,
-        });
-    }
-
-    fn establish(&mut self) {
-        self.state = State::Established;
-        (self.retry_at, self.deadline) = (None, None);
-    }
-
-    /// Returns whether this is the message that waits for an answer.
-    fn awaits(&self, subject: Option<Subject>) -> bool {
-        matches!(
-            (self.state, subject),
-            (State::ReqSent, Some(Subject::Request)) | (State::RepSent, Some(Subject::Reply))
-        )
-    }
-
-    /// Ends the connection, which answers retransmissions for some time.
-    fn end(&mut self, now: Duration) {
-        self.state = State::Timewait;
-        self.deadline = None;
-        self.retry_at = Some(now + LINGER);
-    }
-
-    /// Returns whether a retransmission shows that the peer has not received the last message.
-    fn must_resend(&self, kind: MessageKind) -> bool {
-        let last = self.last.as_ref().map(|mad| mad.attribute);
-        matches!(
-            (kind, self.state, last),
-            (
-                MessageKind::Reply,
-                State::Established,
-                Some(Attribute::Ready)
-            ) | (MessageKind::Reply, State::Timewait, Some(Attribute::Reject))
-        )
     }
 }

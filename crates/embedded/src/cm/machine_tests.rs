@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use rdmacm::RejectReason;
 
-use super::machine::{Ends, Event, MAX_ENDED, MAX_REQUESTS, Machine, Rules, State};
+use super::connection::{Ends, State};
+use super::machine::{Event, MAX_ENDED, MAX_REQUESTS, Machine, Rules};
 use super::mad::{Attribute, Mad, MadHeader, Subject};
 use super::message::{Message, MessageKind};
 use crate::wires::agent::{MAD_SIZE, MemberEnd, Peer, PortAddress};

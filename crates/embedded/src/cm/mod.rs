@@ -21,6 +21,7 @@
 //! There is no thread: what drives the network takes turns ([`Manager::turn`]).
 
 mod channel;
+mod connection;
 mod events;
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) mod hostile;

@@ -469,7 +469,7 @@ impl BoundPort {
         if let Reach::Directory(directory, member) = &self.ports.reach {
             let files = files_of(self.key, binding).into_iter();
             for (name, ..) in files.filter(|(_, exclusive, _)| *exclusive) {
-                directory.write(&name, &member.to_string())?;
+                directory.publish(&name, &member.to_string())?;
             }
         }
         Ok(())

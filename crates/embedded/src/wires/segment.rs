@@ -184,7 +184,8 @@ fn lock_name(number: u16) -> String {
     format!("{number}.lock")
 }
 
-/// Checks that all other processes have this version.
+/// Checks that all other processes of this user have this version; those of others are told
+/// apart when they connect.
 ///
 /// # Errors
 /// EPROTONOSUPPORT.
@@ -192,10 +193,7 @@ fn check_versions(directory: &Directory, own: u16) -> Result<()> {
     for number in (0..MAX_MEMBERS).filter(|it| *it != own) {
         let name = lock_name(number);
         let begin = Instant::now();
-        loop {
-            let Some(text) = directory.read_any(&name) else {
-                break;
-            };
+        while let Some(text) = directory.read(&name) {
             let is_own = text == VERSION.to_string();
             if is_own || !directory.is_locked(&name) {
                 break;

@@ -110,8 +110,8 @@ impl World {
     /// Runs both ends of a program, which must succeed.
     pub fn pair(&self, server: &str, client: &str) -> String {
         for attempt in 0.. {
-            for name in self.sockets() {
-                // Printed by a program that did not close its ids.
+            for name in self.listening() {
+                // Of a program that did not close its ids.
                 fs::remove_file(self.directory.join(name)).unwrap();
             }
             let mut server = self.start(server, "server.txt");
@@ -146,7 +146,7 @@ impl World {
         while server.child.try_wait().unwrap().is_none() && Instant::now() < end {
             let ready = match port {
                 Some(port) => listens(port.parse().unwrap()),
-                None => !self.sockets().is_empty(),
+                None => !self.listening().is_empty(),
             };
             if ready {
                 return;
@@ -155,12 +155,16 @@ impl World {
         }
     }
 
-    /// Returns the sockets of ports of the network.
-    fn sockets(&self) -> Vec<String> {
+    /// Returns the files of ports of the network on which a process listens: they have its
+    /// number.
+    fn listening(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.directory).unwrap();
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let is_port = |name: &String| name.starts_with("cm-") && name.ends_with(".socket");
-        names.filter(is_port).collect()
+        let has_number = |name: &String| {
+            let found = fs::metadata(self.directory.join(name));
+            name.starts_with("cm-") && found.is_ok_and(|it| it.len() != 0)
+        };
+        names.filter(has_number).collect()
     }
 
     /// Checks at the end that the log names the intended provider.

@@ -1,0 +1,158 @@
+//! One connection of the machine: its state, and its last message.
+
+use std::time::Duration;
+
+use super::id::ACK_TIMEOUT;
+use super::mad::{Attribute, Mad, MadHeader, Subject};
+use super::message::{Message, MessageKind};
+use crate::wires::agent::{Peer, PortAddress};
+
+/// How long an ended connection answers retransmissions of the peer.
+const LINGER: Duration = Duration::from_secs(8);
+
+/// State of a connection (12.9.7); those of an MRA are not told apart. An id that has no
+/// connection is idle or listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    ReqSent,
+    ReqRcvd,
+    RepSent,
+    RepRcvd,
+    Established,
+    DreqSent,
+    DreqRcvd,
+    /// Only answers retransmissions of the peer.
+    Timewait,
+    SidrReqSent,
+    SidrReqRcvd,
+}
+
+/// The two ends of a new connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    pub(super) peer: Peer,
+    /// The port of this end.
+    pub(super) port: PortAddress,
+    /// GUID of its device.
+    pub(super) guid: u64,
+}
+
+/// The limit that counts a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bound {
+    Active,
+    Request,
+    Ended,
+}
+
+/// A connection, or a request for a datagram service.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) state: State,
+    /// An id waits for its events.
+    pub(super) has_id: bool,
+    pub(super) ends: Ends,
+    pub(super) remote_id: u32,
+    pub(super) transaction: u64,
+    pub(super) remote_qpn: u32,
+    /// The peer's request, if the peer has started the connection.
+    pub(super) request: Option<Box<Message>>,
+    /// The last message sent.
+    pub(super) last: Option<Mad>,
+    /// When the last message is retransmitted, a DREQ answered, or the ended connection removed.
+    pub(super) retry_at: Option<Duration>,
+    /// Until when an id waits for the answer to its last message.
+    pub(super) deadline: Option<Duration>,
+    /// When something is due, in the machine's index, and the bound.
+    pub(super) indexed: (Option<Duration>, Bound),
+    /// Number of datagrams that may be sent; `None` if this end has started, or once the peer
+    /// has named this end's id, which only a host that receives can.
+    pub(super) credit: Option<u32>,
+    /// Number of retransmissions of the last message.
+    pub(super) retries: u32,
+    /// When the last message was first sent, and when the peer was last heard.
+    pub(super) sent: Duration,
+    pub(super) heard: Duration,
+}
+
+impl Connection {
+    pub(super) fn new(state: State, ends: Ends, transaction: u64, now: Duration) -> Self {
+        Self {
+            state,
+            has_id: true,
+            ends,
+            remote_id: 0,
+            transaction,
+            remote_qpn: 0,
+            request: None,
+            last: None,
+            retry_at: None,
+            deadline: None,
+            indexed: (None, Bound::Active),
+            credit: None,
+            retries: 0,
+            sent: now,
+            heard: now,
+        }
+    }
+
+    pub(super) fn header(&self, number: u32) -> MadHeader {
+        MadHeader {
+            transaction: self.transaction,
+            local_id: number,
+            remote_id: self.remote_id,
+            guid: self.ends.guid,
+            ack_timeout: ACK_TIMEOUT,
+        }
+    }
+
+    /// Makes a message the last one.
+    pub(super) fn encode(&mut self, number: u32, kind: MessageKind, message: &Message) {
+        let mut message = *message;
+        if kind == MessageKind::Disconnect {
+            message.qp_num = self.remote_qpn;
+        }
+        let about = match self.state {
+            State::RepRcvd => Subject::Reply,
+            _ => Subject::Request,
+        };
+        let mad = Mad::encode(kind, &message, &self.header(number));
+        self.last = Some(match kind {
+            MessageKind::Reject => mad.with_subject(about),
+            _ => mad,
+        });
+    }
+
+    pub(super) fn establish(&mut self) {
+        self.state = State::Established;
+        (self.retry_at, self.deadline) = (None, None);
+    }
+
+    /// Returns whether this is the message that waits for an answer.
+    pub(super) fn awaits(&self, subject: Option<Subject>) -> bool {
+        matches!(
+            (self.state, subject),
+            (State::ReqSent, Some(Subject::Request)) | (State::RepSent, Some(Subject::Reply))
+        )
+    }
+
+    /// Ends the connection, which answers retransmissions for some time.
+    pub(super) fn end(&mut self, now: Duration) {
+        self.state = State::Timewait;
+        self.deadline = None;
+        self.retry_at = Some(now + LINGER);
+    }
+
+    /// Returns whether a retransmission shows that the peer has not received the last message.
+    pub(super) fn must_resend(&self, kind: MessageKind) -> bool {
+        let last = self.last.as_ref().map(|mad| mad.attribute);
+        matches!(
+            (kind, self.state, last),
+            (
+                MessageKind::Reply,
+                State::Established,
+                Some(Attribute::Ready)
+            ) | (MessageKind::Reply, State::Timewait, Some(Attribute::Reject))
+        )
+    }
+}
