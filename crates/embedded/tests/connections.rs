@@ -244,16 +244,23 @@ fn accept_until(channel: &EventChannel, stage: Stage) -> Id {
     id
 }
 
-/// The process that [`a_killed_peer_is_noticed_at_once`] kills.
+/// The process that [`a_killed_peer_is_noticed_at_once`] kills, and the one of
+/// [`a_process_may_end_after_its_last_message`].
 #[test]
 #[ignore = "run by another test"]
 fn killed_process() {
     let variable = std::env::var(VARIABLE).expect("run by another test");
     let words: Vec<&str> = variable.split(' ').collect();
-    let stage = STAGES[words[1].parse::<usize>().unwrap()];
     let network = Network::joined(Drive::Thread, Path::new(words[0])).unwrap();
     let device = network.device("roce").unwrap();
     let channel = EventChannel::open_on(device.connection_manager()).unwrap();
+    let stage: usize = words[1].parse().unwrap();
+    let Some(stage) = STAGES.get(stage).copied() else {
+        let id = ask(&channel, words[2].parse().unwrap());
+        next(&channel, EventKind::CONNECT_RESPONSE);
+        id.reject(b"last").unwrap();
+        std::process::exit(0);
+    };
     let _ids = match words.get(2) {
         Some(to) => (request_until(&channel, to.parse().unwrap(), stage), None),
         None => {
@@ -363,6 +370,27 @@ fn a_killed_peer_is_noticed_at_once() {
         drop((id, peer));
         let _ = std::fs::remove_dir_all(&directory);
     }
+}
+
+/// Its last message is received, though it has ended meanwhile.
+#[test]
+fn a_process_may_end_after_its_last_message() {
+    let _alone = alone();
+    let directory = unused_directory();
+    let network = Network::joined(Drive::Thread, &directory).unwrap();
+    let device = network.device("roce").unwrap();
+    let channel = EventChannel::open_on(device.connection_manager()).unwrap();
+    let (_listener, at) = listen(&channel, Ipv4Addr::LOCALHOST.into());
+    for _ in 0..40 {
+        let mut peer = KilledProcess::new(&directory, STAGES.len(), Some(at));
+        let request = next(&channel, EventKind::CONNECT_REQUEST).take_request();
+        let id = request.unwrap();
+        id.accept(&param(2)).unwrap();
+        let event = next(&channel, EventKind::REJECTED);
+        assert_eq!(event.message().private_data()[..4], *b"last");
+        assert!(peer.child.wait().unwrap().success());
+    }
+    let _ = std::fs::remove_dir_all(&directory);
 }
 
 /// A process that has its port no more is asked in vain, and the one that has it now next.

@@ -574,8 +574,8 @@ impl Runner {
     /// Sends the connection manager's datagrams. What is left, and a deadline, are for the
     /// network's thread.
     pub(crate) fn send_management(&self) {
-        if let Some(link) = &self.shared.link {
-            link.send_management();
+        if (self.shared.link.as_ref()).is_some_and(Link::send_management) {
+            self.wake_thread();
         }
         self.wake_for_manager();
     }

@@ -293,11 +293,12 @@ impl Segment {
         result
     }
 
-    /// Sends the management datagrams of the agents.
-    pub(crate) fn send_management(&mut self, epoll: &Epoll) {
+    /// Sends the management datagrams of the agents. Returns whether something is left to do.
+    pub(crate) fn send_management(&mut self, epoll: &Epoll) -> bool {
         if self.push_management(epoll) {
             self.wake_receivers();
         }
+        !self.management.is_empty() || !self.ended.is_empty()
     }
 
     /// Requests a wake-up with the next frame, before a thread sleeps. Returns whether there
@@ -415,10 +416,10 @@ impl Segment {
             lid,
         };
         // Its end must become known, also before there is an answer.
-        match self.connect_to(member, epoll) {
-            Some(_) => self.agents.receive(Peer::Member(member), port, bytes),
-            None => tracing::debug!(member, "management datagram of no process"),
+        if self.connect_to(member, epoll).is_none() {
+            self.ended.push((member, MemberEnd::Ended, Instant::now()));
         }
+        self.agents.receive(Peer::Member(member), port, bytes);
     }
 
     /// Tells the agents of processes that have ended. Returns whether there are any.
@@ -562,12 +563,10 @@ impl Segment {
     fn poll_sockets(&mut self, epoll: &Epoll, result: &mut PumpResult) {
         let mut events = [EpollEvent::empty(); MAX_EVENTS];
         let count = epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
+        let mut accepts = false;
         for event in &events[..count] {
             match event.data() {
-                LISTENER => {
-                    self.accept(epoll);
-                    result.busy = true;
-                }
+                LISTENER => accepts = true,
                 // Receivers send nothing.
                 id @ MEMBER_BASE.. => self.disconnect((id - MEMBER_BASE) as u16, epoll),
                 place => {
@@ -576,6 +575,15 @@ impl Segment {
                         result.wakeups_read = true;
                     }
                 }
+            }
+        }
+        if accepts {
+            result.busy = true;
+            // A process that has ended may have a successor with its number, which must not be
+            // taken for it.
+            match self.ended.is_empty() {
+                true => self.accept(epoll),
+                false => self.sockets_polled = None,
             }
         }
     }

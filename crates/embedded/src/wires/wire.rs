@@ -174,12 +174,14 @@ impl Link {
         result.busy
     }
 
-    /// Sends the management datagrams of queue pair 1, unless another thread has the wire.
-    pub(crate) fn send_management(&self) {
-        self.try_with(|wire, epoll| match wire {
+    /// Sends the management datagrams of queue pair 1. Returns whether something is left to do,
+    /// also since another thread has the wire.
+    pub(crate) fn send_management(&self) -> bool {
+        let send = |wire: &mut Wire, epoll: &Epoll| match wire {
             Wire::Directory(segment) => segment.send_management(epoll),
             Wire::Udp(udp) => udp.send_management_now(),
-        });
+        };
+        self.try_with(send).unwrap_or(true)
     }
 
     /// As [`Wire::is_backlogged`].

@@ -403,10 +403,11 @@ impl UdpWire {
         self.send_management_now();
     }
 
-    /// Sends the management datagrams of the agents, as far as the sockets have room.
-    pub(crate) fn send_management_now(&mut self) {
+    /// Sends the management datagrams of the agents. Returns whether the sockets have no room.
+    pub(crate) fn send_management_now(&mut self) -> bool {
         self.send_management();
         self.send_all();
+        !self.outgoing.is_empty()
     }
 
     /// Queues the management datagrams of the agents as packets.
