@@ -579,9 +579,9 @@ impl Segment {
         }
         if accepts {
             result.busy = true;
-            // A process that has ended may have a successor with its number, which must not be
-            // taken for it.
-            match self.ended.is_empty() {
+            // A process that has ended, as an event tells, may have a successor with its number,
+            // which must not be taken for it.
+            match self.ended.is_empty() && count < MAX_EVENTS {
                 true => self.accept(epoll),
                 false => self.sockets_polled = None,
             }
