@@ -50,6 +50,8 @@ pub fn build_static_with(
         .env(aarch64::LINKER.0, aarch64::LINKER.1)
         .env_remove("RUSTFLAGS")
         .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static")
+        // Guests get the programs without debug information (`native::build`).
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .envs(variables.iter().copied());
     let out = steps::run_cargo(&mut build)?;
     ensure!(

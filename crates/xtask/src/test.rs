@@ -82,17 +82,12 @@ pub fn test(arguments: &Arguments) -> Result<ExitCode> {
         lines.extend(host::quick(&Areas::choose(&arguments.area)?));
         lines.push(skipped("guest suites", "--quick"));
     } else if arguments.no_guest {
-        lines.extend(host::all(false));
+        lines.extend(host::all(arguments.serial));
         lines.push(skipped("guest suites", "--no-guest"));
     } else {
         let steps = || match arguments.guest_only {
             true => Vec::new(),
-            false => {
-                if !arguments.serial && !arguments.host {
-                    guests::build(arguments);
-                }
-                host::all(!arguments.serial)
-            }
+            false => host::all(arguments.serial),
         };
         let (host, outcome) = if arguments.host {
             (steps(), guests::on_host(arguments))
@@ -150,9 +145,9 @@ fn require_disk_space(arguments: &Arguments) -> Result<()> {
 }
 
 /// Runs two guests and the other steps at the same time, and a third guest when the
-/// latter have finished: a guest is idle half of the time. The programs of the guests are
-/// built first (`guests::build`). Guests have a higher priority than most of the host's
-/// steps (`host::all`), since their cases have time limits.
+/// latter have finished: a guest is idle half of the time. Guests, and the builds for them,
+/// have a higher priority than most of the host's steps (`host::all`): they take longest, and
+/// their cases have time limits.
 fn guests_and_host(
     arguments: &Arguments,
     steps: impl FnOnce() -> Vec<Line> + Send,
@@ -161,6 +156,9 @@ fn guests_and_host(
     thread::scope(|scope| {
         let guests = [(); 2].map(|()| scope.spawn(|| queue.run()));
         scope.spawn(|| guests::prepare(arguments));
+        if !arguments.guest_only {
+            scope.spawn(|| guests::build(arguments));
+        }
         let host = scope.spawn(steps).join();
         let host = host.unwrap_or_else(|_| vec![panicked("host steps")]);
         let third = scope.spawn(|| queue.run());

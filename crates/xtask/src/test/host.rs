@@ -15,7 +15,7 @@ use testing::skip::{INSTALLED, SKIPS};
 
 use super::areas::Areas;
 use super::attempts;
-use super::report::{Line, is_ci, skipped, unavailable};
+use super::report::{Line, is_ci, panicked, skipped, unavailable};
 use crate::{aarch64, bench, bytes, dependencies, dist, driver, mlx5, msrv, packages, programs};
 
 pub(super) fn cargo(arguments: &[&str]) -> Command {
@@ -50,38 +50,71 @@ pub(super) fn quick(areas: &Areas) -> Vec<Line> {
     lines
 }
 
-/// Runs all steps. With `low`, they have a low priority, except the unit tests, some of
-/// which have time limits.
-pub(super) fn all(low: bool) -> Vec<Line> {
-    let run = |step: &(dyn Fn() -> Line + Sync)| if low { at_low_priority(step) } else { step() };
+/// Runs all steps. Unless `serial`, those after the unit tests run beside these, which wait
+/// half of the time, and all but the unit tests, some of which have time limits, have a low
+/// priority.
+pub(super) fn all(serial: bool) -> Vec<Line> {
+    let run = |step: &(dyn Fn() -> Line + Sync)| match serial {
+        true => step(),
+        false => at_low_priority(step),
+    };
     let checked = |what: &str, arguments: &[&str]| run(&|| run_check(what, &mut cargo(arguments)));
     let build = ["test", "--workspace", "--no-run", "--quiet"];
     let mut tests = cargo(&["test", "--workspace", "--no-fail-fast"]);
-    // Tests of missing programs are skipped.
-    if let Err(error) = host::require(programs::NEEDS, false) {
-        eprintln!("programs on embedded devices: {error:#}");
-    }
-    vec![
+    install_tools();
+    let mut lines = vec![
         checked("format", &["fmt", "--all", "--check"]),
         run(&check_syntax),
         checked("clippy", &CLIPPY),
         run(&check_licences),
         run(&|| check_packages(true)),
         checked("building the tests", &build),
-        run_tests("unit and property tests", &mut tests),
-        run(&check_advisories),
-        run(&|| run_check("documentation", &mut documentation())),
-        run(&|| run_tests("loom", &mut loom())),
-        run(&|| count_instructions("data path", bench::NATIVE_NEEDS, bench::native_gate)),
-        run(&|| count_instructions("data path, mlx5", mlx5::NEEDS, bench::native_mlx5_gate)),
-        run(&|| count_instructions("plugin's data path", bench::NEEDS, bench::gate)),
-        run(&|| count_instructions("plugin's data path, mlx5", mlx5::NEEDS, bench::mlx5_gate)),
-        run(&compare_mlx5_bytes),
-        run(&replace_libmlx5),
-        run(&one_file),
-        run(&|| run_check("fuzz targets", &mut fuzz_targets())),
-        run(&on_aarch64),
-    ]
+    ];
+    let rest = || {
+        vec![
+            run(&check_advisories),
+            run(&|| run_check("documentation", &mut documentation())),
+            run(&|| run_tests("loom", &mut loom())),
+            run(&|| count_instructions("data path", bench::NATIVE_NEEDS, bench::native_gate)),
+            run(&|| count_instructions("data path, mlx5", mlx5::NEEDS, bench::native_mlx5_gate)),
+            run(&|| count_instructions("plugin's data path", bench::NEEDS, bench::gate)),
+            run(&|| count_instructions("plugin's data path, mlx5", mlx5::NEEDS, bench::mlx5_gate)),
+            run(&compare_mlx5_bytes),
+            run(&replace_libmlx5),
+            run(&one_file),
+            run(&|| run_check("fuzz targets", &mut fuzz_targets())),
+            run(&on_aarch64),
+        ]
+    };
+    let mut run_unit_tests = || run_tests("unit and property tests", &mut tests);
+    if serial {
+        lines.push(run_unit_tests());
+        lines.extend(rest());
+        return lines;
+    }
+    thread::scope(|scope| {
+        let beside = scope.spawn(rest);
+        lines.push(run_unit_tests());
+        let beside = beside.join();
+        lines.extend(beside.unwrap_or_else(|_| vec![panicked("steps beside the tests")]));
+    });
+    lines
+}
+
+/// Installs what the steps need, before tests run, which may look at the system's packages.
+fn install_tools() {
+    // Tests of missing programs are skipped.
+    if let Err(error) = host::require(programs::NEEDS, false) {
+        eprintln!("programs on embedded devices: {error:#}");
+    }
+    if !cfg!(target_arch = "x86_64") {
+        return;
+    }
+    // The steps that need these report failures.
+    for needs in [bench::NEEDS, bench::NATIVE_NEEDS, mlx5::NEEDS] {
+        let _ = host::require(needs, false);
+    }
+    let _ = aarch64::require_tools();
 }
 
 /// Runs the tests of the data path for aarch64.
@@ -97,10 +130,12 @@ fn on_aarch64() -> Line {
 }
 
 /// Runs a test of what `dist` has made.
-fn test_of_dist(what: &'static str, dist: Result<PathBuf>, package: &str, test: &str) -> Line {
+fn test_of_dist(what: &'static str, dist: Result<PathBuf>, test: &str) -> Line {
     match dist {
         Ok(dist) => {
-            let mut test = cargo(&["test", "-p", package, "--test", test]);
+            // With `-p` the features of dependencies would be others, which would be built
+            // again.
+            let mut test = cargo(&["test", "--workspace", "--test", test]);
             run_tests(what, test.env("RINGVERBS_DIST", dist))
         }
         Err(error) => {
@@ -117,13 +152,13 @@ fn test_of_dist(what: &'static str, dist: Result<PathBuf>, package: &str, test: 
 /// system.
 fn replace_libmlx5() -> Line {
     let what = "libmlx5 replaced by ours";
-    test_of_dist(what, dist::dist(), "xtask", "replace_libmlx5")
+    test_of_dist(what, dist::dist(), "replace_libmlx5")
 }
 
 /// Runs the test of the command alone, as it is copied to other hosts.
 fn one_file() -> Line {
     let what = "the command in one file";
-    test_of_dist(what, dist::dist_with_command(), "ringverbs-cli", "one_file")
+    test_of_dist(what, dist::dist_with_command(), "one_file")
 }
 
 /// Runs a step in a thread with a low priority.
