@@ -33,6 +33,15 @@ pub enum Cause {
     Access(AccessError),
     /// The driver or a program has misused the device.
     Misuse(Misuse),
+    /// A frame of an Ethernet port was dropped, or ends its receive with an error.
+    Frame {
+        /// The receive queue, if one was selected.
+        queue: Option<u32>,
+        /// Length of the frame in bytes.
+        length: usize,
+        /// Why.
+        cause: FrameDrop,
+    },
     /// An asynchronous event.
     Event {
         /// Its type, one of [`event`].
@@ -158,6 +167,40 @@ impl fmt::Display for AccessRule {
             Self::Accessible => f.write_str("memory to which the key refers is not accessible"),
             Self::Invalidation => f.write_str("the key may not be invalidated"),
             Self::List(length) => write!(f, "the list of buffers has {length} bytes"),
+        }
+    }
+}
+
+/// Why a frame was dropped.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrameDrop {
+    /// The link is down: it was not sent.
+    LinkDown,
+    /// There is no packet buffer for it: it was not sent.
+    NoBuffer,
+    /// It is longer than this.
+    TooLong(u64),
+    /// No steering rule directs it to a queue.
+    NoRule,
+    /// The queue is in another state than ready.
+    State(u32),
+    /// No receive is posted.
+    NoReceive,
+    /// The receive queue is not in memory.
+    Unmapped,
+}
+
+impl fmt::Display for FrameDrop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LinkDown => f.write_str("the link is down"),
+            Self::NoBuffer => f.write_str("there is no packet buffer"),
+            Self::TooLong(room) => write!(f, "there is room for {room} bytes"),
+            Self::NoRule => f.write_str("no steering rule directs it to a queue"),
+            Self::State(state) => write!(f, "the queue is in state {state}"),
+            Self::NoReceive => f.write_str("no receive is posted"),
+            Self::Unmapped => f.write_str("the receive queue is not in memory"),
         }
     }
 }
@@ -339,6 +382,14 @@ impl fmt::Display for Cause {
             },
             Self::Access(error) => error.fmt(f),
             Self::Misuse(misuse) => misuse.fmt(f),
+            Self::Frame {
+                queue,
+                length,
+                cause,
+            } => match queue {
+                Some(queue) => write!(f, "queue {queue:#x}: frame of {length} bytes: {cause}"),
+                None => write!(f, "frame of {length} bytes dropped: {cause}"),
+            },
             Self::Event {
                 kind,
                 subtype,

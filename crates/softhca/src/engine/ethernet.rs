@@ -16,7 +16,7 @@ use super::mkey::{Accessor, Rights};
 use super::qp::{FetchedWqe, Queue, ReceiveEntry, Ring, Strides, take_receive};
 use super::steering::SelectedQueue;
 use super::wqe::{self, opcode};
-use crate::cause::Misuse;
+use crate::cause::{Cause, FrameDrop, Misuse};
 use crate::layout::rqc::state;
 use crate::platform::Platform;
 
@@ -167,7 +167,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns the frame of a WQE, including its inline header.
-    fn gather_frame(&self, accessor: Accessor, entry: &[u8]) -> Result<Vec<u8>, WqeError> {
+    fn gather_frame(&mut self, accessor: Accessor, entry: &[u8]) -> Result<Vec<u8>, WqeError> {
         let segment = entry
             .get(CONTROL..)
             .ok_or(malformed("no Ethernet segment"))?;
@@ -195,14 +195,11 @@ impl<P: Platform> Core<P> {
                 return Err(malformed("a frame that is too long"));
             }
             frame.resize(from + length, 0);
-            self.read_key(
-                accessor,
-                get32(rest, 4),
-                get64(rest, 8),
-                &mut frame[from..],
-                Rights::LOCAL_READ,
-            )
-            .map_err(|_| (NOT_READABLE, "a frame that cannot be read"))?;
+            let (key, va) = (get32(rest, 4), get64(rest, 8));
+            let rights = Rights::LOCAL_READ;
+            let read = self.read_key(accessor, key, va, &mut frame[from..], rights);
+            self.observe_access(&read, accessor, key, (va, length as u64), rights);
+            read.map_err(|_| (NOT_READABLE, "a frame that cannot be read"))?;
             rest = &rest[16..];
         }
         let flags = CHECKSUMS.get(segment);
@@ -214,7 +211,7 @@ impl<P: Platform> Core<P> {
 
     fn send_frame(&mut self, frame: &[u8], pool: &Pool, out: &mut Vec<Packet>) {
         if !self.link_up {
-            self.stats.ethernet_dropped += 1;
+            self.drop_frame(None, frame.len(), FrameDrop::LinkDown);
             return;
         }
         match pool.copy_of(LinkKind::Ethernet, frame) {
@@ -223,8 +220,24 @@ impl<P: Platform> Core<P> {
                 self.stats.bytes_gathered += frame.len() as u64;
                 out.push(packet);
             }
-            None => self.stats.ethernet_dropped += 1,
+            None => self.drop_frame(None, frame.len(), FrameDrop::NoBuffer),
         }
+    }
+
+    /// Counts a frame that is dropped, and tells the observer.
+    fn drop_frame(&mut self, queue: Option<u32>, length: usize, cause: FrameDrop) {
+        self.stats.ethernet_dropped += 1;
+        self.observe_frame(queue, length, cause);
+    }
+
+    fn observe_frame(&mut self, queue: Option<u32>, length: usize, cause: FrameDrop) {
+        self.observe(|_| {
+            Some(Cause::Frame {
+                queue,
+                length,
+                cause,
+            })
+        });
     }
 
     /// Delivers a frame to the receive queues that steering selects.
@@ -234,7 +247,13 @@ impl<P: Platform> Core<P> {
             _ => Vec::new(),
         };
         if queues.is_empty() {
-            self.stats.ethernet_dropped += u64::from(origin == Origin::Wire);
+            if origin == Origin::Wire {
+                let cause = match frame.len() {
+                    ..=PACKET_CAPACITY => FrameDrop::NoRule,
+                    _ => FrameDrop::TooLong(PACKET_CAPACITY as u64),
+                };
+                self.drop_frame(None, frame.len(), cause);
+            }
             return;
         }
         for SelectedQueue { rqn, tag, changed } in queues {
@@ -287,7 +306,8 @@ impl<P: Platform> Core<P> {
         };
         let frame = &*frame;
         if rq.state != state::RDY {
-            self.stats.ethernet_dropped += 1;
+            let cause = FrameDrop::State(rq.state);
+            self.drop_frame(Some(rqn), frame.len(), cause);
             return;
         }
         let slot = match &mut rq.strides {
@@ -301,15 +321,15 @@ impl<P: Platform> Core<P> {
             }),
             Some(strides) => take_strides(&self.platform, &mut rq.ring, strides, frame.len()),
         };
-        let Ok(Some(ReceiveSlot {
+        let ReceiveSlot {
             index,
             entry: (bytes, length),
             stride,
             filler,
-        })) = slot
-        else {
-            self.stats.ethernet_dropped += 1;
-            return;
+        } = match slot {
+            Ok(Some(slot)) => slot,
+            Ok(None) => return self.drop_frame(Some(rqn), frame.len(), FrameDrop::NoReceive),
+            Err(()) => return self.drop_frame(Some(rqn), frame.len(), FrameDrop::Unmapped),
         };
         if let Some(filler) = filler {
             self.complete(
@@ -334,9 +354,12 @@ impl<P: Platform> Core<P> {
             privileged,
         };
         let mut at = 0;
-        let mut stored = (frame.len() as u64 + offset <= u64::from(capacity))
-            .then_some(())
-            .ok_or(TOO_LONG);
+        let fits = frame.len() as u64 + offset <= u64::from(capacity);
+        let mut stored = fits.then_some(()).ok_or(TOO_LONG);
+        if !fits {
+            let room = u64::from(capacity).saturating_sub(offset);
+            self.observe_frame(Some(rqn), frame.len(), FrameDrop::TooLong(room));
+        }
         let mut before = offset;
         for segment in local.segments.iter() {
             let skipped = before.min(u64::from(segment.length));
@@ -345,9 +368,10 @@ impl<P: Platform> Core<P> {
             if stored.is_ok() && n > 0 {
                 let chunk = &frame[at..at + n];
                 let va = segment.va.wrapping_add(skipped);
-                stored = self
-                    .write_key(accessor, segment.key, va, chunk, Rights::LOCAL_WRITE)
-                    .map_err(|_| NOT_WRITABLE);
+                let (key, rights) = (segment.key, Rights::LOCAL_WRITE);
+                let written = self.write_key(accessor, key, va, chunk, rights);
+                self.observe_access(&written, accessor, key, (va, n as u64), rights);
+                stored = written.map_err(|_| NOT_WRITABLE);
                 at += n;
             }
         }

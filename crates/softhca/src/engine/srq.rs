@@ -9,7 +9,7 @@ use super::core::Core;
 use super::eq::event;
 use super::tag_matching::TagList;
 use super::wqe::{self, LocalBuffers};
-use crate::cause::Misuse;
+use crate::cause::{Cause, Misuse};
 use crate::platform::Platform;
 
 /// Position of the SRQ number in the identifier of a receive, above the index of its
@@ -61,7 +61,16 @@ impl<P: Platform> Core<P> {
     pub(crate) fn next_srq_receive(&mut self, srqn: u32) -> Option<RecvWork<LocalBuffers>> {
         let srq = self.srqs.get_mut(srqn)?;
         if srq.consumed == srq.posted {
-            srq.posted = self.platform.read_index(srq.doorbell).ok()? as u16;
+            let Ok(posted) = self.platform.read_index(srq.doorbell) else {
+                self.observe(|_| {
+                    Some(Cause::Misuse(Misuse::Unmapped {
+                        what: "doorbell record of SRQ",
+                        number: srqn,
+                    }))
+                });
+                return None;
+            };
+            srq.posted = posted as u16;
             if srq.consumed == srq.posted {
                 return None;
             }

@@ -1,8 +1,11 @@
 //! Loopback on the network interface: the frames that reach it and other interfaces.
 
+use std::sync::{Arc, Mutex};
+
 use roce::fabric::Fabric;
 use roce::transport::Queue;
 
+use crate::cause::{Cause, FrameDrop, Observer};
 use crate::command::opcode as op;
 use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, segment, status, word};
 
@@ -181,6 +184,49 @@ impl Interface {
         let query = Input::new(op::QUERY_NIC_VPORT_CONTEXT, 16);
         word(&self.driver.execute(&query, 0x110), 0x10) >> 1 & 3
     }
+}
+
+#[test]
+fn dropped_frames_have_causes() {
+    let fabric = Fabric::new(1);
+    let mut sender = Interface::with(0, &fabric, 7);
+    let mut receiver = Interface::with(1, &fabric, 7);
+    let causes = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&causes);
+    let observer = Observer::new(move |cause| told.lock().unwrap().push(*cause));
+    receiver.driver.hca.observe(Some(observer));
+    let mut exchange = |receiver: &mut Interface| {
+        sender.send(BROADCAST);
+        receiver.driver.run();
+        std::mem::take(&mut *causes.lock().unwrap())
+    };
+    assert_eq!(exchange(&mut receiver), []);
+    // All receives.
+    for _ in 0..7 {
+        assert_eq!(exchange(&mut receiver), []);
+    }
+    let queue = Some(receiver.rq.number);
+    let dropped = |queue, cause| Cause::Frame {
+        queue,
+        length: 60,
+        cause,
+    };
+    let expected = [dropped(queue, FrameDrop::NoReceive)];
+    assert_eq!(exchange(&mut receiver), expected);
+    // A receive that is too short.
+    let receive_segment = segment(20, receiver.driver.key, receiver.page + 4096);
+    receiver
+        .driver
+        .post_recv(&mut receiver.rq, &receive_segment);
+    let expected = [dropped(queue, FrameDrop::TooLong(20))];
+    assert_eq!(exchange(&mut receiver), expected);
+    // The reset state.
+    let modify = Input::new(op::MODIFY_RQ, 0x110).or(8, 0, receiver.rq.number);
+    receiver.driver.execute(&modify, 16);
+    let expected = [dropped(queue, FrameDrop::State(0))];
+    assert_eq!(exchange(&mut receiver), expected);
+    let dropped = receiver.driver.hca.stats().ethernet_dropped;
+    assert_eq!(dropped, 2);
 }
 
 #[test]
