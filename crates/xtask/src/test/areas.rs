@@ -22,6 +22,10 @@ const READERS: [(&str, &str); 4] = [
 /// All packages depend on these files.
 const COMMON: [&str; 4] = ["Cargo.toml", "Cargo.lock", ".cargo/", "rust-toolchain"];
 
+/// Folder of packages that use the others' public interface alone: these are not tested as
+/// dependents of others.
+const EXTRAS: &str = "extras/";
+
 /// The packages to test.
 pub(super) struct Areas {
     names: BTreeSet<String>,
@@ -30,7 +34,7 @@ pub(super) struct Areas {
 
 impl Areas {
     /// Returns the requested areas, or the packages with changed files; both with their
-    /// dependents.
+    /// dependents, of which extras are those of other extras.
     pub(super) fn choose(requested: &[String]) -> Result<Areas> {
         let workspace = Workspace::read()?;
         if requested.is_empty() {
@@ -88,6 +92,12 @@ struct Package {
     folder: String,
     /// Its dependencies in the workspace, including those of tests.
     needs: BTreeSet<String>,
+}
+
+impl Package {
+    fn is_extra(&self) -> bool {
+        self.folder.starts_with(EXTRAS)
+    }
 }
 
 /// The packages, by name.
@@ -168,7 +178,12 @@ impl Workspace {
 
     fn with_dependents(&self, mut names: BTreeSet<String>) -> Areas {
         loop {
-            let needs = |package: &Package| package.needs.iter().any(|it| names.contains(it));
+            let is_extra = |name: &String| self.packages.get(name).is_some_and(Package::is_extra);
+            let needs = |package: &Package| {
+                let needed = package.needs.iter().filter(|it| names.contains(*it));
+                let mut needed = needed.filter(|it| !package.is_extra() || is_extra(it));
+                needed.next().is_some()
+            };
             let more: Vec<_> = self
                 .packages
                 .iter()
@@ -239,6 +254,8 @@ mod tests {
             package("ringverbs-uverbs", "crates/uverbs", &[]),
             package("ringverbs", "crates/ringverbs", &["ringverbs-ring"]),
             package("ringverbs-cli", "crates/cli", &["ringverbs"]),
+            package("ringverbs-hyper", "extras/ringverbs-hyper", &["ringverbs"]),
+            package("ringverbs-tonic", "extras/ringverbs-tonic", &["ringverbs-hyper"]),
         ] });
         Workspace::from_metadata(&metadata, Path::new("/r")).unwrap()
     }
@@ -251,11 +268,21 @@ mod tests {
     #[test]
     fn dependents_of_a_changed_package_are_tested() {
         assert_eq!(changed(&["crates/ring/Cargo.toml"]), "ringverbs, cli, ring");
-        assert_eq!(changed(&["crates/ring/src/lib.rs"]), "all packages");
+        // The test of the environment reads each source.
+        assert_eq!(
+            changed(&["crates/ring/src/lib.rs"]),
+            "ringverbs, cli, ring, uverbs"
+        );
         assert_eq!(changed(&["crates/cli/src/main.rs"]), "cli, uverbs");
         assert_eq!(changed(&["Cargo.lock"]), "all packages");
         // crates/ringverbs is not a prefix of other packages' folders.
         assert_eq!(changed(&["crates/ringverbs/x.txt"]), "ringverbs, cli");
+    }
+
+    #[test]
+    fn extras_are_tested_when_an_extra_has_changed() {
+        assert_eq!(changed(&["extras/ringverbs-hyper/x"]), "hyper, tonic");
+        assert_eq!(changed(&["extras/ringverbs-tonic/x"]), "tonic");
     }
 
     #[test]
