@@ -66,6 +66,19 @@ fn failed_tests(text: &str) -> BTreeSet<String> {
     failed.map(str::to_owned).collect()
 }
 
+/// Returns the arguments that select a target again. After a run of the whole workspace it is
+/// selected in all packages: with `-p`, dependencies would be built again with other features.
+fn selection<'a>(target: &'a [String], command: &Command) -> Vec<&'a str> {
+    let target: Vec<&str> = target.iter().map(String::as_str).collect();
+    let of_workspace = command.get_args().any(|it| it == "--workspace");
+    match target[..] {
+        ["-p", _, ref kind @ ..] if of_workspace && !kind.is_empty() => {
+            [&["--workspace"], kind].concat()
+        }
+        _ => target,
+    }
+}
+
 impl TestRun {
     /// Runs the failed tests again, with the options and variables of `command` except
     /// its selection of tests. Returns their names if all of them pass.
@@ -85,7 +98,7 @@ impl TestRun {
         let mut passed = 0;
         for target in &self.targets {
             let mut again = Command::new(command.get_program());
-            again.arg("test").args(target);
+            again.arg("test").args(selection(target, command));
             let mut options = command.get_args();
             if options.any(|option| option == "--target") {
                 again.arg("--target").args(options.next());
@@ -116,7 +129,7 @@ impl TestRun {
 
 #[cfg(test)]
 mod tests {
-    use super::{MAX_RETRIED_TESTS, TestRun, failed_tests, parse_target};
+    use super::{MAX_RETRIED_TESTS, TestRun, failed_tests, parse_target, selection};
 
     #[test]
     fn failed_tests_and_their_targets_are_recognised() {
@@ -128,6 +141,18 @@ mod tests {
         assert_eq!(parse_target(line).unwrap(), arguments);
         assert_eq!(parse_target("error: 1 target failed:"), None);
         assert_eq!(parse_target("`cargo build`"), None);
+    }
+
+    #[test]
+    fn a_target_is_selected_as_it_was_built() {
+        let target = ["-p", "ringverbs", "--test", "device"].map(str::to_owned);
+        let mut command = std::process::Command::new("cargo");
+        command.args(["test", "-p", "ringverbs"]);
+        assert_eq!(selection(&target, &command), target);
+        command.arg("--workspace");
+        let selected = ["--workspace", "--test", "device"];
+        assert_eq!(selection(&target, &command), selected);
+        assert_eq!(selection(&target[..2], &command), target[..2]);
     }
 
     #[test]
