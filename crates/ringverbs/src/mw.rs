@@ -52,13 +52,13 @@ pub struct MemoryWindow {
 
 struct Inner {
     object: Mw<Ctx>,
-    state: Mutex<State>,
+    state: Mutex<WindowState>,
     kind: WindowType,
     domain: ProtectionDomain,
 }
 
 /// The known state of the window in the device.
-struct State {
+struct WindowState {
     /// The key after the last posted bind.
     rkey: u32,
     /// Number of binds in flight. Each bind keeps its own region alive.
@@ -112,7 +112,7 @@ impl ProtectionDomain {
         )?;
         Ok(MemoryWindow {
             inner: Arc::new(Inner {
-                state: Mutex::new(State {
+                state: Mutex::new(WindowState {
                     rkey: object.rkey(),
                     in_flight: 0,
                     queue_pair: 0,
@@ -142,7 +142,7 @@ impl MemoryWindow {
         self.state().rkey
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WindowState> {
         let state = self.inner.state.lock();
         state.unwrap_or_else(PoisonError::into_inner)
     }
@@ -301,7 +301,7 @@ impl Bind {
     }
 
     /// Removes the bind from those in flight; `None` if it was not counted.
-    fn end(&mut self) -> Option<MutexGuard<'_, State>> {
+    fn end(&mut self) -> Option<MutexGuard<'_, WindowState>> {
         if !mem::take(&mut self.counted) {
             return None;
         }
@@ -349,7 +349,7 @@ impl Drop for Bind {
     }
 }
 
-impl State {
+impl WindowState {
     fn keep(&mut self, region: Option<Arc<Registered>>) {
         if let Some(region) = region {
             keep(&mut self.bound, &region);

@@ -15,7 +15,7 @@ use crate::capture::Capture;
 use crate::faults::Frames;
 use crate::leaks::Leak;
 use crate::node::Node;
-use crate::wire::{SharedWire, WireTap, lock};
+use crate::tap::{SharedWire, WireTap, lock};
 
 /// The link layer of a fabric.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::capture::{Delivery, Frame, Kind};
 use crate::node::Node;
-use crate::wire::{SharedWire, lock};
+use crate::tap::{SharedWire, lock};
 
 /// An effect on a frame.
 #[derive(Clone, Copy, Debug)]

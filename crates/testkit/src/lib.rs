@@ -70,7 +70,7 @@ mod fabric;
 mod faults;
 mod leaks;
 mod node;
-mod wire;
+mod tap;
 
 pub use capture::{Capture, Delivery, Frame, Kind, Packet};
 pub use fabric::{Builder, Fabric, Link};

@@ -4,7 +4,7 @@ use embedded::Embedded;
 use ringverbs::{Context, Device, QueuePair, Result};
 
 use crate::leaks::Leak;
-use crate::wire::{SharedWire, lock};
+use crate::tap::{SharedWire, lock};
 
 /// A host of a fabric, with one device.
 #[derive(Debug)]

@@ -10,8 +10,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 
 use crate::body::{Body, Reply};
+use crate::message::{HEADER, Hello, Message, READ_HEADER, REQUEST_HEADER, ReplyMemory};
 use crate::queues::{Queues, completion_queue, queue_pair};
-use crate::wire::{HEADER, Hello, Message, READ_HEADER, REQUEST_HEADER, ReplyMemory};
 use crate::{CallOptions, Error, Options};
 
 /// A connection to a server.

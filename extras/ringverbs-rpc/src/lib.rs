@@ -39,10 +39,10 @@
 mod body;
 mod client;
 mod error;
+mod message;
 mod options;
 mod queues;
 mod server;
-mod wire;
 
 pub use body::{Reply, Request, Response};
 pub use client::Client;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ringverbs::Device;
 
 use crate::Error;
-use crate::wire::{Hello, READ_HEADER};
+use crate::message::{Hello, READ_HEADER};
 
 /// Sizes and limits of a client or a server. The two sides may differ.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,8 +21,8 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout_at};
 
 use crate::body::{Body, ResponseBody};
+use crate::message::{HEADER, Hello, Message, READ_HEADER, ReplyMemory};
 use crate::queues::{EstablishedOn, Queues, ServerQueue, take_buffer};
-use crate::wire::{HEADER, Hello, Message, READ_HEADER, ReplyMemory};
 use crate::{Error, Options, Request, Response};
 
 /// Pause after a request that could not be accepted for lack of descriptors or memory.

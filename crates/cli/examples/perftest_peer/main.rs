@@ -7,16 +7,16 @@
 //!
 //! `ringverbs perf` has its own protocol, and more operations.
 
-mod wire;
+mod protocol;
 
 use std::time::{Duration, Instant};
 
+use protocol::{CYCLE_SIZE, Destination, Peer, Report};
 use ringverbs::qp::{ReadyToReceive, ReadyToSend};
 use ringverbs::{
     AccessFlags, Buffer, CompletionQueue, Device, ProtectionDomain, QueuePair, RemoteAddr,
     Transport,
 };
-use wire::{CYCLE_SIZE, Destination, Peer, Report};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 

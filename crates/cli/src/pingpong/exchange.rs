@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use super::wire::{DONE, Destination, MESSAGE_LEN, MessageError};
+use super::destination::{DONE, Destination, MESSAGE_LEN, MessageError};
 
 /// Time in which the other side must respond.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -3,11 +3,11 @@
 //! Uses the protocol of ibv_rc_pingpong and the other C tools, so either side may be
 //! one of them. Without a host and `--server`, both sides are in this process.
 
+mod destination;
 mod error;
 mod exchange;
 mod options;
 mod side;
-mod wire;
 
 use std::io::Write;
 use std::net::Ipv6Addr;
@@ -20,11 +20,11 @@ use crate::device;
 use crate::error::Error;
 use crate::escape::escaped;
 use crate::out;
+use destination::Destination;
 use error::PingPongError;
 use exchange::Server;
 use options::{Mtu, Options, Type};
 use side::{Outcome, Role, Side};
-use wire::Destination;
 
 /// Arguments of `pingpong`. The options are named like those of the C tools.
 #[derive(clap::Args)]
@@ -77,7 +77,7 @@ pub struct Args {
     #[arg(short, long)]
     events: bool,
     /// Number of queue pairs, with --type srq
-    #[arg(short = 'q', long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=wire::SRQ_MESSAGES as i64))]
+    #[arg(short = 'q', long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=destination::SRQ_MESSAGES as i64))]
     num_qp: u32,
     /// Service level
     #[arg(short = 'l', long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(..16))]

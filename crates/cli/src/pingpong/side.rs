@@ -12,9 +12,9 @@ use ringverbs::{
     QueuePair, SharedReceiveQueue, Transport, WorkRequest,
 };
 
+use super::destination::{Destination, SRQ_MESSAGES};
 use super::error::PingPongError;
 use super::options::{Options, Type};
-use super::wire::{Destination, SRQ_MESSAGES};
 use crate::error::Error;
 use crate::poller::Poller;
 

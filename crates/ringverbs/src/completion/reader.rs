@@ -85,7 +85,7 @@ impl<F: Format> ReaderBuilder<F> {
         }
         let queue = queue.build_with(Some(waiter.events_fd()))?;
         Ok(CompletionReader {
-            state: State {
+            state: ReaderState {
                 overrun: Overrun::No,
                 event: None,
                 since_empty: 0,
@@ -134,7 +134,7 @@ impl<F: Format> ReaderBuilder<F> {
 /// }
 /// ```
 pub struct CompletionReader<F: Format = MessageFormat> {
-    state: State,
+    state: ReaderState,
     queue: CompletionQueue,
     /// The id of the queue that the waiter was created for; a caller of `queue_mut` can
     /// replace `queue`.
@@ -144,7 +144,7 @@ pub struct CompletionReader<F: Format = MessageFormat> {
     format: PhantomData<F>,
 }
 
-struct State {
+struct ReaderState {
     overrun: Overrun,
     event: Option<AsyncEvent>,
     /// Entries read since the queue was last empty. An overrun requires a full queue, so at
@@ -168,7 +168,7 @@ enum Overrun {
     Reported,
 }
 
-impl State {
+impl ReaderState {
     /// Checks for an overrun; called when the queue is empty.
     #[cold]
     fn check_overrun(&mut self, capacity: usize, waiter: &Waiter) -> Result<(), ReadError> {

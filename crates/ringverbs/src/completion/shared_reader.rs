@@ -15,13 +15,13 @@ use crate::{CloseError, Result};
 /// A thread that returns wakes the next one, so remaining entries are not missed.
 #[derive(Debug)]
 pub struct SharedCompletionReader<F: Format = MessageFormat> {
-    state: Mutex<State<F>>,
+    state: Mutex<SharedReaderState<F>>,
     cond: Condvar,
     signaler: Signaler,
 }
 
 #[derive(Debug)]
-struct State<F: Format> {
+struct SharedReaderState<F: Format> {
     reader: CompletionReader<F>,
     /// Whether a thread sleeps on the wait object.
     has_waiter: bool,
@@ -34,7 +34,7 @@ impl<F: Format> SharedCompletionReader<F> {
     pub fn new(reader: CompletionReader<F>) -> Self {
         let signaler = reader.signaler();
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(SharedReaderState {
                 signals_seen: signaler.waiter.signals(),
                 reader,
                 has_waiter: false,
@@ -44,7 +44,7 @@ impl<F: Format> SharedCompletionReader<F> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<F>> {
+    fn lock(&self) -> MutexGuard<'_, SharedReaderState<F>> {
         // A panic in a read leaves the reader consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

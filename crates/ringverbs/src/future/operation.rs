@@ -20,11 +20,11 @@ use crate::{Error, Success, WorkRequest};
 #[must_use = "unless awaited, the operation's memory is released when it completes"]
 pub struct Operation<D: Owned> {
     shared: Arc<Shared>,
-    state: State<D>,
+    state: OperationState<D>,
 }
 
 /// Slow-path states are boxed.
-enum State<D> {
+enum OperationState<D> {
     Posted(u32),
     /// The send queue was full.
     Full(Box<WorkRequest<D>>),
@@ -51,9 +51,9 @@ fn finish<D: Owned>(outcome: Outcome) -> Result<(D, Success), OperationError<D>>
 impl<D: Owned> Operation<D> {
     pub(super) fn new(shared: &Arc<Shared>, posted: Result<u32, NotPosted<D>>) -> Self {
         let state = match posted {
-            Ok(slot) => State::Posted(slot),
-            Err(NotPosted::Full(request)) => State::Full(Box::new(request)),
-            Err(NotPosted::Refused(refused)) => State::Refused(Box::new(refused)),
+            Ok(slot) => OperationState::Posted(slot),
+            Err(NotPosted::Full(request)) => OperationState::Full(Box::new(request)),
+            Err(NotPosted::Refused(refused)) => OperationState::Refused(Box::new(refused)),
         };
         Self {
             shared: Arc::clone(shared),
@@ -64,7 +64,10 @@ impl<D: Owned> Operation<D> {
     /// Returns whether the operation was posted; false if it was refused or is waiting for room
     /// in the send queue.
     pub fn is_posted(&self) -> bool {
-        matches!(self.state, State::Posted(_) | State::Ended)
+        matches!(
+            self.state,
+            OperationState::Posted(_) | OperationState::Ended
+        )
     }
 }
 
@@ -76,22 +79,24 @@ impl<D: Owned> Future for Operation<D> {
     fn poll(self: Pin<&mut Self>, task: &mut Task<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         loop {
-            if let State::Posted(slot) = this.state {
+            if let OperationState::Posted(slot) = this.state {
                 let outcome = ready!(this.shared.poll(slot, task));
-                this.state = State::Ended;
+                this.state = OperationState::Ended;
                 return Poll::Ready(finish(outcome).map(|(data, _)| data));
             }
-            this.state = match mem::replace(&mut this.state, State::Ended) {
-                State::Full(request) => match this.shared.post_or_wait(*request, task) {
-                    Ok(slot) => State::Posted(slot),
+            this.state = match mem::replace(&mut this.state, OperationState::Ended) {
+                OperationState::Full(request) => match this.shared.post_or_wait(*request, task) {
+                    Ok(slot) => OperationState::Posted(slot),
                     Err(NotPosted::Full(request)) => {
-                        this.state = State::Full(Box::new(request));
+                        this.state = OperationState::Full(Box::new(request));
                         return Poll::Pending;
                     }
                     Err(NotPosted::Refused(refused)) => return Poll::Ready(Err(refused)),
                 },
-                State::Refused(refused) => return Poll::Ready(Err(*refused)),
-                State::Posted(_) | State::Ended => return Poll::Ready(Err(ended())),
+                OperationState::Refused(refused) => return Poll::Ready(Err(*refused)),
+                OperationState::Posted(_) | OperationState::Ended => {
+                    return Poll::Ready(Err(ended()));
+                }
             };
         }
     }
@@ -99,7 +104,7 @@ impl<D: Owned> Future for Operation<D> {
 
 impl<D: Owned> Drop for Operation<D> {
     fn drop(&mut self) {
-        if let State::Posted(slot) = self.state {
+        if let OperationState::Posted(slot) = self.state {
             self.shared.abandon(slot);
         }
     }

@@ -51,14 +51,14 @@ pub struct AsyncCompletionQueue {
 
 /// The state that the handles, queue pairs, futures and driver share.
 pub(super) struct Shared {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     signaler: Signaler,
     handle: CompletionQueueRef,
     /// Whether a driver waits for completions.
     driven: AtomicBool,
 }
 
-struct State {
+struct QueueState {
     reader: CompletionReader<ContextFormat>,
     /// The queue pairs, by the index in their tokens.
     queue_pairs: Vec<Option<Arc<queue_pair::Shared>>>,
@@ -104,7 +104,7 @@ impl AsyncCompletionQueue {
             signaler: reader.signaler(),
             handle: reader.handle(),
             driven: AtomicBool::new(false),
-            state: Mutex::new(State {
+            state: Mutex::new(QueueState {
                 reader,
                 queue_pairs: Vec::new(),
                 srq_consumers: HashMap::new(),
@@ -150,7 +150,7 @@ impl From<&AsyncCompletionQueue> for CompletionQueueRef {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         // Each completion is read and delivered in one step.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -318,7 +318,7 @@ impl Drop for Shared {
     }
 }
 
-impl State {
+impl QueueState {
     /// Delivers up to [`BATCH`] completions to their futures; returns their number. With
     /// `may_sleep`, an empty poll of an embedded device may sleep.
     fn deliver(&mut self, may_sleep: bool, wake_list: &mut WakeList) -> usize {

@@ -10,11 +10,11 @@ use crate::{Error, Result};
 /// generation.
 #[derive(Debug)]
 pub(crate) struct Registry<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<RegistryState<T>>,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct RegistryState<T> {
     slots: Vec<Slot<T>>,
     free: VecDeque<u32>,
     /// Slots that became free since [`Registry::take_freed`], each once.
@@ -55,7 +55,7 @@ pub(crate) enum Lookup<T> {
 impl<T> Registry<T> {
     pub fn new() -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(RegistryState {
                 slots: Vec::new(),
                 free: VecDeque::new(),
                 freed: Vec::new(),
@@ -65,7 +65,7 @@ impl<T> Registry<T> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, RegistryState<T>> {
         #[cfg_attr(not(test), expect(unused_mut, reason = "tests count"))]
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         #[cfg(test)]

@@ -21,11 +21,11 @@ pub(crate) const MAX_SLOTS: u32 = 1 << SLOT_BITS;
 pub(crate) struct UnorderedTable {
     id: QueueId,
     prefix: u64,
-    state: Mutex<State>,
+    state: Mutex<TableState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct TableState {
     slots: Vec<Slot>,
     free: Vec<u32>,
 }
@@ -39,7 +39,7 @@ struct Slot {
 impl UnorderedTable {
     /// Creates a table for up to `capacity` receives.
     pub fn new(id: QueueId, capacity: u32) -> Self {
-        let mut state = State {
+        let mut state = TableState {
             slots: Vec::new(),
             free: Vec::new(),
         };
@@ -51,7 +51,7 @@ impl UnorderedTable {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TableState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -110,7 +110,7 @@ impl UnorderedTable {
     /// Removes all receives.
     pub fn take_all(&self) -> Vec<Posted> {
         let mut state = self.lock();
-        let State { slots, free } = &mut *state;
+        let TableState { slots, free } = &mut *state;
         let mut taken = Vec::new();
         for (number, slot) in slots.iter_mut().enumerate() {
             if let Some(posted) = slot.posted.take() {
@@ -123,7 +123,7 @@ impl UnorderedTable {
     }
 }
 
-impl State {
+impl TableState {
     fn grow(&mut self, capacity: u32) {
         let capacity = capacity.min(MAX_SLOTS);
         for slot in self.slots.len() as u32..capacity {

@@ -25,12 +25,12 @@ pub struct RdmaStream {
 }
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<StreamState>,
     /// Notified after progress, and when the thread that waits for events returns.
     cond: Condvar,
 }
 
-struct State {
+struct StreamState {
     engine: LingeringEngine,
     /// Whether a thread waits for events, on behalf of all threads.
     has_watcher: bool,
@@ -60,7 +60,7 @@ impl RdmaStream {
     pub(super) fn new(engine: LingeringEngine) -> Self {
         Self {
             shared: Arc::new(Shared {
-                state: Mutex::new(State {
+                state: Mutex::new(StreamState {
                     engine,
                     has_watcher: false,
                     read_timeout: None,
@@ -203,14 +203,14 @@ fn check_timeout(timeout: Option<Duration>) -> io::Result<Option<Duration>> {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, StreamState> {
         // A panic leaves the engine consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wait_for<R>(
         &self,
-        timeout: impl FnOnce(&State) -> Option<Duration>,
+        timeout: impl FnOnce(&StreamState) -> Option<Duration>,
         attempt: impl FnMut(&mut Engine) -> io::Result<Option<R>>,
     ) -> io::Result<R> {
         let timeout = timeout(&self.lock());

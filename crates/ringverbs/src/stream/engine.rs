@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::events::{EventChannels, StreamEvents};
 use super::fault::Fault;
 use super::flow::Flow;
-use super::wire::{Hello, ImmediateData};
+use super::messages::{Hello, ImmediateData};
 use super::{ConnectInfo, StreamOptions};
 use crate::cm::Connection;
 use crate::cm::manager::Key;

@@ -23,13 +23,13 @@ use crate::{CompletionChannel, Context, cm};
 pub(super) struct EventChannels {
     completions: CompletionChannel,
     connections: EventChannel,
-    state: Mutex<State>,
+    state: Mutex<ChannelsState>,
     #[cfg(feature = "tokio")]
     pub registration: super::tokio::SharedRegistration,
 }
 
 #[derive(Default)]
-struct State {
+struct ChannelsState {
     streams: Vec<Arc<Pending>>,
     /// Whether a thread waits for the descriptors, on behalf of all streams.
     has_watcher: bool,
@@ -37,7 +37,7 @@ struct State {
     followers: Vec<Arc<Pending>>,
 }
 
-impl State {
+impl ChannelsState {
     /// Wakes a thread that watches the descriptors from here on.
     fn hand_over(&self) {
         if let Some(next) = self.followers.last().filter(|_| !self.has_watcher) {
@@ -155,7 +155,7 @@ impl EventChannels {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ChannelsState> {
         // A panic leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -191,7 +191,7 @@ impl EventChannels {
 
     fn read_locked<R>(
         &self,
-        state: MutexGuard<'_, State>,
+        state: MutexGuard<'_, ChannelsState>,
         reader: Option<&Arc<Pending>>,
         read: impl FnOnce(&mut Read<'_>) -> R,
     ) -> R {

@@ -17,7 +17,7 @@
 //! it needs nothing from A. The directions do not wait for each other: an unread direction
 //! does not block the other.
 
-use super::wire::{Hello, ImmediateData};
+use super::messages::{Hello, ImmediateData};
 
 /// Credits that data leaves unused.
 pub(super) const RESERVE: u32 = 2;

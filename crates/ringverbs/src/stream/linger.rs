@@ -107,7 +107,7 @@ fn hold_runtime() {
 
 /// The dropped streams whose data has not arrived.
 static LINGERING: Lingering = Lingering {
-    state: Mutex::new(State {
+    state: Mutex::new(LingerState {
         added: Vec::new(),
         count: 0,
         last: None,
@@ -119,12 +119,12 @@ static LINGERING: Lingering = Lingering {
 };
 
 struct Lingering {
-    state: Mutex<State>,
+    state: Mutex<LingerState>,
     /// Notified when streams have ended.
     cond: Condvar,
 }
 
-struct State {
+struct LingerState {
     /// Streams that the thread does not have yet.
     added: Vec<Stream>,
     /// Number of all streams.
@@ -165,7 +165,7 @@ impl Stream {
 }
 
 impl Lingering {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LingerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

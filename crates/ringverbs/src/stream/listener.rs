@@ -21,12 +21,12 @@ use crate::{ProtectionDomain, cm};
 /// Any thread may use it; several may accept at once.
 pub struct RdmaListener {
     listener: Listener,
-    state: Mutex<State>,
+    state: Mutex<ListenerState>,
     options: StreamOptions,
 }
 
 #[derive(Default)]
-struct State {
+struct ListenerState {
     /// Streams whose peers have not confirmed yet.
     handshakes: Handshakes<PassiveSide>,
     /// Devices on which a stream has arrived, by name.
@@ -129,7 +129,7 @@ impl RdmaListener {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ListenerState> {
         // A panic leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -140,7 +140,7 @@ impl RdmaListener {
     }
 }
 
-impl State {
+impl ListenerState {
     fn next(
         &mut self,
         listener: &Listener,

@@ -53,11 +53,11 @@ mod fault;
 mod flow;
 mod linger;
 mod listener;
+mod messages;
 mod setup;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod wait;
-mod wire;
 
 use std::io;
 use std::net::SocketAddr;
@@ -158,8 +158,8 @@ impl StreamOptions {
         self
     }
 
-    fn hello(&self) -> wire::Hello {
-        wire::Hello {
+    fn hello(&self) -> messages::Hello {
+        messages::Hello {
             receives: self.receives,
             size: self.size,
         }
@@ -168,9 +168,9 @@ impl StreamOptions {
     fn check(&self) -> io::Result<()> {
         let text = if self.sends < 2 {
             "a stream needs at least 2 send buffers"
-        } else if self.receives < wire::MIN_RECEIVES {
+        } else if self.receives < messages::MIN_RECEIVES {
             "a stream needs at least 8 receives"
-        } else if !(wire::MIN_SIZE..=wire::MAX_SIZE).contains(&self.size) {
+        } else if !(messages::MIN_SIZE..=messages::MAX_SIZE).contains(&self.size) {
             "a stream's messages have 256 bytes to 1 GiB"
         } else {
             return Ok(());

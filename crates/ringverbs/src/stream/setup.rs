@@ -9,7 +9,7 @@ use super::engine::{Engine, StreamQueues};
 use super::events::EventChannels;
 use super::fault::Fault;
 use super::linger::LingeringEngine;
-use super::wire::Hello;
+use super::messages::Hello;
 use crate::ProtectionDomain;
 use crate::cm::manager::PortSpace;
 use crate::cm::{Connector, HalfOpen, Options, Request};

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::super::wire::{Hello, ImmediateData};
+use super::super::messages::{Hello, ImmediateData};
 use super::*;
 
 /// One side: its receives and the program that uses it.
