@@ -20,6 +20,8 @@ pub(crate) struct Config {
     pub(crate) directory: PathBuf,
     /// File in which the processes of a program count what they use.
     pub(crate) usage: Option<PathBuf>,
+    /// Where causes of failures are reported: a file, or `1` for standard error.
+    pub(crate) explain: Option<PathBuf>,
 }
 
 impl Config {
@@ -46,6 +48,8 @@ const DIRECTORY: &str = "RINGVERBS_DIRECTORY";
 const GIDS: &str = "RINGVERBS_GIDS";
 /// Names the file for [`Config::usage`]; `ringverbs run` sets it.
 const USAGE: &str = "RINGVERBS_USAGE";
+/// Names [`Config::explain`].
+const EXPLAIN: &str = "RINGVERBS_EXPLAIN";
 /// Maximum number of devices of a process.
 const MAX_DEVICES: usize = 16;
 
@@ -74,6 +78,9 @@ fn read() -> Option<Config> {
                 .filter(|directory| !directory.is_empty())
                 .map_or_else(Network::default_directory, PathBuf::from),
             usage: environment::variable(USAGE)
+                .filter(|file| !file.is_empty())
+                .map(PathBuf::from),
+            explain: environment::variable(EXPLAIN)
                 .filter(|file| !file.is_empty())
                 .map(PathBuf::from),
         }),

@@ -21,6 +21,7 @@ mod calls;
 mod config;
 mod doorbells;
 mod dynamic;
+mod explain;
 mod fault;
 mod hooks;
 mod internal;

@@ -16,6 +16,7 @@ use uverbs::kernel::Kernel;
 use uverbs::{Errno, Error};
 
 use crate::config::{self, print_error};
+use crate::explain::{self, Target};
 use crate::table::{self, Object, ObjectKind, ProgramDescriptors, Table};
 use crate::{doorbells, fault, internal};
 
@@ -321,5 +322,11 @@ fn join() -> Result<&'static [Embedded], Errno> {
     let device = |profile| network.device_with_gids(profile, &config.gids);
     let devices = devices.map(|profile| device(profile).map_err(failed));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
+    if let Some(name) = &config.explain {
+        match Target::open(name) {
+            Ok(target) => explain::observe(&devices, target),
+            Err(error) => print_error(&format!("{}: {error}", name.display())),
+        }
+    }
     Ok(devices.leak())
 }

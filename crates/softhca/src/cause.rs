@@ -8,6 +8,7 @@ use std::fmt;
 use roce::transport;
 
 use crate::engine::eq::event;
+use crate::engine::mkey::Rights;
 use crate::status::CommandError;
 
 /// The cause of a failure, or an event.
@@ -132,15 +133,15 @@ pub enum AccessRule {
 impl fmt::Display for AccessError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
-            qpn,
             key,
             va,
             length,
             rule,
+            ..
         } = self;
         write!(
             f,
-            "queue pair {qpn:#x}: access of {length} bytes to {va:#x} with key {key:#x}: {rule}"
+            "access to {length} bytes at {va:#x} with key {key:#x}: {rule}"
         )
     }
 }
@@ -159,7 +160,8 @@ impl fmt::Display for AccessRule {
             ),
             Self::QueuePair(qpn) => write!(f, "the key is for queue pair {qpn:#x}"),
             Self::Rights { needed, has } => {
-                write!(f, "the key has rights {has:#x}, {needed:#x} are needed")
+                write!(f, "the key has {}, not ", RightsList(*has))?;
+                RightsList(needed & !has).fmt(f)
             }
             Self::Range { start, length } => {
                 write!(f, "the key is for {length} bytes from {start:#x} on")
@@ -202,6 +204,27 @@ impl fmt::Display for FrameDrop {
             Self::NoReceive => f.write_str("no receive is posted"),
             Self::Unmapped => f.write_str("the receive queue is not in memory"),
         }
+    }
+}
+
+/// Rights of a key, by the names of `enum ibv_access_flags`.
+struct RightsList(u32);
+
+impl fmt::Display for RightsList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [
+            (Rights::LOCAL_READ, "LOCAL_READ"),
+            (Rights::LOCAL_WRITE, "LOCAL_WRITE"),
+            (Rights::REMOTE_READ, "REMOTE_READ"),
+            (Rights::REMOTE_WRITE, "REMOTE_WRITE"),
+            (Rights::ATOMIC, "REMOTE_ATOMIC"),
+        ];
+        let mut names = names.iter().filter(|(right, _)| self.0 & right.0 != 0);
+        match names.next() {
+            None => return f.write_str("no rights"),
+            Some((_, first)) => f.write_str(first)?,
+        }
+        names.try_for_each(|(_, name)| write!(f, " and {name}"))
     }
 }
 
@@ -377,10 +400,10 @@ impl fmt::Display for Cause {
                 write!(f, "{name} ({opcode:#x}) refused: {error}")
             }
             Self::Transport { qpn, cause } => match qpn {
-                Some(qpn) => write!(f, "queue pair {qpn:#x}: {cause:?}"),
-                None => write!(f, "{cause:?}"),
+                Some(qpn) => write!(f, "queue pair {qpn:#x}: {cause}"),
+                None => cause.fmt(f),
             },
-            Self::Access(error) => error.fmt(f),
+            Self::Access(error) => write!(f, "queue pair {:#x}: {error}", error.qpn),
             Self::Misuse(misuse) => misuse.fmt(f),
             Self::Frame {
                 queue,

@@ -62,6 +62,17 @@ pub struct Options {
     /// repetition is another address), none (an empty entry) [default: v1,v2,v1-ipv4,v2-ipv4]
     #[arg(long, value_name = "LIST", requires = "embedded")]
     gids: Option<String>,
+    /// Report, on standard error or in a file, why embedded devices refuse commands, fail work
+    /// requests and drop packets
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "1",
+        requires = "embedded"
+    )]
+    explain: Option<PathBuf>,
     /// Kinds of devices that ringverbs serves, separated by commas; default:
     /// RINGVERBS_DEVICES, or all if that is unset
     #[arg(long, value_name = "KINDS")]
@@ -132,6 +143,8 @@ pub enum RunError {
     PreloadBlocked(PathBuf, PreloadBlocked),
     /// The path contains a separator of `LD_PRELOAD`.
     Separator(PathBuf),
+    /// The file for explanations cannot be written.
+    Explain(PathBuf, std::io::Error),
     /// The variable's value cannot be printed, for this reason.
     Value(String, &'static str),
     /// The program has not used RDMA as `--require-rdma` demands.
@@ -187,6 +200,7 @@ impl fmt::Display for RunError {
                 "{}: LD_PRELOAD cannot hold a path with a space, colon or semicolon",
                 path.display()
             ),
+            Self::Explain(path, error) => write!(f, "--explain: {}: {error}", path.display()),
             Self::Value(name, reason) => write!(f, "the value of {name} {reason}"),
             Self::Unused(used) => f.write_str(used),
             Self::Exec(program, error) => {
@@ -354,6 +368,20 @@ fn embedded(devices: &str, directory: Option<&Path>, settings: &mut Settings) ->
     Ok(())
 }
 
+/// Returns where to report causes: `1` for standard error, or the file, whose path must not
+/// depend on the working directory and which must be writable.
+fn explanations(target: &Path) -> Result<OsString, Error> {
+    if target == Path::new("1") {
+        return Ok(target.into());
+    }
+    let path = std::path::absolute(target)?;
+    let opened = fs::OpenOptions::new().append(true).create(true).open(&path);
+    match opened {
+        Ok(_) => Ok(path.into()),
+        Err(error) => Err(RunError::Explain(path, error).into()),
+    }
+}
+
 /// Checks a GID table for devices.
 fn check_gids(list: &str, devices: &str) -> Result<(), RunError> {
     list.parse::<GidTable>().map_err(RunError::Gids)?;
@@ -476,6 +504,9 @@ impl Settings {
             if let Some(gids) = &options.gids {
                 check_gids(gids, devices)?;
                 settings.set("RINGVERBS_GIDS", gids.into());
+            }
+            if let Some(target) = &options.explain {
+                settings.set("RINGVERBS_EXPLAIN", explanations(target)?);
             }
         }
         if options.embedded.is_none() || options.plugin.is_some() || options.devices.is_some() {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use softhca::rule::Rule;
 use softhca::status::{CommandError, Status};
+use uverbs::abi::ids;
 use uverbs::{AsyncEventType, Errno};
 
 /// Result of a command.
@@ -194,18 +195,45 @@ impl fmt::Display for Cause {
             Self::Verb {
                 method: Some((object, method)),
                 error,
-            } => write!(
-                f,
-                "method {method:#x} of object type {object:#x} refused: {error}"
-            ),
+            } => {
+                match object_name(*object) {
+                    Some(name) => write!(f, "{name}: command {method:#x}")?,
+                    None => write!(f, "command {method:#x} of object type {object:#x}")?,
+                }
+                write!(f, " refused: {error}; {}", error.errno())
+            }
             Self::Verb {
                 method: None,
                 error,
-            } => write!(f, "command refused: {error}"),
+            } => write!(f, "command refused: {error}; {}", error.errno()),
             Self::Device(cause) => cause.fmt(f),
             Self::Event { event, element } => write!(f, "event {event:?}: {element}"),
         }
     }
+}
+
+/// Returns the name of an object type; `None` for the driver's own.
+fn object_name(object: u16) -> Option<&'static str> {
+    Some(match object {
+        ids::OBJECT_DEVICE => "device",
+        ids::OBJECT_PD => "protection domain",
+        ids::OBJECT_COMP_CHANNEL => "completion channel",
+        ids::OBJECT_CQ => "completion queue",
+        ids::OBJECT_QP => "queue pair",
+        ids::OBJECT_SRQ => "shared receive queue",
+        ids::OBJECT_AH => "address handle",
+        ids::OBJECT_MR => "memory region",
+        ids::OBJECT_MW => "memory window",
+        ids::OBJECT_FLOW => "flow",
+        ids::OBJECT_XRCD => "XRC domain",
+        ids::OBJECT_RWQ_IND_TBL => "indirection table",
+        ids::OBJECT_WQ => "work queue",
+        ids::OBJECT_FLOW_ACTION => "flow action",
+        ids::OBJECT_DM => "device memory",
+        ids::OBJECT_COUNTERS => "counters",
+        ids::OBJECT_ASYNC_EVENT => "asynchronous events",
+        _ => return None,
+    })
 }
 
 /// An observer of a device. It is called under the device's lock: it must not call the device,

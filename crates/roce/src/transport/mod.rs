@@ -28,6 +28,7 @@ mod completer;
 mod config;
 mod congestion;
 mod datagram;
+mod describe;
 mod dynamic;
 mod host;
 #[cfg(any(test, feature = "test-utils"))]
