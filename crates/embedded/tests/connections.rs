@@ -5,13 +5,14 @@ use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rdmacm::{ConnParam, Event, EventChannel, EventKind, Id, PortSpace};
 use ringverbs_embedded::{Drive, Embedded, Network};
+use uverbs::QpState;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -144,24 +145,38 @@ fn alone() -> std::sync::MutexGuard<'static, ()> {
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Prints connections per second, in turn by one thread.
+/// Prints connections per second, in turn by one thread, alone and beside a thread of the
+/// program that polls every 100 ms and works in between.
 #[test]
 #[ignore = "a measurement"]
 fn rate() {
     let _alone = alone();
-    for topology in ALL {
+    for (topology, busy) in ALL.into_iter().flat_map(|it| [(it, false), (it, true)]) {
         let pair = Pair::new(topology, Drive::Thread);
         let [near, far] = pair.channels();
         let (_listener, at) = listen(&far, pair.address);
-        let begin = Instant::now();
-        let mut rounds = 0;
-        while begin.elapsed() < Duration::from_secs(2) {
-            round(&near, &far, at);
-            rounds += 1;
-        }
-        let rate = f64::from(rounds) / begin.elapsed().as_secs_f64();
+        let end = Instant::now() + Duration::from_secs(2);
+        let rounds = thread::scope(|scope| {
+            if busy {
+                scope.spawn(|| {
+                    while Instant::now() < end {
+                        pair.devices.iter().for_each(|device| device.idle());
+                        let work = Instant::now();
+                        while work.elapsed() < Duration::from_millis(100) {}
+                    }
+                });
+            }
+            let mut rounds = 0;
+            while Instant::now() < end {
+                round(&near, &far, at);
+                rounds += 1;
+            }
+            rounds
+        });
         println!(
-            "{topology:?}: {rate:.0} connections per second; {} threads, {} descriptors",
+            "{topology:?}{}: {} connections per second; {} threads, {} descriptors",
+            if busy { ", busy" } else { "" },
+            rounds / 2,
             count("task"),
             count("fd"),
         );
@@ -370,6 +385,32 @@ fn a_killed_peer_is_noticed_at_once() {
         drop((id, peer));
         let _ = std::fs::remove_dir_all(&directory);
     }
+}
+
+/// Paths of InfiniBand ports have the LID of the other end, which no message contains.
+#[test]
+fn infiniband_ports_learn_the_lids_of_their_peers() {
+    let _alone = alone();
+    let directory = unused_directory();
+    let networks = [(); 2].map(|()| Network::joined(Drive::Thread, &directory).unwrap());
+    let devices = networks.map(|network| network.device("ib").unwrap());
+    let open = |device: &Embedded| EventChannel::open_on(device.connection_manager()).unwrap();
+    let [near, far] = devices.each_ref().map(open);
+    let (_listener, at) = listen(&far, Ipv4Addr::LOCALHOST.into());
+    let active = ask(&near, at);
+    let request = next(&far, EventKind::CONNECT_REQUEST).take_request();
+    let passive = request.unwrap();
+    passive.accept(&param(2)).unwrap();
+    next(&near, EventKind::CONNECT_RESPONSE);
+    let lids = devices.each_ref().map(|device| {
+        let context = Arc::new(device.context().unwrap());
+        mlx5::DeviceContext::open(&context).unwrap();
+        context.query_port(1).unwrap().legacy.lid
+    });
+    assert_ne!(lids[0], lids[1]);
+    let dlid = |id: &Id| id.qp_attr(QpState::RTR).unwrap().0.ah_attr.dlid;
+    assert_eq!([dlid(&passive), dlid(&active)], lids);
+    let _ = std::fs::remove_dir_all(&directory);
 }
 
 /// Its last message is received, though it has ended meanwhile.

@@ -819,6 +819,39 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
+    /// Such a process has joined without a look at the versions of others.
+    #[test]
+    fn connections_of_another_version_are_closed() {
+        use std::io::IoSlice;
+
+        use nix::sys::socket::{ControlMessage, MsgFlags, recv, sendmsg};
+        use ring::FrameSender;
+
+        let path = std::env::temp_dir().join(format!("segment-other-{}", std::process::id()));
+        let directory = Arc::new(Directory::open(&path, Sharing::Own).unwrap());
+        let (fabric, poll) = (Fabric::new(1), epoll().unwrap());
+        let mut segment =
+            Segment::join(Arc::clone(&directory), &fabric, Pool::new(), &poll).unwrap();
+        for (version, is_open) in [(VERSION, true), (VERSION - 1, false), (0, false)] {
+            let socket = directory.connect(&socket_name(0)).unwrap().unwrap();
+            let (_ring, memory) = FrameSender::create().unwrap();
+            let memory = [memory.as_raw_fd()];
+            let handed = [ControlMessage::ScmRights(&memory)];
+            let parts = [IoSlice::new(std::slice::from_ref(&version))];
+            let flags = MsgFlags::empty();
+            sendmsg::<()>(socket.as_raw_fd(), &parts, &handed, flags, None).unwrap();
+            segment.pump(&poll, true);
+            let read = recv(socket.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT);
+            let expected = if is_open {
+                Err(nix::Error::EAGAIN)
+            } else {
+                Ok(0)
+            };
+            assert_eq!(read, expected, "version {version}");
+        }
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
     #[test]
     fn numbers_are_unique_and_reused() {
         let path = std::env::temp_dir().join(format!("segment-{}", std::process::id()));
