@@ -307,6 +307,95 @@ fn env_prints_what_run_sets() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
+/// Returns the script of a file of YAML, which begins after `key` and is indented deeper.
+fn script_in(file: &str, key: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .join(file);
+    let text = std::fs::read_to_string(path).unwrap();
+    let (_, script) = text.split_once(key).unwrap();
+    let lines = script.lines().skip(1).map(|line| {
+        let line = line.trim_start();
+        line.strip_prefix("- ").unwrap_or(line)
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// The action for GitHub gives later steps the variables and the command; so does the file
+/// for GitLab.
+#[test]
+fn ci_systems_get_devices() {
+    if Command::new("curl").arg("--version").output().is_err() {
+        testing::skip!(missing: "curl", "downloads of CI systems");
+        return;
+    }
+    let dir = std::env::temp_dir().join(format!("ringverbs-ci-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let command = dir.join("ringverbs");
+    std::fs::copy(env!("CARGO_BIN_EXE_ringverbs"), &command).unwrap();
+    std::fs::write(dir.join("libringverbs_preload.so"), b"").unwrap();
+    let expected = preloaded(&command, &dir);
+    let run = |script: &str, variables: &[(&str, &str)]| {
+        let mut shell = Command::new("bash");
+        let shell = shell.args(["-c", script]).current_dir(&dir);
+        let shell = shell
+            .env_remove("LD_PRELOAD")
+            .envs(variables.iter().copied());
+        let output = shell.output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let action = script_in("action.yml", "run: |");
+    let variables = [
+        ("COMMAND", "./ringverbs"),
+        ("DEVICES", "roce,ib"),
+        ("EXPLAIN", "why.txt"),
+        ("RUNNER_TEMP", dir.to_str().unwrap()),
+        ("GITHUB_ENV", "variables"),
+        ("GITHUB_PATH", "path"),
+    ];
+    run(&action, &variables);
+    let read = |name: &str| std::fs::read_to_string(dir.join(name)).unwrap();
+    let lines = read("variables");
+    for expected in [
+        format!("LD_PRELOAD={expected}"),
+        "RINGVERBS_EMBEDDED=roce,ib".to_owned(),
+        format!("RINGVERBS_EXPLAIN={}", dir.join("why.txt").display()),
+    ] {
+        assert!(
+            lines.lines().any(|line| line == expected),
+            "{expected}: {lines}"
+        );
+    }
+    let path = dir.canonicalize().unwrap();
+    assert_eq!(Path::new(read("path").trim()), path);
+    // The same without a way to explain, and by a download.
+    let mut variables = variables;
+    (variables[0].1, variables[2].1) = ("", "");
+    let url = format!("file://{}", dir.display());
+    let machine = format!("ringverbs-{}", std::env::consts::ARCH);
+    std::fs::copy(&command, dir.join(machine)).unwrap();
+    std::fs::remove_file(dir.join("variables")).unwrap();
+    let mut all = variables.to_vec();
+    all.push(("RELEASE", &url));
+    let temp = dir.join("temp");
+    std::fs::create_dir_all(temp.join("ringverbs")).unwrap();
+    std::fs::write(temp.join("ringverbs/libringverbs_preload.so"), b"").unwrap();
+    all.push(("RUNNER_TEMP", temp.to_str().unwrap()));
+    run(&action, &all);
+    assert!(!read("variables").contains("EXPLAIN"));
+    let gitlab = script_in("examples/ci/gitlab.yml", "before_script:");
+    let gitlab = gitlab.replace("/tmp/ringverbs", &command.display().to_string());
+    let gitlab = format!("{gitlab}\necho $RINGVERBS_EMBEDDED");
+    let source = format!("{url}/ringverbs-{}", std::env::consts::ARCH);
+    let variables = [
+        ("RINGVERBS_URL", source.as_str()),
+        ("RINGVERBS_DEVICES_IN_SOFTWARE", "ib"),
+    ];
+    assert_eq!(run(&gitlab, &variables), "ib\n");
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
 #[test]
 fn run_does_not_take_devices_for_a_program() {
     let output = run(&["run", "--embedded", "roce,ib", "--", "true"]);

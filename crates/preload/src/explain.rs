@@ -1,7 +1,8 @@
 //! Reports of causes: why a command was refused, a work request failed or a packet was dropped.
 //!
 //! With `RINGVERBS_EXPLAIN`, each device has an observer that writes a line for each kind of
-//! cause, when it is first met and then at the tenth, hundredth time and so on.
+//! cause, when it is first met and then at the tenth, hundredth time and so on. The line is
+//! written at once, under the device's lock: a reader that does not read delays the device.
 
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
