@@ -739,8 +739,13 @@ impl Machine {
                 (connection.retry_at, connection.deadline, connection.last) = (None, None, None);
                 self.report(number, Event::Reply(Box::new(*message)));
             }
+            // Once this end is established, of a peer that has given up before the RTU arrived.
             (
-                State::ReqSent | State::ReqRcvd | State::RepRcvd | State::RepSent,
+                State::ReqSent
+                | State::ReqRcvd
+                | State::RepRcvd
+                | State::RepSent
+                | State::Established,
                 MessageKind::Reject,
             ) => {
                 connection.last = None;

@@ -389,6 +389,18 @@ fn requests_and_ended_connections_are_bounded() {
     assert!(matches!(side.event(), Some(Event::Reply(_))));
 }
 
+/// A peer gives up while the RTU is under way: Linux's `cm_rej_handler` takes its REJ, too.
+#[test]
+fn a_reply_may_be_withdrawn_after_this_end_is_established() {
+    let mut side = Side::new();
+    let number = side.connected(7);
+    while side.event().is_some() {}
+    side.receive(MessageKind::Reject, 7, number);
+    assert!(matches!(side.event(), Some(Event::Rejected(_, Some(_)))));
+    assert_eq!(side.machine.state(number), Some(State::Timewait));
+    assert!(side.event().is_none());
+}
+
 /// What a peer's end means in each state, for a process of this host and for another host.
 #[test]
 fn the_end_of_a_peer_is_reported_in_each_state() {

@@ -15,21 +15,31 @@ use super::listener::{Arrival, HalfOpen};
 use super::{Error, Listener, Request};
 
 /// Maximum number of accepted requests whose peers have not confirmed.
-const MAX_ACCEPTED: usize = 32;
+const MAX_ACCEPTED: usize = 48;
 /// Maximum number of them from one source while others wait.
 const MAX_OF_SOURCE: usize = MAX_ACCEPTED / 2;
 /// Maximum number of requests that wait to be accepted.
 const MAX_WAITING: usize = 1024;
-/// Time after which an accepted request may be given up in favour of another. A peer
-/// confirms within milliseconds, unless its confirmation was lost.
-const GRACE: Duration = Duration::from_millis(250);
+/// Time after which an accepted request may be given up in favour of another. A peer confirms
+/// within milliseconds, unless its confirmation was lost, or its host is busy with as many
+/// connections.
+const GRACE: Duration = Duration::from_millis(400);
+/// The same for a source that has confirmed a connection, while others have room. It is not
+/// forged, since a host rejects answers to requests that are not its own.
+const KNOWN_GRACE: Duration = Duration::from_secs(4);
+/// Maximum number of such sources: the last ones.
+const MAX_KNOWN: usize = 64;
+/// Time for which the caller waits once more before it is: while the caller was busy, for
+/// instance with memory of other connections, its device may have read no messages.
+const LAST_WAIT: Duration = Duration::from_millis(100);
 
 /// Accepted requests of a [`Listener`] whose peers have not confirmed yet.
 ///
 /// [`next`](Self::next) accepts requests, and returns each connection when it is
 /// established. Requests that are never confirmed, as an attacker sends them, do not
-/// keep others from being accepted: at most 32 are accepted at once, and under pressure
-/// the oldest are given up after a quarter of a second. The value `T` belongs to a connection, and
+/// keep others from being accepted: at most 48 are accepted at once, and under pressure
+/// the oldest are given up after half a second, or, of a source that has confirmed others,
+/// after four. The value `T` belongs to a connection, and
 /// should contain its queue pair and nothing else that is expensive.
 #[derive(Debug)]
 pub struct Handshakes<T> {
@@ -39,6 +49,8 @@ pub struct Handshakes<T> {
     established: Option<Accepted<T>>,
     /// Number of accepted requests of each source.
     sources: HashMap<IpAddr, usize>,
+    /// Sources that have confirmed a connection.
+    known: VecDeque<IpAddr>,
 }
 
 #[derive(Debug)]
@@ -52,6 +64,8 @@ struct Accepted<T> {
     key: Key,
     source: IpAddr,
     since: Instant,
+    /// Until when the caller waits once more.
+    last_wait: Option<Instant>,
     /// Dropped before the queue pair in `value`.
     half_open: HalfOpen,
     value: T,
@@ -73,6 +87,7 @@ impl<T> Default for Handshakes<T> {
             accepted: Vec::new(),
             established: None,
             sources: HashMap::new(),
+            known: VecDeque::new(),
         }
     }
 }
@@ -105,6 +120,7 @@ impl<T> Handshakes<T> {
                     key: half_open.key(),
                     source,
                     since: Instant::now(),
+                    last_wait: None,
                     half_open,
                     value,
                 });
@@ -117,6 +133,9 @@ impl<T> Handshakes<T> {
                 Some(Arrival::Event(key, kind)) => {
                     let entry = self.take(key, kind);
                     self.established = entry.filter(|_| kind == EventKind::ESTABLISHED);
+                    if let Some(source) = self.established.as_ref().map(|it| it.source) {
+                        self.remember(source);
+                    }
                 }
                 // Confirmations may be behind requests, so all events are read before an
                 // accepted request is given up.
@@ -181,13 +200,30 @@ impl<T> Handshakes<T> {
         // They are in the order of their age.
         let oldest = (self.accepted.iter()).position(|it| !of_source || it.source == source);
         let at = oldest.ok_or(None)?;
-        let until = self.accepted[at].since + GRACE;
+        let is_full = self.accepted.len() >= MAX_ACCEPTED;
+        let entry = &mut self.accepted[at];
+        let grace = match !is_full && self.known.contains(&entry.source) {
+            true => KNOWN_GRACE,
+            false => GRACE,
+        };
+        let mut until = entry.since + grace;
+        if until <= now {
+            until = *entry.last_wait.get_or_insert(now + LAST_WAIT);
+        }
         if until > now {
             return Err(Some(until));
         }
         tracing::debug!(source = %self.accepted[at].source, "gave up a silent peer");
         self.remove(at);
         Ok(())
+    }
+
+    /// Remembers a source that has confirmed a connection.
+    fn remember(&mut self, source: IpAddr) {
+        if !self.known.contains(&source) {
+            self.known.truncate(MAX_KNOWN - 1);
+            self.known.push_front(source);
+        }
     }
 
     fn remove(&mut self, at: usize) -> Accepted<T> {

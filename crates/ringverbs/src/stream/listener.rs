@@ -88,7 +88,7 @@ impl RdmaListener {
     /// other protocols are rejected silently.
     ///
     /// Before that, a stream has a queue pair but neither memory nor a descriptor, and at most
-    /// 32 streams do. Peers that never confirm do not keep others from connecting
+    /// 48 streams do. Peers that never confirm do not keep others from connecting
     /// ([`Handshakes`]).
     ///
     /// # Errors
