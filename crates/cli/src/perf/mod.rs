@@ -249,6 +249,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
                 port: args.port,
                 source,
             })?;
+        out::print_waiting(&format!("waiting for a client on TCP port {}", args.port));
         serve(args, context, &listener)?;
         return Ok(ExitCode::SUCCESS);
     }

@@ -182,6 +182,7 @@ fn server(args: &Args, context: &Context, options: Options) -> Result<Outcome, E
     let ours = side.destinations();
     print_addresses(args, "local", side.in_use(&ours))?;
     let server = Server::listen(args.port)?;
+    out::print_waiting(&format!("waiting for a client on TCP port {}", args.port));
     server.serve(&ours, |theirs| {
         print_addresses(args, "remote", side.in_use(theirs))?;
         side.connect(theirs)
