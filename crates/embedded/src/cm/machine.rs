@@ -1,5 +1,5 @@
-//! The connection manager's protocol (InfiniBand Architecture Specification, volume 1, chapter
-//! 12) without I/O, clock or threads: one state for each connection, in every network.
+//! The connection manager's protocol (IBA 12.9) without I/O, clock or threads: one state for
+//! each connection, in every network.
 //!
 //! - Commands of ids: [`request`](Machine::request), [`reply`](Machine::reply),
 //!   [`establish`](Machine::establish), [`notify`](Machine::notify),
