@@ -24,11 +24,9 @@ const MAX_WAITING: usize = 1024;
 /// within milliseconds, unless its confirmation was lost, or its host is busy with as many
 /// connections.
 const GRACE: Duration = Duration::from_millis(400);
-/// The same for a source that has confirmed a connection, while others have room. It is not
-/// forged, since a host rejects answers to requests that are not its own.
-const KNOWN_GRACE: Duration = Duration::from_secs(4);
-/// Maximum number of such sources: the last ones.
-const MAX_KNOWN: usize = 64;
+/// The same in favour of another one of its source, while other sources have room: a host that
+/// makes many connections at once takes its time.
+const SOURCE_GRACE: Duration = Duration::from_secs(4);
 /// Time for which the caller waits once more before it is: while the caller was busy, for
 /// instance with memory of other connections, its device may have read no messages.
 const LAST_WAIT: Duration = Duration::from_millis(100);
@@ -38,7 +36,7 @@ const LAST_WAIT: Duration = Duration::from_millis(100);
 /// [`next`](Self::next) accepts requests, and returns each connection when it is
 /// established. Requests that are never confirmed, as an attacker sends them, do not
 /// keep others from being accepted: at most 48 are accepted at once, and under pressure
-/// the oldest are given up after half a second, or, of a source that has confirmed others,
+/// the oldest are given up after half a second, or, if only those of one source are too many,
 /// after four. The value `T` belongs to a connection, and
 /// should contain its queue pair and nothing else that is expensive.
 #[derive(Debug)]
@@ -49,8 +47,6 @@ pub struct Handshakes<T> {
     established: Option<Accepted<T>>,
     /// Number of accepted requests of each source.
     sources: HashMap<IpAddr, usize>,
-    /// Sources that have confirmed a connection.
-    known: VecDeque<IpAddr>,
 }
 
 #[derive(Debug)]
@@ -87,7 +83,6 @@ impl<T> Default for Handshakes<T> {
             accepted: Vec::new(),
             established: None,
             sources: HashMap::new(),
-            known: VecDeque::new(),
         }
     }
 }
@@ -133,9 +128,6 @@ impl<T> Handshakes<T> {
                 Some(Arrival::Event(key, kind)) => {
                     let entry = self.take(key, kind);
                     self.established = entry.filter(|_| kind == EventKind::ESTABLISHED);
-                    if let Some(source) = self.established.as_ref().map(|it| it.source) {
-                        self.remember(source);
-                    }
                 }
                 // Confirmations may be behind requests, so all events are read before an
                 // accepted request is given up.
@@ -200,12 +192,11 @@ impl<T> Handshakes<T> {
         // They are in the order of their age.
         let oldest = (self.accepted.iter()).position(|it| !of_source || it.source == source);
         let at = oldest.ok_or(None)?;
-        let is_full = self.accepted.len() >= MAX_ACCEPTED;
-        let entry = &mut self.accepted[at];
-        let grace = match !is_full && self.known.contains(&entry.source) {
-            true => KNOWN_GRACE,
+        let grace = match self.accepted.len() < MAX_ACCEPTED {
+            true => SOURCE_GRACE,
             false => GRACE,
         };
+        let entry = &mut self.accepted[at];
         let mut until = entry.since + grace;
         if until <= now {
             until = *entry.last_wait.get_or_insert(now + LAST_WAIT);
@@ -216,14 +207,6 @@ impl<T> Handshakes<T> {
         tracing::debug!(source = %self.accepted[at].source, "gave up a silent peer");
         self.remove(at);
         Ok(())
-    }
-
-    /// Remembers a source that has confirmed a connection.
-    fn remember(&mut self, source: IpAddr) {
-        if !self.known.contains(&source) {
-            self.known.truncate(MAX_KNOWN - 1);
-            self.known.push_front(source);
-        }
     }
 
     fn remove(&mut self, at: usize) -> Accepted<T> {
