@@ -54,8 +54,7 @@ fn find(name: &'static str, origin: Origin) -> *mut c_void {
     if let Origin::Own = origin {
         let mut library = LIBRARY.load(Ordering::Relaxed);
         if library.is_null() {
-            // SAFETY: opening a library that is already loaded runs no code of it.
-            library = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), LOADED) };
+            library = open_loaded(c"libc.so.6");
             LIBRARY.store(library, Ordering::Relaxed);
         }
         if !library.is_null() {
@@ -70,7 +69,24 @@ fn find(name: &'static str, origin: Origin) -> *mut c_void {
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
-const LOADED: c_int = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+/// Opens a library that is loaded already; returns null if it is not. `dlopen` is called by its
+/// address, since by its name it would be the function that this library exports.
+fn open_loaded(name: &CStr) -> *mut c_void {
+    const LOADED: c_int = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+    // SAFETY: the name is NUL-terminated.
+    let dlopen = unsafe { libc::dlsym(libc::RTLD_NEXT, c"dlopen".as_ptr()) };
+    if dlopen.is_null() {
+        return ptr::null_mut();
+    }
+    // SAFETY: the C library's function of this name has this type.
+    let dlopen = unsafe {
+        std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void>(
+            dlopen,
+        )
+    };
+    // SAFETY: opening a library that is already loaded runs no code of it.
+    unsafe { dlopen(name.as_ptr(), LOADED) }
+}
 
 /// Sets `errno`.
 pub(crate) fn set_errno(errno: c_int) {

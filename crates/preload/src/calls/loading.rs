@@ -68,7 +68,8 @@ global_asm!(
 );
 
 /// Exports `dlopen`, which a symbol of `global_asm!` cannot be. Without arguments and variables
-/// the function has no code beside its jump.
+/// the function has no code beside its jump. Code of this library must not call it by its name:
+/// the compiler takes it for a function that does not return.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlopen() -> ! {
     // SAFETY: the code above is for a caller of this function: nothing has changed since.
