@@ -138,9 +138,14 @@ fn gids(list: Option<&OsStr>) -> Result<GidTable, String> {
 
 /// Prints a line to standard error.
 pub(crate) fn print_error(reason: &str) {
-    let line = format!("ringverbs: {reason}\n");
-    // SAFETY: the line is readable for its length. Errors are ignored.
-    let _ = unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+    write_stderr(&format!("ringverbs: {reason}\n"));
+}
+
+/// Writes to standard error, not by `std::io::stderr`, whose lock a thread of the program may
+/// hold.
+pub(crate) fn write_stderr(text: &str) {
+    // SAFETY: the text is readable for its length. Errors are ignored.
+    let _ = unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
 }
 
 #[cfg(test)]

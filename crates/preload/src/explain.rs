@@ -22,6 +22,8 @@ use embedded::softhca::cause::{AccessError, Cause as DeviceCause, FrameDrop};
 use embedded::softhca::engine::eq::event;
 use embedded::softhca::rule::Rule;
 
+use crate::config::write_stderr;
+
 /// Maximum number of kinds of causes; others are not reported.
 const MAX_KINDS: usize = 1024;
 
@@ -45,20 +47,15 @@ impl Target {
 
     /// Writes a report in one call, so that those of several processes do not mix.
     fn write(&self, line: &str) {
-        // What cannot be reported is lost.
-        let _ = match self {
-            // Not `std::io::stderr`, whose lock a thread of the program may hold.
-            Self::StandardError => {
-                // SAFETY: the line is readable for its length.
-                let _ = unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
-                Ok(())
-            }
-            Self::File(file) => (&mut &*file).write_all(line.as_bytes()),
-        };
+        match self {
+            Self::StandardError => write_stderr(line),
+            // A report that cannot be written is lost.
+            Self::File(file) => _ = (&mut &*file).write_all(line.as_bytes()),
+        }
     }
 }
 
-/// What a process has reported.
+/// Causes that a process has reported.
 #[derive(Default)]
 struct Reports {
     /// Numbers of causes by kind.

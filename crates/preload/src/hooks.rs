@@ -101,7 +101,7 @@ static POLLS: Hooked = hooked!(poll);
 static NOTIFICATIONS: Hooked = hooked!(notify);
 static EXTENDED_POLLS: Hooked = hooked!(start_poll);
 
-/// What is hooked in the table of a context.
+/// Entries of a context's table that are hooked.
 static CONTEXT_HOOKS: [(usize, &Hooked); 2] = [(POLL_CQ, &POLLS), (REQ_NOTIFY_CQ, &NOTIFICATIONS)];
 
 impl Hooked {
@@ -263,8 +263,10 @@ pub(crate) fn after_command(fd: RawFd) {
         let order = Ordering::Relaxed;
         let _ = entry.compare_exchange(function, hook, order, order);
     };
-    let provider = file_of(POLLS.provider_of(table.operations[POLL_CQ]));
-    if let Some(provider) = &provider {
+    let poll = table.operations[POLL_CQ];
+    let provider = POLLS.provider_of(poll);
+    if provider == poll {
+        // The context's first queue.
         check_provider(provider);
     }
     for (index, hooked) in CONTEXT_HOOKS {
@@ -276,24 +278,23 @@ pub(crate) fn after_command(fd: RawFd) {
         return;
     }
     // A queue that is not extended may have something else there.
-    let of = file_of(EXTENDED_POLLS.provider_of(extended));
-    if let (Some(of), Some(provider)) = (of, provider) {
-        if of.dli_fbase == provider.dli_fbase {
-            let cq = ptr::with_exposed_provenance_mut::<Cq>(queue);
-            // SAFETY: within the queue.
-            let entry = unsafe { &raw mut (*cq).start_poll };
-            exchange(entry, extended, &EXTENDED_POLLS);
-        }
+    let file = |function| file_of(function).map(|it| it.dli_fbase);
+    let base = file(EXTENDED_POLLS.provider_of(extended));
+    if base.is_some() && base == file(provider) {
+        let cq = ptr::with_exposed_provenance_mut::<Cq>(queue);
+        // SAFETY: within the queue.
+        let entry = unsafe { &raw mut (*cq).start_poll };
+        exchange(entry, extended, &EXTENDED_POLLS);
     }
 }
 
 /// Reports, once, that another provider than ours serves a program for which `ringverbs run
 /// --devices mlx5` asks for ours: one that its own libibverbs brings with it.
-fn check_provider(provider: &libc::Dl_info) {
+fn check_provider(function: *const c_void) {
     static REPORTED: Once = Once::new();
-    if provider.dli_fname.is_null() {
+    let Some(provider) = file_of(function).filter(|it| !it.dli_fname.is_null()) else {
         return;
-    }
+    };
     // SAFETY: the loader's name of a file that is loaded.
     let name = unsafe { CStr::from_ptr(provider.dli_fname) }.to_string_lossy();
     let file = name.rsplit('/').next().unwrap_or_default();

@@ -21,7 +21,7 @@ Examples: eval \"$(ringverbs env --embedded)\"
 pub struct Args {
     #[command(flatten)]
     options: Options,
-    /// What the variables are printed for
+    /// Format of the output
     #[arg(long, value_enum, default_value_t = Format::Shell)]
     format: Format,
 }

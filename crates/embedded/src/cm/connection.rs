@@ -37,6 +37,21 @@ pub(super) struct Ends {
     pub(super) guid: u64,
 }
 
+impl Ends {
+    /// Returns the ends of a connection that `peer` has started from `port`. The port of this
+    /// end is known once there is an id.
+    pub(super) fn of_peer(peer: Peer, port: PortAddress) -> Self {
+        Self {
+            peer,
+            port: PortAddress {
+                ethernet: port.ethernet,
+                ..PortAddress::default()
+            },
+            guid: 0,
+        }
+    }
+}
+
 /// The limit that counts a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bound {

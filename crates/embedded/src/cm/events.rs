@@ -1,4 +1,4 @@
-//! What connections of the machine mean for ids: events, and ids for requests.
+//! Converts events of connections to events of ids; a request gets an id.
 
 use std::time::Duration;
 

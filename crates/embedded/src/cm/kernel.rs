@@ -22,7 +22,7 @@ const PATH: &CStr = c"/dev/infiniband/rdma_cm";
 /// Maximum length of an option value.
 const MAX_OPTION_LENGTH: usize = 64;
 
-/// What has a manager, and drives it.
+/// A device whose network has a connection manager.
 pub(crate) trait ManagerOwner {
     fn manager(&self) -> &Manager;
 

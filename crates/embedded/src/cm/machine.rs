@@ -44,7 +44,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Service timeout in a message receipt acknowledgement (MRA): rdma_cm's, 69 s.
 const SERVICE_TIMEOUT: u8 = 24;
 
-/// What differs between networks.
+/// Parameters of the protocol, by network.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     /// This process itself: what is sent to it arrives with [`Machine::next_local`].
@@ -86,7 +86,7 @@ impl Rules {
     }
 }
 
-/// What has happened to a connection.
+/// An event of a connection.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A peer requests this new connection, or a datagram service.
@@ -354,7 +354,7 @@ impl Machine {
             connection.encode(number, kind, message);
             connection.state = state;
             (connection.sent, connection.retries) = (now, 0);
-            // What is sent to this process cannot be lost.
+            // A datagram to this process itself is not lost.
             let is_own = own == Some(connection.ends.peer);
             connection.retry_at = (!is_own).then(|| now + MIN_RETRY_INTERVAL);
             connection.deadline = connection.has_id.then(|| now.saturating_add(timeout));
@@ -601,15 +601,7 @@ impl Machine {
             return;
         }
         let number = self.number();
-        // The port of this end is known once there is an id.
-        let ends = Ends {
-            peer,
-            port: PortAddress {
-                ethernet: port.ethernet,
-                ..PortAddress::default()
-            },
-            guid: 0,
-        };
+        let ends = Ends::of_peer(peer, port);
         let mut connection = Connection::new(state, ends, mad.transaction(), now);
         connection.remote_id = sender;
         connection.credit = Some(CREDIT);
@@ -709,15 +701,7 @@ impl Machine {
         };
         let message = Message::new(MessageKind::Disconnected, &[]);
         let mad = Mad::encode(MessageKind::Disconnected, &message, &header);
-        let ends = Ends {
-            peer,
-            port: PortAddress {
-                ethernet: port.ethernet,
-                ..PortAddress::default()
-            },
-            guid: 0,
-        };
-        self.queue(ends, *mad.bytes());
+        self.queue(Ends::of_peer(peer, port), *mad.bytes());
     }
 
     fn handle_message(

@@ -401,7 +401,7 @@ fn a_reply_may_be_withdrawn_after_this_end_is_established() {
     assert!(side.event().is_none());
 }
 
-/// What a peer's end means in each state, for a process of this host and for another host.
+/// The events after the end of a peer, by state, for a process of this host and another host.
 #[test]
 fn the_end_of_a_peer_is_reported_in_each_state() {
     const STATES: [(State, bool); 8] = [
@@ -488,7 +488,7 @@ impl Random {
     }
 }
 
-/// What happens at a time.
+/// A scheduled step of the simulation.
 enum Step {
     Arrive(Box<[u8; MAD_SIZE]>),
     /// The program gives a command for a connection.

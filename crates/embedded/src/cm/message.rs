@@ -1,4 +1,4 @@
-//! What a message of the connection manager says, apart from its format on the wire.
+//! Messages of the connection manager, independent of their format on the wire.
 
 use std::net::{Ipv4Addr, SocketAddr};
 

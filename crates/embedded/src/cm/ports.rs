@@ -30,7 +30,7 @@ pub(super) struct Ports {
     reach: Reach,
 }
 
-/// Who shares the ports.
+/// The scope of the port spaces.
 #[derive(Debug)]
 enum Reach {
     /// This process alone.

@@ -948,7 +948,7 @@ proptest! {
     }
 }
 
-/// What ids get in each network: a table of the ends of a connection.
+/// Events of both ids after a connection has ended, in each network and state.
 #[test]
 fn outcomes_are_the_same_in_all_networks() {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -957,7 +957,7 @@ fn outcomes_are_the_same_in_all_networks() {
         Accepted,
         Established,
     }
-    /// Who acts, and how.
+    /// How the connection is ended.
     #[derive(Clone, Copy, Debug)]
     enum Act {
         ActiveDestroys,

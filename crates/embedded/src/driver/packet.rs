@@ -21,7 +21,7 @@ use crate::driver::object::{MemoryRange, Object, Qp};
 use crate::driver::qp::{check_mask, lag_port, no_transition};
 use crate::driver::queues::{
     MAX_QUEUE_ENTRIES, NO_REGISTER, QpDriver, SEND_BLOCK, SIGNAL_ALL, WQ, check_absent,
-    check_queue_size, check_receives, create_flags, loopback_flags, queried_cap,
+    check_no_source, check_queue_size, check_receives, create_flags, loopback_flags, queried_cap,
 };
 use crate::driver::request::Request;
 use crate::driver::state::State;
@@ -177,13 +177,7 @@ impl State {
             QpType::RAW_PACKET.0,
             Rule::Supported,
         )?;
-        let has_source = request.has(ATTR_CREATE_QP_SOURCE_QPN);
-        require_support(
-            !has_source,
-            "attribute",
-            ATTR_CREATE_QP_SOURCE_QPN,
-            Rule::Absent,
-        )?;
+        check_no_source(request)?;
         if let Some(table) = request.optional_handle(ATTR_CREATE_QP_IND_TABLE_HANDLE) {
             return self.create_rss_qp(fd, request, table);
         }

@@ -146,6 +146,16 @@ pub(crate) fn check_absent(request: &Request, ids: &[u16]) -> Result<()> {
     }
 }
 
+/// Refuses a queue pair whose number the program has chosen.
+pub(crate) fn check_no_source(request: &Request) -> Result<()> {
+    require_support(
+        !request.has(ATTR_CREATE_QP_SOURCE_QPN),
+        "attribute",
+        ATTR_CREATE_QP_SOURCE_QPN,
+        Rule::Absent,
+    )
+}
+
 /// Addresses of a queue.
 pub(crate) struct QueueAddresses {
     pub(crate) entries: u64,
@@ -647,13 +657,7 @@ impl State {
         }
         let driver = QpDriver::new(request)?;
         supported_bits("flags", create, (SIGNAL_ALL | BLOCK_MULTICAST).into())?;
-        let has_source = request.has(ATTR_CREATE_QP_SOURCE_QPN);
-        require_support(
-            !has_source,
-            "attribute",
-            ATTR_CREATE_QP_SOURCE_QPN,
-            Rule::Absent,
-        )?;
+        check_no_source(request)?;
         let streams = driver.streams()?;
         let uar = match driver.uar_page() {
             Some(uar) => self.check_uar(fd, uar)?,

@@ -15,13 +15,11 @@ use uverbs::QpType;
 use uverbs::abi::ids::*;
 use uverbs::abi::write::{CreateQpResp, ModifyQp, OpenQp, OpenXrcd, OpenXrcdResp};
 
-use crate::driver::cause::{
-    Class, Result, errno_of, invalid, is, refuse, require, require_support, system,
-};
+use crate::driver::cause::{Class, Result, errno_of, invalid, is, refuse, require, system};
 use crate::driver::command::{Input, make};
 use crate::driver::event::EventCounter;
 use crate::driver::object::{Events, Object, ObjectData, Objects, Qp, SrqKind, Summary, Xrcd};
-use crate::driver::queues::{QpDriver, check_absent, create_flags};
+use crate::driver::queues::{QpDriver, check_absent, check_no_source, create_flags};
 use crate::driver::request::Request;
 use crate::driver::state::State;
 
@@ -137,13 +135,7 @@ impl State {
             require(is_xrc, "handle", srq, Rule::OfType("XRC SRQ"))?;
         }
         QpDriver::new(request)?;
-        let has_source = request.has(ATTR_CREATE_QP_SOURCE_QPN);
-        require_support(
-            !has_source,
-            "attribute",
-            ATTR_CREATE_QP_SOURCE_QPN,
-            Rule::Absent,
-        )?;
+        check_no_source(request)?;
         let domain = self.objects.xrcd(fd, xrcd)?.number;
         let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
