@@ -52,8 +52,20 @@ const COUNTERS: [(&str, &[&str]); 6] = [
     ("hw_counters", &HW_COUNTERS),
 ];
 
+/// Counters in `counters` that count; the others are 0.
+pub(crate) const TRAFFIC: [&str; 8] = [
+    "multicast_rcv_packets",
+    "multicast_xmit_packets",
+    "port_rcv_data",
+    "port_rcv_packets",
+    "port_xmit_data",
+    "port_xmit_packets",
+    "unicast_rcv_packets",
+    "unicast_xmit_packets",
+];
+
 /// Counters of the device, in its order.
-pub(crate) const HW_COUNTERS: [&str; 11] = [
+pub(crate) const HW_COUNTERS: [&str; 14] = [
     "rx_write_requests",
     "rx_read_requests",
     "rx_atomic_requests",
@@ -65,6 +77,9 @@ pub(crate) const HW_COUNTERS: [&str; 11] = [
     "packet_seq_err",
     "implied_nak_seq_err",
     "local_ack_timeout_err",
+    "rp_cnp_handled",
+    "np_ecn_marked_roce_packets",
+    "np_cnp_sent",
 ];
 
 const CM_MESSAGES: [&str; 11] = [

@@ -11,8 +11,9 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use uverbs::Errno;
 
+use crate::attributes::{HW_COUNTERS, TRAFFIC};
 use crate::process::ProcessState;
-use crate::tree::{self, GidAttribute};
+use crate::tree::{self, Directory, GidAttribute};
 
 /// Opens an attribute, by its path below `/sys`, for reading.
 pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
@@ -52,10 +53,13 @@ fn content(device: &Embedded, name: &str) -> Option<String> {
         };
         return Some(text + "\n");
     }
-    if let Some(counter) = name.strip_prefix("ports/1/hw_counters/") {
-        let counters = hw_counters(device);
-        let found = counters.iter().find(|(name, _)| *name == counter)?;
-        return Some(format!("{}\n", found.1));
+    if let Some((directory, counter)) = tree::counter(name) {
+        let counters: &[_] = match directory {
+            Directory::Hardware => &hw_counters(device),
+            Directory::Traffic => &traffic(device),
+        };
+        let (_, value) = counters.iter().find(|(name, _)| *name == counter)?;
+        return Some(format!("{value}\n"));
     }
     let mut content = match name {
         "node_guid" | "sys_image_guid" => words(&device.node_guid().to_be_bytes()),
@@ -66,14 +70,43 @@ fn content(device: &Embedded, name: &str) -> Option<String> {
     Some(content)
 }
 
-/// Returns the counters of the port that count in this process.
-pub(crate) fn hw_counters(device: &Embedded) -> [(&'static str, u64); 3] {
+/// Returns the counters in `hw_counters`, in mlx5_ib's order.
+pub(crate) fn hw_counters(device: &Embedded) -> [(&'static str, u64); 14] {
+    let (counters, queues) = (device.counters(), device.queue_counters());
+    let values = [
+        queues.rx_write_requests.into(),
+        queues.rx_read_requests.into(),
+        queues.rx_atomic_requests.into(),
+        0,
+        queues.out_of_buffer.into(),
+        queues.out_of_sequence.into(),
+        queues.duplicate_request.into(),
+        queues.rnr_nak_retry_err.into(),
+        queues.packet_seq_err.into(),
+        queues.implied_nak_seq_err.into(),
+        queues.local_ack_timeout_err.into(),
+        counters.cnps_handled,
+        counters.marked,
+        counters.cnps_sent,
+    ];
+    std::array::from_fn(|index| (HW_COUNTERS[index], values[index]))
+}
+
+/// Returns the counters of the port's packets. Data is in words of four bytes.
+fn traffic(device: &Embedded) -> [(&'static str, u64); 8] {
     let counters = device.counters();
-    [
-        ("rp_cnp_handled", counters.cnps_handled),
-        ("np_ecn_marked_roce_packets", counters.marked),
-        ("np_cnp_sent", counters.cnps_sent),
-    ]
+    let (received, sent) = (counters.packets_received, counters.packets_sent);
+    let values = [
+        counters.multicasts_received,
+        counters.multicasts_sent,
+        counters.bytes_received / 4,
+        received,
+        counters.bytes_sent / 4,
+        sent,
+        received - counters.multicasts_received,
+        sent - counters.multicasts_sent,
+    ];
+    std::array::from_fn(|index| (TRAFFIC[index], values[index]))
 }
 
 /// Formats 16-bit words separated by colons.

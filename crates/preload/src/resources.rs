@@ -12,7 +12,7 @@ use uverbs::discovery::netlink::MessageBuilder;
 use uverbs::{Errno, QpType};
 use zerocopy::IntoBytes;
 
-use crate::{attributes, dynamic};
+use crate::dynamic;
 
 /// Bytes of the objects of a message, above which another one begins: programs receive into
 /// 4 KiB.
@@ -416,10 +416,8 @@ fn storage(address: SocketAddr) -> [u8; ADDRESS_LENGTH] {
 
 /// Adds the counters of the port.
 pub(crate) fn describe_counters(device: &Embedded, message: MessageBuilder) -> MessageBuilder {
-    let names = attributes::HW_COUNTERS.into_iter().map(|name| (name, 0));
-    let counted = dynamic::hw_counters(device);
     message.nested(attr::ATTR_STAT_HWCOUNTERS, |mut message| {
-        for (name, value) in names.chain(counted) {
+        for (name, value) in dynamic::hw_counters(device) {
             message = message.nested(attr::ATTR_STAT_HWCOUNTER_ENTRY, |message| {
                 message
                     .name(attr::ATTR_STAT_HWCOUNTER_ENTRY_NAME, name)

@@ -36,15 +36,28 @@ pub(crate) const PORT_ACTIVE: u8 = 4;
 pub(crate) const LINK_UP: u8 = 5;
 
 /// Attributes of a device whose content differs between processes.
-const DYNAMIC: [&str; 7] = [
-    "node_guid",
-    "sys_image_guid",
-    "node_desc",
-    "ports/1/lid",
-    "ports/1/hw_counters/np_cnp_sent",
-    "ports/1/hw_counters/np_ecn_marked_roce_packets",
-    "ports/1/hw_counters/rp_cnp_handled",
-];
+const DYNAMIC: [&str; 4] = ["node_guid", "sys_image_guid", "node_desc", "ports/1/lid"];
+
+/// A directory of a port with counters that count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Directory {
+    /// `hw_counters`.
+    Hardware,
+    /// `counters`.
+    Traffic,
+}
+
+/// Returns the counter that an attribute of a device is, if it counts.
+pub(crate) fn counter(name: &str) -> Option<(Directory, &str)> {
+    let name = name.strip_prefix("ports/1/")?;
+    let (directory, name) = name.split_once('/')?;
+    let (directory, names) = match directory {
+        "hw_counters" => (Directory::Hardware, &attributes::HW_COUNTERS[..]),
+        "counters" => (Directory::Traffic, &attributes::TRAFFIC[..]),
+        _ => return None,
+    };
+    names.contains(&name).then_some((directory, name))
+}
 
 /// An attribute of an entry of the GID table, in `ports/1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +99,8 @@ impl GidAttribute {
 pub(crate) fn dynamic(path: &str) -> Option<(usize, &str)> {
     let (_, path) = path.rsplit_once("infiniband/mlx5_")?;
     let (number, name) = path.split_once('/')?;
-    let known = DYNAMIC.contains(&name) || GidAttribute::named(name).is_some();
+    let known =
+        DYNAMIC.contains(&name) || counter(name).is_some() || GidAttribute::named(name).is_some();
     known.then_some((number.parse().ok()?, name))
 }
 

@@ -108,13 +108,19 @@ fn promises(provider: Provider) {
     }
 }
 
-/// Counted violations of queue and partition keys; the same program runs on softhca under
-/// mlx5_ib.
-fn violations(provider: Provider) {
+/// Programs that run on softhca under mlx5_ib as well: counted violations of queue and
+/// partition keys, counters of the port in sysfs.
+fn shared_programs(provider: Provider) {
+    for program in ["partitions", "counters"] {
+        shared_program(provider, program);
+    }
+}
+
+fn shared_program(provider: Provider, name: &str) {
     let _turn = turn();
     for devices in ["roce", "ib"] {
         let world = World::new(provider, devices);
-        let source = "../../../../rxe-tests/programs/partitions.c";
+        let source = &format!("../../../../rxe-tests/programs/{name}.c");
         let Some(program) = compiled("cc", source, &["-libverbs"], &world.directory) else {
             return;
         };
@@ -127,7 +133,7 @@ fn violations(provider: Provider) {
 with_each_provider! {
     capabilities_keep_their_promises: promises;
     gids_are_shown: gids;
-    violations_are_counted: violations;
+    violations_and_traffic_are_counted: shared_programs;
     gid_tables_have_other_shapes: shapes;
     each_gid_carries_packets: each_gid;
 }

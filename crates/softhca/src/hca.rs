@@ -12,7 +12,7 @@ use roce::transport::{self, Transport};
 use crate::cause::{Misuse, Observer};
 use crate::command::queue::{self, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
-use crate::engine::counters::Stats;
+use crate::engine::counters::{QCounters, Stats};
 use crate::engine::device_memory::{self, Access};
 use crate::engine::faults::Faults;
 use crate::engine::loopback::Origin;
@@ -148,6 +148,11 @@ impl<P: Platform> Hca<P> {
     /// Returns the transport's counters.
     pub fn transport_counters(&self) -> transport::Counters {
         self.transport.counters()
+    }
+
+    /// Returns a counter set.
+    pub fn q_counters(&self, number: u32) -> Option<QCounters> {
+        self.core.q_counters.get(number).copied()
     }
 
     /// Returns the injected faults for modification.

@@ -528,6 +528,16 @@ pub mod psv {
     pub const SIZE: usize = 0x20;
 }
 
+/// The answer of QUERY_VPORT_COUNTER: packets and bytes at each offset.
+pub mod vport_counter {
+    pub const RECEIVED_IB_UNICAST: usize = 0x30;
+    pub const TRANSMITTED_IB_UNICAST: usize = 0x40;
+    pub const RECEIVED_IB_MULTICAST: usize = 0x50;
+    pub const TRANSMITTED_IB_MULTICAST: usize = 0x60;
+    pub const RECEIVED_ETH_UNICAST: usize = 0x90;
+    pub const TRANSMITTED_ETH_UNICAST: usize = 0xa0;
+}
+
 /// QUERY_Q_COUNTER.
 pub mod q_counter {
     use super::*;

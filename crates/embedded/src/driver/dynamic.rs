@@ -108,7 +108,7 @@ impl State {
         let mut number = 0;
         if to == QpState::RTR {
             request.check_driver_output(ANSWER)?;
-            let input = create_command(&target, attributes)
+            let input = create_command(&target, attributes, self.counter_set)
                 .fields(
                     dctc::AT,
                     [
@@ -146,7 +146,7 @@ impl State {
 }
 
 /// Returns the command that creates a target.
-fn create_command(target: &Target, it: &ModifyQp) -> Input {
+fn create_command(target: &Target, it: &ModifyQp, counter_set: u32) -> Input {
     let access = AccessFlags::from_bits_retain(it.qp_access_flags);
     let right = |flag| u32::from(access.contains(flag));
     Input::new(op::CREATE_DCT, dctc::AT + dctc::SIZE)
@@ -158,6 +158,7 @@ fn create_command(target: &Target, it: &ModifyQp) -> Input {
                 (dctc::SRQN, target.srq),
                 (dctc::PD, target.pd),
                 (dctc::CS_RES, target.scatter),
+                (dctc::COUNTER_SET_ID, counter_set),
             ],
         )
         .long(dctc::AT + dctc::DC_ACCESS_KEY, target.access_key)

@@ -455,7 +455,9 @@ impl State {
         let opcode = transition.opcode;
         let input = Input::new(opcode, 0x110).set(NUMBER, number);
         let input = match opcode {
-            op::RST2INIT_QP => input.set(qpc::LAG_TX_PORT_AFFINITY.at(qpc::AT), lag_port(number)),
+            op::RST2INIT_QP => input
+                .set(qpc::LAG_TX_PORT_AFFINITY.at(qpc::AT), lag_port(number))
+                .set(qpc::COUNTER_SET_ID.at(qpc::AT), self.counter_set),
             op::INIT2RTR_QP if out_of_order => input
                 .set(qpc::DP_ORDERING_FORCE.at(qpc::AT), 1)
                 .set(qpc::DP_ORDERING_1.at(qpc::AT), 1),

@@ -70,6 +70,8 @@ pub(crate) struct State {
     /// Protection domain of XRC targets, which name none: requests to them use
     /// the protection domain of the shared receive queue that they name.
     pub(crate) pd: u32,
+    /// The counter set of all its queue pairs.
+    pub(crate) counter_set: u32,
     /// Flow steering rules.
     pub(crate) flows: Flows,
     /// Subscriptions to events of DevX.
@@ -155,6 +157,8 @@ impl State {
         command::run(&mut hca, &input, 16)?;
         let uar = make(&mut hca, &Input::new(op::ALLOC_UAR, 16))?;
         let pd = make(&mut hca, &Input::new(op::ALLOC_PD, 16))?;
+        let output = command::run(&mut hca, &Input::new(op::ALLOC_Q_COUNTER, 16), 16)?;
+        let counter_set = header::SHORT_NUMBER.get(&output);
         // The first queue selects all events; completion events need no
         // selection.
         let event_mask = |vector| if vector == 0 { u64::MAX } else { 0 };
@@ -167,6 +171,7 @@ impl State {
             watch: DoorbellWatch::default(),
             uar,
             pd,
+            counter_set,
             flows: Flows::default(),
             subscriptions: Vec::new(),
             variant: 0,

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use roce::transport::Counters;
+use softhca::engine::counters::QCounters;
 
 use crate::driver::cause::Observer;
 use crate::driver::files::uar_counts;
@@ -227,6 +228,12 @@ impl Embedded {
     /// Returns the counters of its packets.
     pub fn counters(&self) -> Counters {
         self.device.lock().hca.transport_counters()
+    }
+
+    /// Returns the counters of its queue pairs' events.
+    pub fn queue_counters(&self) -> QCounters {
+        let state = self.device.lock();
+        state.hca.q_counters(state.counter_set).unwrap_or_default()
     }
 
     /// Returns its number in the network.

@@ -3,7 +3,7 @@
 
 use super::cause::{DropCause, Failure};
 use super::config::{ack_wait, rnr_wait};
-use super::host::{Fault, Host, Operation};
+use super::host::{Counted, Fault, Host, Operation};
 use super::io::Io;
 use super::qp::Qp;
 use super::state::GRACE;
@@ -61,6 +61,7 @@ impl<L> Qp<L> {
                 self.acknowledge(host, io, now, psn);
                 if self.state.sends() {
                     io.counters.naks += 1;
+                    self.count_retry(host, Counted::SequenceNak);
                     self.out_of_sequence(host, io, now, psn);
                 }
             }
@@ -151,7 +152,15 @@ impl<L> Qp<L> {
     fn implied_nak<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64) {
         if !self.req.implied_nak && self.req.rnr_until.is_none() {
             self.req.implied_nak = true;
+            self.count_retry(host, Counted::ImpliedNak);
             self.retry(host, now);
+        }
+    }
+
+    /// Counts an event after which the queue pair sends again, unless that was the last time.
+    fn count_retry<H: Host<LocalBuffers = L>>(&self, host: &mut H, event: Counted) {
+        if self.req.retries_left != 0 {
+            host.count(self.number, event);
         }
     }
 
@@ -189,6 +198,7 @@ impl<L> Qp<L> {
         match self.req.rnr_left {
             0 => self.fail_request(host, Failure::RnrRetries(self.config.rnr_retry)),
             left => {
+                host.count(self.number, Counted::RnrNak);
                 if self.config.rnr_retry != 7 {
                     self.req.rnr_left = left - 1;
                 }
@@ -201,7 +211,10 @@ impl<L> Qp<L> {
 
     fn refused<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64, code: NakCode) {
         match code {
-            NakCode::SequenceError => self.retry(host, now),
+            NakCode::SequenceError => {
+                self.count_retry(host, Counted::SequenceNak);
+                self.retry(host, now);
+            }
             _ => self.fail_request(host, Failure::Refused(code)),
         }
     }
@@ -317,6 +330,7 @@ impl<L> Qp<L> {
                     self.restart_timer(now);
                 } else {
                     io.counters.timeouts += 1;
+                    self.count_retry(host, Counted::Timeout);
                     self.halve_window();
                     if self.recovers && self.req.grace > 0 {
                         self.req.grace -= 1;

@@ -67,7 +67,12 @@ impl<L> Qp<L> {
         if let Err(fault) = gathered {
             pending.done = Some(Err(Failure::LocalMemory(fault)));
         } else {
-            io.send(builder.finish());
+            let packet = builder.finish();
+            if to.qpn == MULTICAST_QPN {
+                io.counters.multicasts_sent += 1;
+                io.counters.multicast_bytes_sent += packet.frame().len() as u64;
+            }
+            io.send(packet);
             self.req.send_psn = psn.plus(1);
             self.req.una = self.req.send_psn;
             self.req.high = self.req.send_psn;

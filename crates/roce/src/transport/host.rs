@@ -352,6 +352,23 @@ pub enum QpEvent {
     LastWqe,
 }
 
+/// An event of a reliable queue pair that its counters count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Counted {
+    /// A request had a PSN beyond the expected one.
+    OutOfSequence,
+    /// A request had been executed before.
+    Duplicate,
+    /// A NAK for a PSN sequence error, which used up no last retry.
+    SequenceNak,
+    /// A response was skipped, which used up no last retry.
+    ImpliedNak,
+    /// An RNR NAK, which used up no last retry.
+    RnrNak,
+    /// A local ACK timeout, which used up no last retry.
+    Timeout,
+}
+
 /// The engine as the transport uses it. Queue pairs are named by number.
 ///
 /// Local buffers are of a type that the engine chooses ([`Host::LocalBuffers`]); keys are
@@ -521,6 +538,11 @@ pub trait Host {
     /// peer chooses how often this is called.
     fn report(&mut self, qpn: Option<u32>, cause: Cause) {
         let _ = (qpn, cause);
+    }
+
+    /// Counts an event of a queue pair. A peer chooses how often this is called.
+    fn count(&mut self, qpn: u32, event: Counted) {
+        let _ = (qpn, event);
     }
 
     /// Reports an event of a queue pair.

@@ -15,8 +15,20 @@ pub(super) const MAX_MESSAGE: u32 = 1 << 30;
 pub struct Counters {
     /// Packets sent.
     pub packets_sent: u64,
+    /// Their bytes, from the first header of the link to the ICRC.
+    pub bytes_sent: u64,
+    /// Packets sent to a multicast group; included in `packets_sent`.
+    pub multicasts_sent: u64,
+    /// Their bytes.
+    pub multicast_bytes_sent: u64,
     /// Packets received with a valid ICRC.
     pub packets_received: u64,
+    /// Their bytes.
+    pub bytes_received: u64,
+    /// Packets received for a multicast group; included in `packets_received`.
+    pub multicasts_received: u64,
+    /// Their bytes.
+    pub multicast_bytes_received: u64,
     /// Request packets sent again; included in `packets_sent`.
     pub retransmitted: u64,
     /// Local ACK timeouts.
@@ -87,6 +99,7 @@ impl Io {
 
     pub fn send(&mut self, packet: Packet) {
         self.counters.packets_sent += 1;
+        self.counters.bytes_sent += packet.frame().len() as u64;
         self.out.push_back(packet);
     }
 }

@@ -82,8 +82,11 @@ impl<L> Qp<L> {
             },
         };
         let passed = payload.map(|payload| {
+            let bytes = template.bytes().len() + request.length();
             io.counters.packets_sent += 1;
+            io.counters.bytes_sent += bytes as u64;
             io.counters.packets_received += 1;
+            io.counters.bytes_received += bytes as u64;
             let l3 = template.l3().0;
             let view = View::looped_back(path.link, l3, request.bth, request.headers(), payload);
             // Queue pairs that keep packets are excluded by `pairs_with`.

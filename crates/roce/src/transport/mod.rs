@@ -55,8 +55,8 @@ use std::sync::Arc;
 pub use cause::{Cause, DropCause, Failure, Refusal, Response};
 pub use config::{QpConfig, QpState, QpView, Service, ack_wait, rnr_wait};
 pub use host::{
-    Access, AtomicOp, Datagram, Fault, Fence, Host, MessageStart, Operation, QpEvent, RecvDone,
-    RecvKind, RecvWork, SendDone, SendWork, Source, Status, Target,
+    Access, AtomicOp, Counted, Datagram, Fault, Fence, Host, MessageStart, Operation, QpEvent,
+    RecvDone, RecvKind, RecvWork, SendDone, SendWork, Source, Status, Target,
 };
 pub use io::Counters;
 
@@ -338,10 +338,14 @@ impl<L> Transport<L> {
                 return None;
             }
         };
+        let bytes = packet.frame().len() as u64;
         self.io.counters.packets_received += 1;
+        self.io.counters.bytes_received += bytes;
         let (qpn, psn) = (view.bth.dest_qpn, view.bth.psn);
         let after = match qpn {
             MULTICAST_QPN => {
+                self.io.counters.multicasts_received += 1;
+                self.io.counters.multicast_bytes_received += bytes;
                 self.multicast(host, now, &view);
                 FollowUp::Nothing
             }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::{
-    Access, AtomicOp, Cause, Fault, Host, MessageStart, QpConfig, QpEvent, QpState, Queue,
+    Access, AtomicOp, Cause, Counted, Fault, Host, MessageStart, QpConfig, QpEvent, QpState, Queue,
     RecvDone, RecvWork, SendDone, SendWork, Status, Target, Transport,
 };
 use crate::fabric::{Fabric, Port, PortConfig};
@@ -71,6 +71,8 @@ pub struct Model {
     pub sends_ended: u64,
     /// Number of receives that succeeded.
     pub recvs_ended: u64,
+    /// Counted events.
+    pub counted: Vec<Counted>,
 }
 
 /// Number of causes that are kept.
@@ -269,6 +271,12 @@ impl Host for Model {
     fn report(&mut self, qpn: Option<u32>, cause: Cause) {
         if !self.count_only && self.causes.len() < MAX_CAUSES {
             self.causes.push((qpn, cause));
+        }
+    }
+
+    fn count(&mut self, _qpn: u32, event: Counted) {
+        if !self.count_only {
+            self.counted.push(event);
         }
     }
 

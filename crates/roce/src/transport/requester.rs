@@ -13,7 +13,9 @@ use super::host::{Fault, Fence, Host, Operation, QpEvent, SendDone, SendWork};
 use super::io::Io;
 use super::qp::Qp;
 use super::state::{MAX_WORKS, Pending};
-use crate::packet::{AtomicEth, Bth, DCETH_BYTES, PacketBuilder, Psn, Reth, op};
+use crate::packet::{
+    AtomicEth, BTH_BYTES, Bth, DCETH_BYTES, ICRC_BYTES, PacketBuilder, Psn, Reth, op,
+};
 
 /// Time before absent memory is tried again, in nanoseconds.
 const PAGE_WAIT: u64 = 100_000;
@@ -473,6 +475,11 @@ impl Request {
         let end = self.extended_length + header.len();
         self.extended[self.extended_length..end].copy_from_slice(header);
         self.extended_length = end;
+    }
+
+    /// Returns the length of its packet without the headers of the template.
+    pub fn length(&self) -> usize {
+        BTH_BYTES + self.extended_length + self.payload.next_multiple_of(4) + ICRC_BYTES
     }
 
     /// Returns the extended headers.

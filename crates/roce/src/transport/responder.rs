@@ -7,8 +7,8 @@
 use super::cause::{Cause, DropCause, Refusal, Response};
 use super::config::{QpState, Service};
 use super::host::{
-    Access, AtomicOp, Fault, Host, MessageStart, QpEvent, RecvDone, RecvKind, RecvWork, Source,
-    Target,
+    Access, AtomicOp, Counted, Fault, Host, MessageStart, QpEvent, RecvDone, RecvKind, RecvWork,
+    Source, Target,
 };
 use super::io::Io;
 use super::qp::Qp;
@@ -45,6 +45,7 @@ impl<L> Qp<L> {
         let distance = psn.distance(expected);
         if reliable {
             if distance > 0 {
+                host.count(self.number, Counted::OutOfSequence);
                 if !self.resp.nak_sent {
                     self.resp.nak(Syndrome::Nak(NakCode::SequenceError));
                 }
@@ -55,6 +56,7 @@ impl<L> Qp<L> {
                 return Ok(FollowUp::Keep);
             }
             if distance < 0 {
+                host.count(self.number, Counted::Duplicate);
                 self.duplicate(host, view);
                 return Err(DropCause::Duplicate(psn));
             }

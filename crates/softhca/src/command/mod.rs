@@ -121,7 +121,7 @@ impl<P: Platform> Hca<P> {
             op::MODIFY_NIC_VPORT_CONTEXT => core.modify_nic_vport_context(input),
             op::SET_ROCE_ADDRESS => self.set_roce_address(input),
             op::QUERY_ROCE_ADDRESS => core.query_roce_address(input, output),
-            op::QUERY_VPORT_COUNTER => core.query_vport_counter(output),
+            op::QUERY_VPORT_COUNTER => self.query_vport_counter(output),
             op::QUERY_VNIC_ENV => Ok(()),
             op::SET_L2_TABLE_ENTRY | op::DELETE_L2_TABLE_ENTRY | op::SET_MAD_DEMUX => Ok(()),
 

@@ -9,7 +9,7 @@ use super::load::object_number;
 use crate::engine::core::{Core, RoceAddress};
 use crate::engine::loopback::{MULTICAST, UNICAST};
 use crate::hca::Hca;
-use crate::layout::{nic_vport_context, roce_addr_layout, vport_state};
+use crate::layout::{nic_vport_context, roce_addr_layout, vport_counter, vport_state};
 use crate::platform::Platform;
 use crate::status::{Outcome, Rule, Status, no_object, refuse};
 
@@ -234,14 +234,6 @@ impl<P: Platform> Core<P> {
         }
         Ok(())
     }
-
-    pub(crate) fn query_vport_counter(&mut self, output: &mut [u8]) -> Outcome {
-        const RECEIVED_UNICAST: usize = 0x90;
-        const SENT_UNICAST: usize = 0xa0;
-        put64(output, RECEIVED_UNICAST, self.stats.ethernet_received);
-        put64(output, SENT_UNICAST, self.stats.ethernet_sent);
-        Ok(())
-    }
 }
 
 /// Counters of 16 bits, which stick at their maximum.
@@ -266,6 +258,41 @@ pub(crate) fn put_violations(output: &mut [u8], counters: &Counters) {
 }
 
 impl<P: Platform> Hca<P> {
+    /// Each traffic counter has packets and bytes. Whether a card counts the Ethernet header
+    /// of RoCE packets is not known; here it does.
+    pub(crate) fn query_vport_counter(&mut self, output: &mut [u8]) -> Outcome {
+        let transport = self.transport.counters();
+        let mut put = |at: usize, packets: u64, bytes: u64| {
+            put64(output, at, packets);
+            put64(output, at + 8, bytes);
+        };
+        put(
+            vport_counter::RECEIVED_IB_UNICAST,
+            transport.packets_received - transport.multicasts_received,
+            transport.bytes_received - transport.multicast_bytes_received,
+        );
+        put(
+            vport_counter::TRANSMITTED_IB_UNICAST,
+            transport.packets_sent - transport.multicasts_sent,
+            transport.bytes_sent - transport.multicast_bytes_sent,
+        );
+        put(
+            vport_counter::RECEIVED_IB_MULTICAST,
+            transport.multicasts_received,
+            transport.multicast_bytes_received,
+        );
+        put(
+            vport_counter::TRANSMITTED_IB_MULTICAST,
+            transport.multicasts_sent,
+            transport.multicast_bytes_sent,
+        );
+        let stats = &self.core.stats;
+        let (received, sent) = (stats.ethernet_received, stats.ethernet_sent);
+        put64(output, vport_counter::RECEIVED_ETH_UNICAST, received);
+        put64(output, vport_counter::TRANSMITTED_ETH_UNICAST, sent);
+        Ok(())
+    }
+
     pub(crate) fn set_roce_address(&mut self, input: &[u8]) -> Outcome {
         let index = roce_addr_layout::ROCE_ADDRESS_INDEX.get(input) as usize;
         let at = &input[roce_addr_layout::AT.min(input.len())..];

@@ -8,7 +8,12 @@ pub struct QCounters {
     pub rx_read_requests: u32,
     pub rx_atomic_requests: u32,
     pub out_of_buffer: u32,
+    pub out_of_sequence: u32,
+    pub duplicate_request: u32,
     pub rnr_nak_retry_err: u32,
+    pub packet_seq_err: u32,
+    pub implied_nak_seq_err: u32,
+    pub local_ack_timeout_err: u32,
     pub transport_retries_exceeded: u32,
     pub resp_local_length_error: u32,
     pub req_local_length_error: u32,
@@ -24,13 +29,18 @@ pub struct QCounters {
 
 impl QCounters {
     /// Returns the counters with their offsets in the output of QUERY_Q_COUNTER.
-    pub fn fields(&self) -> [(usize, u32); 16] {
+    pub fn fields(&self) -> [(usize, u32); 21] {
         [
             (0x10, self.rx_write_requests),
             (0x18, self.rx_read_requests),
             (0x20, self.rx_atomic_requests),
             (0x30, self.out_of_buffer),
-            (0x70, self.rnr_nak_retry_err),
+            (0x38, self.out_of_sequence),
+            (0x40, self.duplicate_request),
+            (0x48, self.rnr_nak_retry_err),
+            (0x50, self.packet_seq_err),
+            (0x58, self.implied_nak_seq_err),
+            (0x60, self.local_ack_timeout_err),
             (0x78, self.resp_local_length_error),
             (0x7c, self.req_local_length_error),
             (0x90, self.resp_cqe_error),

@@ -2,8 +2,8 @@
 
 use roce::packet::{L3, Link, Payload};
 use roce::transport::{
-    Access, AtomicOp, Failure, Fault, Host, MessageStart, QpConfig, QpEvent, QpState, RecvDone,
-    RecvKind, RecvWork, SendDone, SendWork, Service, Source, Status, Target,
+    Access, AtomicOp, Counted, Failure, Fault, Host, MessageStart, QpConfig, QpEvent, QpState,
+    RecvDone, RecvKind, RecvWork, SendDone, SendWork, Service, Source, Status, Target,
 };
 
 use super::core::Core;
@@ -273,10 +273,22 @@ impl<P: Platform> Core<P> {
         self.store(qpn, local, offset, data)
     }
 
-    fn count(&mut self, counter_set: u32, change: impl FnOnce(&mut super::counters::QCounters)) {
+    fn count_in(&mut self, counter_set: u32, change: impl FnOnce(&mut super::counters::QCounters)) {
         if let Some(set) = self.q_counters.get_mut(counter_set) {
             change(set);
         }
+    }
+
+    /// Counts a peer's access.
+    fn count_access(&mut self, qpn: u32, access: Access, result: &Result<(), Fault>) {
+        let set = self.counter_set(qpn);
+        self.count_in(set, |set| match (access, result) {
+            (_, Err(Fault::Absent)) => {}
+            (_, Err(_)) => set.resp_remote_access_errors += 1,
+            (Access::Read, _) => set.rx_read_requests += 1,
+            (Access::Write, _) => set.rx_write_requests += 1,
+            (Access::Atomic, _) => set.rx_atomic_requests += 1,
+        });
     }
 
     fn counter_set(&self, qpn: u32) -> u32 {
@@ -489,7 +501,7 @@ impl<P: Platform> Host for Core<P> {
             );
             return;
         }
-        self.count(counter_set, |set| {
+        self.count_in(counter_set, |set| {
             set.req_cqe_error += 1;
             match done.status() {
                 Status::Flushed => set.req_cqe_flush_error += 1,
@@ -497,7 +509,6 @@ impl<P: Platform> Host for Core<P> {
                 Status::RemoteInvalidRequest => set.req_remote_invalid_request += 1,
                 Status::RemoteAccess => set.req_remote_access_errors += 1,
                 Status::RetryExceeded => set.transport_retries_exceeded += 1,
-                Status::RnrRetryExceeded => set.rnr_nak_retry_err += 1,
                 _ => {}
             }
         });
@@ -582,7 +593,7 @@ impl<P: Platform> Host for Core<P> {
                 let in_error = self.qp(qpn).is_some_and(Qp::is_in_error);
                 if !in_error {
                     let set = self.counter_set(qpn);
-                    self.count(set, |set| set.out_of_buffer += 1);
+                    self.count_in(set, |set| set.out_of_buffer += 1);
                 }
                 None
             }
@@ -629,7 +640,7 @@ impl<P: Platform> Host for Core<P> {
             completion.opcode = cq::opcode::RESPONDER_ERROR;
             completion.byte_count = 0;
             completion.error = Some(receive_error(done.status()));
-            self.count(counter_set, |set| {
+            self.count_in(counter_set, |set| {
                 set.resp_cqe_error += 1;
                 match done.status() {
                     Status::Flushed => set.resp_cqe_flush_error += 1,
@@ -672,14 +683,7 @@ impl<P: Platform> Host for Core<P> {
         });
         self.observe_access(&result, accessor, rkey, (va, length.into()), rights);
         let result = self.request_absent_page(result);
-        let set = self.counter_set(target.qpn);
-        self.count(set, |set| match (access, &result) {
-            (_, Err(Fault::Absent)) => {}
-            (_, Err(_)) => set.resp_remote_access_errors += 1,
-            (Access::Read, _) => set.rx_read_requests += 1,
-            (Access::Write, _) => set.rx_write_requests += 1,
-            (Access::Atomic, _) => set.rx_atomic_requests += 1,
-        });
+        self.count_access(target.qpn, access, &result);
         result
     }
 
@@ -765,7 +769,9 @@ impl<P: Platform> Host for Core<P> {
             Ok(())
         });
         self.observe_access(&found, accessor, rkey, (va, 8), Rights::ATOMIC);
-        self.request_absent_page(found)?;
+        let found = self.request_absent_page(found);
+        self.count_access(target.qpn, Access::Atomic, &found);
+        found?;
         self.stats.remote_writes += 1;
         let location = location.ok_or(Fault::Protection)?;
         let little_endian = self.has_little_endian_atomics();
@@ -817,6 +823,21 @@ impl<P: Platform> Host for Core<P> {
 
     fn report(&mut self, qpn: Option<u32>, cause: roce::transport::Cause) {
         self.observe(|_| Some(Cause::Transport { qpn, cause }));
+    }
+
+    fn count(&mut self, qpn: u32, event: Counted) {
+        let set = self.counter_set(qpn);
+        self.count_in(set, |set| {
+            let counter = match event {
+                Counted::OutOfSequence => &mut set.out_of_sequence,
+                Counted::Duplicate => &mut set.duplicate_request,
+                Counted::SequenceNak => &mut set.packet_seq_err,
+                Counted::ImpliedNak => &mut set.implied_nak_seq_err,
+                Counted::RnrNak => &mut set.rnr_nak_retry_err,
+                Counted::Timeout => &mut set.local_ack_timeout_err,
+            };
+            *counter = counter.wrapping_add(1);
+        });
     }
 
     fn stops(&mut self, qpn: u32) -> bool {

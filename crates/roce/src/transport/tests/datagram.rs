@@ -186,6 +186,13 @@ fn multicast_reaches_attached_queue_pairs() {
                     .unwrap()
                     .multicast
             );
+            let [sent, received] = [0, 1].map(|index| world.hcas[index].transport.counters());
+            assert_eq!((sent.multicasts_sent, received.multicasts_received), (1, 1));
+            assert_eq!(
+                (sent.multicast_bytes_sent, received.multicast_bytes_received),
+                (sent.bytes_sent, received.bytes_received)
+            );
+            assert_eq!(sent.bytes_sent, received.bytes_received);
             world.hcas[1].transport.detach(50, group);
             assert_eq!(
                 recv_statuses(&mut world.hcas[1], 50),

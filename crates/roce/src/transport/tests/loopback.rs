@@ -306,3 +306,33 @@ fn acknowledgements_follow_read_responses() {
     assert_eq!(statuses(hca, 100), all);
     assert_eq!(hca.transport.counters().retransmitted, 0);
 }
+
+/// On UC, which has no acknowledgements, the packets that are not made are counted as those
+/// that are.
+#[test]
+fn looped_back_packets_are_counted() {
+    for kind in [LinkKind::Ib, LinkKind::Ethernet] {
+        let config = QpConfig {
+            service: Service::Uc,
+            ..QpConfig::default()
+        };
+        let counters = [false, true].map(|loops_back| {
+            let mut world = loopback_world(kind, &config, loops_back);
+            for (id, length) in (0..).zip([0, 1, 1023, 1024, 1025, 9001]) {
+                let write = work(id, Operation::Write, SENT_DATA, length, WRITTEN_DATA);
+                world.hcas[0].post_send(100, write);
+            }
+            world.settle(SECOND);
+            let counters = world.hcas[0].transport.counters();
+            assert_eq!(world.hcas[0].port.counters().sent == 0, loops_back);
+            [
+                counters.packets_sent,
+                counters.packets_received,
+                counters.bytes_sent,
+                counters.bytes_received,
+            ]
+        });
+        assert_eq!(counters[0], counters[1], "{kind:?}");
+        assert!(counters[0][2] > 12_074, "{counters:?}");
+    }
+}

@@ -344,3 +344,51 @@ fn unreliable_messages_are_complete_or_lost() {
     }
     assert!(received.windows(2).all(|w| w[0].1.imm < w[1].1.imm));
 }
+
+/// Each event of a queue pair is counted for it.
+#[test]
+fn events_are_counted_for_their_queue_pair() {
+    for recovers in [false, true] {
+        let config = QpConfig {
+            ack_timeout: 8,
+            ..with_many_retries(0)
+        };
+        let mut world = pair_with_recovery(LinkKind::Ethernet, 8 * SLOT, 3, &config, [recovers; 2]);
+        world.fabric.set_faults(high_loss());
+        for id in 0..200 {
+            let operation = [Operation::Write, Operation::Send, Operation::Read][id as usize % 3];
+            let post = work(id, operation, 0, 5000, SLOT);
+            world.hcas[0].post_send(100, post);
+        }
+        // The first sends find no receive.
+        world.settle(SECOND / 100);
+        for id in 0..200 {
+            world.hcas[1].post_recv(200, id, 2 * SLOT, SLOT as u32);
+        }
+        world.settle(100 * SECOND);
+        assert_eq!(statuses(&mut world.hcas[0], 100).len(), 200);
+        let [requester, responder] = [0, 1].map(|side| {
+            let counted = world.hcas[side].host.counted.clone();
+            let count = move |event| counted.iter().filter(|it| **it == event).count() as u64;
+            (count, world.hcas[side].transport.counters())
+        });
+        assert_eq!(
+            responder.0(Counted::OutOfSequence),
+            responder.1.out_of_sequence
+        );
+        assert_eq!(responder.0(Counted::Duplicate), responder.1.duplicates);
+        assert_eq!(requester.0(Counted::SequenceNak), requester.1.naks);
+        assert_eq!(requester.0(Counted::RnrNak), requester.1.rnr_naks);
+        assert_eq!(requester.0(Counted::Timeout), requester.1.timeouts);
+        assert!(requester.0(Counted::ImpliedNak) > 0 || recovers);
+        for event in [
+            requester.0(Counted::SequenceNak),
+            requester.0(Counted::RnrNak),
+            requester.0(Counted::Timeout),
+            responder.0(Counted::OutOfSequence),
+            responder.0(Counted::Duplicate),
+        ] {
+            assert!(event > 0);
+        }
+    }
+}
