@@ -11,6 +11,7 @@ mod doctor;
 mod error;
 mod escape;
 mod info;
+mod link;
 mod out;
 #[cfg(any(feature = "packaging", test))]
 mod packaging;
@@ -53,6 +54,8 @@ enum Command {
     Run(run::Args),
     /// Print the environment with which run would start a program, for eval, CI or containers
     Env(run::environment::Args),
+    /// Set the link of an embedded device up or down
+    Link(link::Args),
 }
 
 fn main() -> ExitCode {
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Command::Trace(args) => trace::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Env(args) => run::environment::run(&args),
+        Command::Link(args) => link::run(&args),
     };
     match result {
         Ok(code) => code,

@@ -157,6 +157,12 @@ impl Directory {
         Ok((both.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u16)
     }
 
+    /// Returns whether nobody but this user and root decides which files are in it.
+    pub(crate) fn is_trusted(&self) -> bool {
+        let own = || fstat(&self.fd).is_ok_and(|found| found.st_uid == geteuid().as_raw());
+        self.sharing == Sharing::Own || own()
+    }
+
     /// Returns the address of a name in the directory, short enough for a
     /// socket address. It refers to this directory even if that was renamed.
     fn address(&self, name: &str) -> Result<UnixAddr> {

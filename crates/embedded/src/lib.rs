@@ -38,6 +38,7 @@ mod drive;
 mod driver;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod hostile;
+mod links;
 mod poll;
 mod random;
 mod readiness;

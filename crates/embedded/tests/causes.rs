@@ -6,7 +6,7 @@ use device_testing::embedded::driver::*;
 use ringverbs_embedded::Embedded;
 use ringverbs_embedded::cause::Cause;
 use ringverbs_embedded::roce::transport;
-use ringverbs_embedded::softhca::cause::{AccessRule, Cause as DeviceCause};
+use ringverbs_embedded::softhca::cause::{AccessRule, Cause as DeviceCause, FrameDrop};
 use ringverbs_embedded::softhca::rule::Rule;
 use uverbs::abi::ids::{METHOD_PD_DESTROY, OBJECT_PD};
 use uverbs::{AccessFlags, QpType};
@@ -51,6 +51,35 @@ fn a_write_without_the_right_is_explained() {
         )
     };
     assert_eq!(causes.iter().filter(of_transport).count(), 1);
+}
+
+#[test]
+fn packets_that_the_link_loses_are_explained() {
+    let host = Host::single("roce");
+    let mut cq = host.cq(16);
+    let mut a = host.qp(QpType::RC, &mut cq);
+    let b = host.qp(QpType::RC, &mut cq);
+    connect_pair(QpType::RC, (&a, &host), (&b, &host));
+    let memory = host.memory(64);
+    let causes = observe(&host.embedded);
+    host.embedded.set_cable(false);
+    post(&mut a, 1, Operation::Write(&memory, 0), memory.sge(32, 32));
+    let lost = |cause: &Cause| {
+        matches!(
+            cause,
+            Cause::Device(DeviceCause::Frame {
+                cause: FrameDrop::LinkDown,
+                queue: None,
+                ..
+            })
+        )
+    };
+    while !causes.lock().unwrap().iter().any(lost) {
+        host.embedded.drive();
+    }
+    host.embedded.set_cable(true);
+    // Sent again.
+    assert_eq!(wait(&mut cq).status, 0);
 }
 
 #[test]

@@ -36,6 +36,28 @@ pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
     Ok(file.into_raw_fd())
 }
 
+/// The state of a port: its numbers and names.
+pub(crate) struct PortState {
+    /// `enum ib_port_state`.
+    pub(crate) logical: (u8, &'static str),
+    /// `enum ib_port_phys_state`.
+    pub(crate) physical: (u8, &'static str),
+}
+
+/// Returns the state of the port of a device.
+pub(crate) fn port_state(device: &Embedded) -> PortState {
+    match device.is_active() {
+        true => PortState {
+            logical: (4, "ACTIVE"),
+            physical: (5, "LinkUp"),
+        },
+        false => PortState {
+            logical: (1, "DOWN"),
+            physical: (3, "Disabled"),
+        },
+    }
+}
+
 /// Returns the content of an attribute; `None` for one that an empty entry of the GID table
 /// does not have.
 fn content(device: &Embedded, name: &str) -> Option<String> {
@@ -63,6 +85,14 @@ fn content(device: &Embedded, name: &str) -> Option<String> {
     }
     let mut content = match name {
         "node_guid" | "sys_image_guid" => words(&device.node_guid().to_be_bytes()),
+        "ports/1/state" => {
+            let (number, name) = port_state(device).logical;
+            format!("{number}: {name}")
+        }
+        "ports/1/phys_state" => {
+            let (number, name) = port_state(device).physical;
+            format!("{number}: {name}")
+        }
         "node_desc" => format!("ringverbs embedded device {}", device.number()),
         _ => format!("{:#x}", device.lid()),
     };

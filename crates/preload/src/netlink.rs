@@ -1,6 +1,7 @@
 //! RDMA netlink: answers to requests about the devices.
 
 use embedded::Embedded;
+use nix::net::if_::if_indextoname;
 use uverbs::Errno;
 use uverbs::abi::netlink::{
     FLAG_ACK, FLAG_CAPPED, FLAG_DUMP, FLAG_MULTI, FLAG_REQUEST, MSG_DONE, MSG_ERROR, NLDEV_CMD_GET,
@@ -18,7 +19,7 @@ use crate::process::ProcessState;
 use crate::resources::{
     Detail, Kind, describe_all, describe_counters, describe_one, describe_summary,
 };
-use crate::{config, tree};
+use crate::{config, dynamic, tree};
 
 const GET: u16 = nldev_type(NLDEV_CMD_GET);
 const PORT_GET: u16 = nldev_type(NLDEV_CMD_PORT_GET);
@@ -269,11 +270,12 @@ impl Device {
 
     /// Describes the port.
     fn describe_port(&self, message: MessageBuilder) -> MessageBuilder {
+        let state = dynamic::port_state(self.device);
         let message = self
             .identify(message)
             .attribute(attr::ATTR_PORT_INDEX, 1_u32.as_bytes())
-            .attribute(attr::ATTR_PORT_STATE, &[tree::PORT_ACTIVE])
-            .attribute(attr::ATTR_PORT_PHYS_STATE, &[tree::LINK_UP]);
+            .attribute(attr::ATTR_PORT_STATE, &[state.logical.0])
+            .attribute(attr::ATTR_PORT_PHYS_STATE, &[state.physical.0]);
         if self.is_ethernet() {
             return self.describe_interface(message);
         }
@@ -292,13 +294,14 @@ impl Device {
 
     /// Adds the port's network interface.
     fn describe_interface(&self, message: MessageBuilder) -> MessageBuilder {
-        let name = config::get().and_then(config::Config::interface);
-        let index = name.as_deref().map(nix::net::if_::if_nametoindex);
-        match (name, index) {
-            (Some(name), Some(Ok(index))) => message
+        // The interface may have been renamed.
+        let index = self.device.interface();
+        let name = if_indextoname(index).ok();
+        match name.as_ref().and_then(|name| name.to_str().ok()) {
+            Some(name) => message
                 .attribute(attr::ATTR_NDEV_INDEX, index.as_bytes())
-                .name(attr::ATTR_NDEV_NAME, &name),
-            _ => message,
+                .name(attr::ATTR_NDEV_NAME, name),
+            None => message,
         }
     }
 }

@@ -30,13 +30,16 @@ pub(crate) const UVERBS_ABI: u64 = 1;
 pub(crate) const MANAGER_ABI: u64 = 4;
 /// Version of the firmware.
 pub(crate) const FIRMWARE: &str = "16.35.4030";
-/// State of ports: `IBV_PORT_ACTIVE`.
-pub(crate) const PORT_ACTIVE: u8 = 4;
-/// Physical state of ports: `LinkUp`.
-pub(crate) const LINK_UP: u8 = 5;
 
 /// Attributes of a device whose content differs between processes.
-const DYNAMIC: [&str; 4] = ["node_guid", "sys_image_guid", "node_desc", "ports/1/lid"];
+const DYNAMIC: [&str; 6] = [
+    "node_guid",
+    "sys_image_guid",
+    "node_desc",
+    "ports/1/lid",
+    "ports/1/state",
+    "ports/1/phys_state",
+];
 
 /// A directory of a port with counters that count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,13 +203,9 @@ fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
     };
     let sm_lid = if ethernet { 0 } else { Embedded::SM_LID };
     let sm_lid = format!("{sm_lid:#x}");
-    let state = format!("{PORT_ACTIVE}: ACTIVE");
-    let physical_state = format!("{LINK_UP}: LinkUp");
     let general = [
         ("fw_ver", FIRMWARE),
         ("uevent", &rdma_event),
-        ("ports/1/state", &state),
-        ("ports/1/phys_state", &physical_state),
         ("ports/1/rate", "100 Gb/sec (4X EDR)"),
         ("ports/1/link_layer", link),
         ("ports/1/lid_mask_count", "0"),

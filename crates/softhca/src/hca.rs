@@ -683,6 +683,9 @@ impl<P: Platform> Hca<P> {
             self.frames.push(packet);
         }
         if !self.frames.is_empty() {
+            if !self.core.link_up {
+                self.core.observe_unsent(&self.frames);
+            }
             self.port.send_all(now, self.frames.drain(..));
         }
         more || full

@@ -89,7 +89,8 @@ impl State {
         self.hca.settings().mtu.code()
     }
 
-    fn is_up(&mut self) -> Result<bool> {
+    /// Returns whether the port is active.
+    pub(crate) fn is_up(&mut self) -> Result<bool> {
         let output = run(&mut self.hca, &Input::new(op::QUERY_VPORT_STATE, 16), 16)?;
         Ok(vport_state::STATE.get(&output) != 0)
     }

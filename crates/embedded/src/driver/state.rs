@@ -36,6 +36,7 @@ use crate::driver::gids::{self, GID_IB, GID_ROCE_V2, GidTable, PortGid, interfac
 use crate::driver::memory::Process;
 use crate::driver::object::{Cq, Object, Objects};
 use crate::driver::watch::{Doorbell, DoorbellWatch};
+use crate::links::PortLink;
 
 const PAGE: u64 = 4096;
 /// Maximum number of turns before a queue pair is destroyed.
@@ -91,6 +92,8 @@ pub(crate) struct State {
     addresses: Option<Arc<dyn PortAddresses>>,
     /// Number of address changes that have been applied to the GIDs.
     applied_changes: u32,
+    /// The link of the port; `None` if only [`Hca::set_cable`] changes it.
+    link: Option<PortLink>,
     /// Bytes sent and received that [`State::take_moved`] has returned.
     taken: (u64, u64),
     /// A thread drives the device, so that posted work is sent without the program's help.
@@ -182,6 +185,7 @@ impl State {
             interface,
             addresses,
             applied_changes: 0,
+            link: None,
             taken: (0, 0),
             has_thread: false,
             events,
@@ -322,6 +326,24 @@ impl State {
         true
     }
 
+    /// Makes the port's link follow that of the wire.
+    pub(crate) fn follow_link(&mut self, link: PortLink) {
+        self.link = Some(link);
+        if self.update_link() {
+            // Nobody has opened the device.
+            self.process_events(|_, _| {});
+        }
+    }
+
+    /// Applies a change of the wire's link to the port, which reports it.
+    fn update_link(&mut self) -> bool {
+        let change = self.link.as_mut().and_then(PortLink::change);
+        if let Some(up) = change {
+            self.hca.set_cable(up);
+        }
+        change.is_some()
+    }
+
     /// Returns the GIDs that the connection manager uses, of an Ethernet port that reaches no
     /// other hosts.
     pub(crate) fn own_gids(&self) -> Option<OwnGids> {
@@ -384,7 +406,7 @@ impl State {
     /// something has just happened. With many queue pairs it finds the work that registers
     /// hint at; for the rest see [`State::turn_of_part`].
     pub(crate) fn turn(&mut self) -> bool {
-        let changed = self.update_gids();
+        let changed = self.update_link() | self.update_gids();
         let scan = match self.watch.is_large() {
             true => DoorbellWatch::scan_hinted,
             false => DoorbellWatch::scan_all,

@@ -141,6 +141,20 @@ impl Embedded {
         self.command(|state| state.hca.set_cable(plugged));
     }
 
+    /// Returns whether the port is active. A device with addresses of the host follows their
+    /// interface; the link of one in a directory is set by
+    /// [`Network::set_link`](crate::Network::set_link), that of any by
+    /// [`set_cable`](Self::set_cable).
+    pub fn is_active(&self) -> bool {
+        // The query of a failed device fails.
+        self.device.lock().is_up().unwrap_or(false)
+    }
+
+    /// Returns the index of the network interface of an Ethernet port; 0 if it has none.
+    pub fn interface(&self) -> u32 {
+        self.device.lock().interface
+    }
+
     /// Makes the device fail permanently, as a removed one: it reports DEVICE_FATAL, and
     /// every command is refused with EIO. Its memory is released.
     pub fn fail(&self) {

@@ -19,10 +19,12 @@ use crate::drive::Drive;
 use crate::driver::gids::GidTable;
 use crate::driver::memory::Process;
 use crate::driver::state::State;
+use crate::links::PortLink;
 use crate::runtime::device::Device;
 use crate::runtime::embedded::Embedded;
 use crate::runtime::runner::{Runner, WireConfig};
 use crate::runtime::time::{self, Progress, SimulatedTime};
+use crate::wires::link_file;
 use crate::wires::segment::MAX_NUMBER;
 use crate::wires::udp::{self, UdpPorts};
 use crate::{Result, refuse};
@@ -158,6 +160,25 @@ impl Network {
         absolute.map_err(|error| refused(Errno::new(error.raw_os_error().unwrap_or(libc::EIO))))
     }
 
+    /// Sets the links of ports in a network of several processes ([`joined`](Self::joined)) up
+    /// or down: of the device with this index in its process, in the process with this number
+    /// or in all, also in those that join later. Programs receive `PORT_ERR` and `PORT_ACTIVE`,
+    /// and packets are lost while a link is down. Returns the number of processes in the
+    /// network.
+    ///
+    /// # Errors
+    /// Those of [`joined`](Self::joined) that concern the directory; EPERM for a directory of
+    /// another user; ENODEV for an index from 64 on; ENOSPC if more than 256 links are down.
+    pub fn set_link(
+        directory: &Path,
+        device: u16,
+        process: Option<u32>,
+        up: bool,
+    ) -> std::result::Result<usize, Error> {
+        let directory = Directory::open(directory, Sharing::Own)?;
+        link_file::write(&directory, device, process, up).map_err(refused(Command::Open))
+    }
+
     fn with_wire(
         drive: Drive,
         config: WireConfig,
@@ -234,6 +255,9 @@ impl Network {
                 state.node_guid = Settings::numbered(profile, index as u16).guid;
             }
             state.has_thread = self.runner.has_thread();
+            if let Some(links) = self.runner.links() {
+                state.follow_link(PortLink::new(Arc::clone(links), index));
+            }
             Ok(Arc::new(Device::new(state, number.into())))
         })?;
         Ok(Embedded {

@@ -21,6 +21,7 @@ use crate::cm::{Clock, Manager};
 use crate::directory::Directory;
 use crate::drive::Drive;
 use crate::driver::files::uar_counts;
+use crate::links::Links;
 use crate::runtime::device::Device;
 use crate::runtime::exit_flush::{Flush, flush_at_exit};
 use crate::runtime::time::SimulatedTime;
@@ -41,6 +42,8 @@ pub(crate) struct Runner {
     numbers: Range<usize>,
     /// Addresses of its device, if they are the host's.
     addresses: Option<HostAddresses>,
+    /// Links of its devices' ports, if a wire decides about them.
+    links: Option<Arc<Links>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -281,6 +284,7 @@ impl Runner {
     ) -> Result<Arc<Self>> {
         let mut numbers = 0..usize::MAX;
         let mut addresses = None;
+        let mut links = None;
         let mut network = match time {
             Some(_) => 0,
             None => RandomState::new().hash_one(()) as u16,
@@ -298,6 +302,7 @@ impl Runner {
                     let member = (directory, segment.number());
                     let made = manager.insert(Manager::new(Some(member), Clock::Host));
                     segment.set_agents(made.agents());
+                    segment.set_links(Arc::clone(links.insert(Arc::default())));
                     Ok(Wire::Directory(Box::new(segment)))
                 })?;
                 let Some(manager) = manager else {
@@ -309,6 +314,7 @@ impl Runner {
                 // One device has all addresses of the wire.
                 numbers = 0..1;
                 let own = ports.addresses();
+                links = Some(ports.links());
                 let manager = Manager::of_hosts(Arc::clone(&own.list), ports.shared(), Clock::Host);
                 let agents = manager.agents();
                 addresses = Some(own);
@@ -369,6 +375,7 @@ impl Runner {
             network,
             numbers,
             addresses,
+            links,
             thread,
         }))
     }
@@ -596,6 +603,11 @@ impl Runner {
     /// Returns the addresses of its device, if they are the host's.
     pub(crate) fn addresses(&self) -> Option<&HostAddresses> {
         self.addresses.as_ref()
+    }
+
+    /// Returns the links of its devices' ports, if a wire decides about them.
+    pub(crate) fn links(&self) -> Option<&Arc<Links>> {
+        self.links.as_ref()
     }
 
     /// Wakes the threads that drive the network, after a command.

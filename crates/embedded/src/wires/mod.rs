@@ -3,6 +3,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod frames;
+pub(crate) mod link_file;
 pub(crate) mod segment;
 pub(crate) mod udp;
 pub(crate) mod wire;

@@ -26,8 +26,10 @@ use uverbs::Errno;
 
 use crate::Result;
 use crate::directory::{Directory, OTHER_VERSION};
+use crate::links::Links;
 use crate::wires::agent::{self, Agents, MemberEnd, Outgoing as Datagram, Peer, PortAddress};
 use crate::wires::frames::{Incoming, Outgoing, VERSION};
+use crate::wires::link_file;
 use crate::wires::wire::MAX_FRAME_WAIT;
 
 /// Maximum number of processes of a network.
@@ -75,6 +77,8 @@ pub(crate) struct Segment {
     /// A frame that the receiver's ring had no room for, with the receiver's number and the
     /// time since when it waits.
     blocked: Option<(Packet, u16, Instant)>,
+    /// The links of this process's ports.
+    links: Arc<Links>,
     /// The agents of queue pair 1.
     agents: Agents,
     /// Management datagrams to send, with the receiver's number and the time since when each
@@ -223,6 +227,13 @@ fn take_number(directory: &Directory) -> Result<(u16, Flock<File>, OwnedFd)> {
     Err(Errno::new(libc::EUSERS))
 }
 
+/// Connects to each process of a directory, which then reads the file of links. Returns how many
+/// there are.
+pub(crate) fn connect_to_each(directory: &Directory) -> usize {
+    let connects = |number: &u16| matches!(directory.connect(&socket_name(*number)), Ok(Some(_)));
+    (0..MAX_MEMBERS).filter(connects).count()
+}
+
 impl Segment {
     /// Joins the network of a directory.
     pub(crate) fn join(
@@ -247,6 +258,7 @@ impl Segment {
             members: Vec::new(),
             outgoing: VecDeque::new(),
             blocked: None,
+            links: Arc::default(),
             agents: Agents::default(),
             management: VecDeque::new(),
             psn: Psn::new(0),
@@ -266,6 +278,12 @@ impl Segment {
     /// Sets the agents of queue pair 1.
     pub(crate) fn set_agents(&mut self, agents: Agents) {
         self.agents = agents;
+    }
+
+    /// Sets where the links of this process's ports are kept.
+    pub(crate) fn set_links(&mut self, links: Arc<Links>) {
+        link_file::read(&self.directory, &links);
+        self.links = links;
     }
 
     /// Returns the number of this process's first device.
@@ -594,6 +612,7 @@ impl Segment {
         let Ok(fd) = accept4(self.listener.as_raw_fd(), flags) else {
             return;
         };
+        link_file::read(&self.directory, &self.links);
         // SAFETY: the descriptor is new and owned by nothing else.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         let free = self.incoming.iter().position(Option::is_none);

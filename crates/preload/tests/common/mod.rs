@@ -96,10 +96,16 @@ impl World {
 
     /// Starts a program, with its output in a file.
     pub fn start(&self, line: &str, output: &str) -> Running {
+        self.start_with(line, output, Stdio::null())
+    }
+
+    /// As [`start`](Self::start), with an input.
+    pub fn start_with(&self, line: &str, output: &str, input: Stdio) -> Running {
         let path = self.directory.join(output);
         let file = File::create(&path).unwrap();
         let mut command = self.command(line);
         let command = command.stdout(file.try_clone().unwrap()).stderr(file);
+        let command = command.stdin(input);
         Running {
             child: command.spawn().unwrap_or_else(|e| panic!("{line}: {e}")),
             line: line.to_owned(),

@@ -230,6 +230,13 @@ impl<P: Platform> Core<P> {
         self.observe_frame(queue, length, cause);
     }
 
+    /// Tells the observer of packets that the port does not send, since its link is down.
+    pub(crate) fn observe_unsent(&mut self, packets: &[Packet]) {
+        for packet in packets {
+            self.observe_frame(None, packet.frame().len(), FrameDrop::LinkDown);
+        }
+    }
+
     fn observe_frame(&mut self, queue: Option<u32>, length: usize, cause: FrameDrop) {
         self.observe(|_| {
             Some(Cause::Frame {

@@ -15,8 +15,8 @@
 //! untrusted: length and ICRC are checked here, the rest by the transport, as for frames of
 //! any network. The port's queue and the socket's buffer bound the unprocessed datagrams.
 
-mod address_monitor;
 mod group;
+mod interface_monitor;
 mod multicast;
 mod ports;
 mod segmentation;
@@ -41,12 +41,13 @@ use uverbs::Errno;
 
 use crate::Result;
 use crate::addresses::{AddressList, MAX_ADDRESSES};
+use crate::links::Links;
 use crate::random::random;
 use crate::wires::agent::{self, Agents, MAD, MAD_SIZE, Peer, PortAddress, QPN};
 use crate::wires::wire::{self, MAX_FRAME_WAIT};
-use address_monitor::AddressMonitor;
 pub(crate) use group::ID_BITS;
 use group::{Forwarded, Group, MessageKind, QPN_BITS};
+use interface_monitor::{InterfaceMonitor, InterfaceState};
 use multicast::MulticastGroups;
 use ports::Endpoint;
 pub(crate) use ports::{HostAddresses, UdpPorts, interface_of};
@@ -57,11 +58,11 @@ use socket::{
 
 /// Number of datagrams after which a turn receives no more at an address.
 const MAX_DATAGRAMS: usize = 256;
-/// The errors of sockets, the group, the address monitor and the multicast groups in epoll
+/// The errors of sockets, the group, the interface monitor and the multicast groups in epoll
 /// events; smaller numbers are indices of addresses.
 const ERRORS: u64 = 1 << 32;
 const GROUP: u64 = ERRORS + 1;
-const ADDRESS_MONITOR: u64 = ERRORS + 2;
+const INTERFACE_MONITOR: u64 = ERRORS + 2;
 const MULTICAST: u64 = ERRORS + 3;
 /// Interval between two looks at these under load.
 const CONTROL_INTERVAL: Duration = Duration::from_micros(50);
@@ -80,8 +81,10 @@ pub(crate) struct UdpWire {
     endpoints: Vec<Endpoint>,
     /// The same addresses, for the device and the connection manager.
     list: Arc<AddressList>,
-    /// Monitors the addresses of the interface, if changes are announced.
-    monitor: Option<AddressMonitor>,
+    /// The link of the device's port.
+    links: Arc<Links>,
+    /// Monitors the interface, if changes are announced.
+    monitor: Option<InterfaceMonitor>,
     /// Other processes with the same addresses; `None` if the addresses are not shared.
     group: Option<Group>,
     multicast: Arc<MulticastGroups>,
@@ -131,7 +134,7 @@ impl UdpWire {
             watch(epoll, &group.descriptor().0, GROUP)?;
         }
         if let Some(monitor) = &ports.monitor {
-            watch(epoll, monitor.descriptor(), ADDRESS_MONITOR)?;
+            watch(epoll, monitor.descriptor(), INTERFACE_MONITOR)?;
         }
         watch(epoll, &ports.multicast.descriptor().0, MULTICAST)?;
         Ok(Self {
@@ -139,6 +142,7 @@ impl UdpWire {
             pool,
             endpoints: ports.endpoints,
             list: ports.list,
+            links: ports.links,
             monitor: ports.monitor,
             group,
             multicast: ports.multicast,
@@ -169,7 +173,7 @@ impl UdpWire {
         {
             self.handle_refusals();
             self.receive_forwarded();
-            changed = self.update_addresses(epoll);
+            changed = self.update_interface(epoll);
             self.controlled = Some(Instant::now());
         }
         self.send_management();
@@ -186,15 +190,22 @@ impl UdpWire {
         received || sent || changed
     }
 
-    /// Updates the addresses if the kernel has announced a change. The sockets of a removed
-    /// address stay open, in case it returns. Returns whether the list has changed.
-    fn update_addresses(&mut self, epoll: &Epoll) -> bool {
+    /// Updates link and addresses if the kernel has announced a change. Returns whether there is
+    /// one.
+    fn update_interface(&mut self, epoll: &Epoll) -> bool {
         let Some(monitor) = self.monitor.as_ref().filter(|it| it.has_changed()) else {
             return false;
         };
-        let Ok(found) = monitor.addresses() else {
+        let Ok(InterfaceState { up, addresses }) = monitor.state() else {
             return false;
         };
+        let changed = self.links.set_down(u64::from(!up));
+        changed | addresses.is_some_and(|found| self.update_addresses(found, epoll))
+    }
+
+    /// Updates the addresses. The sockets of a removed address stay open, in case it returns.
+    /// Returns whether the list has changed.
+    fn update_addresses(&mut self, found: Vec<ScopedAddress>, epoll: &Epoll) -> bool {
         for endpoint in &mut self.endpoints {
             let local = endpoint.local;
             let listed = found.iter().any(|it| it.address == local.address);

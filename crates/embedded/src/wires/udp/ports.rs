@@ -14,12 +14,13 @@ use roce::packet::{Gid, Mtu, ROCE_V2_PORT, gid_of_ip};
 use softhca::Settings;
 use uverbs::{Command, Errno, Error};
 
-use super::address_monitor::AddressMonitor;
 use super::group::{Member, QPN_BITS, count_sockets};
+use super::interface_monitor::{InterfaceMonitor, MonitoredAddresses, is_up};
 use super::multicast::MulticastGroups;
 use super::socket::{self, ScopedAddress};
 use super::steering;
 use crate::addresses::{AddressList, DEVICE_MAC, MAX_ADDRESSES, PortAddresses, SharedPorts};
+use crate::links::Links;
 use crate::random::random;
 
 /// Number of source ports of queue pairs: switches select paths by the source port (ECMP).
@@ -63,8 +64,10 @@ pub(crate) struct UdpPorts {
     pub(super) endpoints: Vec<Endpoint>,
     /// Their addresses.
     pub(super) list: Arc<AddressList>,
-    /// Monitors the addresses of the interface, if changes are announced.
-    pub(super) monitor: Option<AddressMonitor>,
+    /// The link of the device's port, that of the interface.
+    pub(super) links: Arc<Links>,
+    /// Monitors the interface, if changes are announced.
+    pub(super) monitor: Option<InterfaceMonitor>,
     /// Membership among the processes that share the addresses; `None` if they are not
     /// shared.
     pub(super) member: Option<Member>,
@@ -117,29 +120,37 @@ fn parse(name: &str) -> Option<(IpAddr, Option<&str>)> {
 
 /// Returns the addresses of an interface: IPv4 first, then global before link-local
 /// addresses.
-pub(super) fn ip_addresses(interface: &str) -> io::Result<Vec<ScopedAddress>> {
-    let here = getifaddrs()?.filter(|entry| entry.interface_name == interface);
-    let mut found: Vec<ScopedAddress> = here.filter_map(|entry| ip_of(&entry)).collect();
+pub(super) fn ip_addresses(interface: &str, all: &[InterfaceAddress]) -> Vec<ScopedAddress> {
+    let here = all.iter().filter(|it| it.interface_name == interface);
+    let mut found: Vec<ScopedAddress> = here.filter_map(ip_of).collect();
     found.sort_by_key(|it| match it.address {
         IpAddr::V4(_) => 0,
         IpAddr::V6(address) => 1 + u8::from(address.is_unicast_link_local()),
     });
-    Ok(found)
+    found
 }
 
 /// The addresses that a name stands for.
 struct ResolvedName {
     addresses: Vec<ScopedAddress>,
     interface: Option<String>,
-    /// Monitors the addresses of the interface, if changes are announced.
-    monitor: Option<AddressMonitor>,
+    /// The interface is up, or there is none.
+    up: bool,
+    /// Monitors the interface, if changes are announced.
+    monitor: Option<InterfaceMonitor>,
 }
 
-/// Monitors the addresses of an interface, or one of them.
-fn monitor_addresses(interface: &str, address: Option<IpAddr>) -> Option<AddressMonitor> {
-    let monitor = AddressMonitor::new(interface.to_owned(), address);
-    let failed = |error| tracing::debug!(%error, "address changes are not announced");
+/// Monitors an interface with its addresses.
+fn monitor(interface: &str, monitored: MonitoredAddresses) -> Option<InterfaceMonitor> {
+    let index = if_nametoindex(interface).map_err(io::Error::from);
+    let monitor = index.and_then(|index| InterfaceMonitor::new(index, monitored));
+    let failed = |error| tracing::debug!(%error, "changes of the interface are not announced");
     monitor.map_err(failed).ok()
+}
+
+/// Returns the addresses of all interfaces.
+fn all_addresses() -> Result<Vec<InterfaceAddress>, Error> {
+    Ok(getifaddrs().map_err(|it| refused(&it.into()))?.collect())
 }
 
 /// Resolves a name: an address, or an interface with all its addresses.
@@ -153,7 +164,7 @@ fn resolve_name(name: &str) -> Result<ResolvedName, Error> {
     if names_no_host || address != address.to_canonical() {
         return Err(invalid(UNSUITABLE_ADDRESS));
     }
-    let all: Vec<InterfaceAddress> = getifaddrs().map_err(|it| refused(&it.into()))?.collect();
+    let all = all_addresses()?;
     let exact = all.iter().find_map(|entry| {
         let found = ip_of(entry).filter(|it| it.address == address)?;
         let in_scope = scope.is_none_or(|scope| entry.interface_name == scope);
@@ -162,7 +173,8 @@ fn resolve_name(name: &str) -> Result<ResolvedName, Error> {
     if let Some((found, interface)) = exact {
         return Ok(ResolvedName {
             addresses: vec![found],
-            monitor: monitor_addresses(&interface, Some(found.address)),
+            up: is_up(&interface, &all),
+            monitor: monitor(&interface, MonitoredAddresses::One(found.address)),
             interface: Some(interface),
         });
     }
@@ -176,8 +188,9 @@ fn resolve_name(name: &str) -> Result<ResolvedName, Error> {
     let found = ScopedAddress { address, scope };
     Ok(ResolvedName {
         addresses: vec![found],
+        up: loopback.is_none_or(|it| is_up(&it.interface_name, &all)),
+        monitor: loopback.and_then(|it| monitor(&it.interface_name, MonitoredAddresses::None)),
         interface: loopback.map(|it| it.interface_name.clone()),
-        monitor: None,
     })
 }
 
@@ -187,17 +200,18 @@ pub(crate) fn interface_of(name: &str) -> Option<String> {
 }
 
 fn resolve_interface(name: &str) -> Result<ResolvedName, Error> {
-    let mut all = getifaddrs().map_err(|it| refused(&it.into()))?;
-    if !all.any(|entry| entry.interface_name == name) {
+    // Created before the addresses are read, so that no change is missed.
+    let monitor = monitor(name, MonitoredAddresses::All);
+    let all = all_addresses()?;
+    if !all.iter().any(|entry| entry.interface_name == name) {
         return Err(invalid(NO_INTERFACE));
     }
-    // Created before the addresses are read, so that no change is missed.
-    let monitor = monitor_addresses(name, None);
-    let mut addresses = ip_addresses(name).map_err(|it| refused(&it))?;
+    let mut addresses = ip_addresses(name, &all);
     addresses.truncate(MAX_ADDRESSES);
     Ok(ResolvedName {
         addresses,
         interface: Some(name.to_owned()),
+        up: is_up(name, &all),
         monitor,
     })
 }
@@ -318,6 +332,7 @@ impl UdpPorts {
         let ResolvedName {
             addresses,
             interface,
+            up,
             monitor,
         } = resolve_name(name)?;
         let is_single = addresses.len() == 1;
@@ -364,9 +379,12 @@ impl UdpPorts {
         let mtu = interface.and_then(|it| mtu_of(&it, &first.receiver));
         let mtu = path_mtu(mtu.unwrap_or(ETHERNET_MTU)).ok_or(invalid(MTU_TOO_SMALL))?;
         let list = AddressList::new(endpoints.iter().map(|it| it.local.address));
+        let links = Arc::new(Links::default());
+        links.set_down(u64::from(!up));
         Ok(Self {
             endpoints,
             list: Arc::new(list),
+            links,
             monitor,
             member,
             multicast: Arc::new(multicast),
@@ -384,6 +402,11 @@ impl UdpPorts {
             member: member.number,
             addresses: Arc::clone(&self.list),
         })
+    }
+
+    /// Returns the link of the device's port, of which the index is 0.
+    pub(crate) fn links(&self) -> Arc<Links> {
+        Arc::clone(&self.links)
     }
 
     /// Returns the addresses.
