@@ -72,7 +72,7 @@ impl Reports {
             return None;
         }
         let access = self.access.take();
-        if !is_worth_a_report(cause) {
+        if !is_worth_a_report(cause) || (access.is_none() && is_refused_by_engine(cause)) {
             return None;
         }
         let kind = kind(device, cause, access.as_ref());
@@ -172,8 +172,24 @@ fn is_worth_a_report(cause: &Cause) -> bool {
     }
 }
 
+/// Returns whether a cause is that of a work request which the engine refused. Unless an
+/// access failed, it has been reported as misuse before, with the index of the work request.
+fn is_refused_by_engine(cause: &Cause) -> bool {
+    matches!(
+        cause,
+        Cause::Device(DeviceCause::Transport {
+            cause: transport::Cause::Failed(Failure::Engine(_)),
+            ..
+        })
+    )
+}
+
 #[cfg(test)]
 mod tests {
+    use embedded::roce::transport::EngineError;
+    use embedded::softhca::cause::Misuse;
+    use embedded::softhca::rule::Violation;
+
     use super::*;
 
     fn device_cause(cause: impl Into<transport::Cause>) -> Cause {
@@ -216,6 +232,7 @@ mod tests {
             va: 16,
             length: 8,
             rule: AccessRule::Valid,
+            inner: None,
         };
         let access = Cause::Device(DeviceCause::Access(access));
         assert_eq!(reports.line(0, &access), None);
@@ -224,5 +241,35 @@ mod tests {
         assert!(line.contains("the key is not valid)"), "{line}");
         // Flushing follows: it is no cause of its own.
         assert_eq!(reports.line(0, &device_cause(Failure::Flushed)), None);
+    }
+
+    #[test]
+    fn a_refused_work_request_is_told_once() {
+        let mut reports = Reports::default();
+        let violation = Violation::new("opcode", 0x3f, Rule::Known);
+        let misuse = Cause::Device(DeviceCause::Misuse(Misuse::WorkRequest {
+            queue: 2,
+            index: 7,
+            violation,
+        }));
+        let line = reports.line(0, &misuse).unwrap();
+        let expected = "ringverbs: mlx5_0: queue 2, index 7: opcode 0x3f is not a known value\n";
+        assert_eq!(line, expected);
+        let status = transport::Status::LocalQpOperation;
+        let failed = device_cause(Failure::Engine(EngineError { status, violation }));
+        assert_eq!(reports.line(0, &failed), None);
+        // An access alone is told with the work request.
+        let access = AccessError {
+            qpn: 2,
+            key: 3,
+            va: 0,
+            length: 0,
+            rule: AccessRule::Invalidation,
+            inner: None,
+        };
+        let access = Cause::Device(DeviceCause::Access(access));
+        assert_eq!(reports.line(0, &access), None);
+        let line = reports.line(0, &failed).unwrap();
+        assert!(line.contains("the key may not be invalidated)"), "{line}");
     }
 }

@@ -66,4 +66,5 @@ pub mod bits;
 pub mod fabric;
 pub mod packet;
 pub mod pcap;
+pub mod rule;
 pub mod transport;

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use roce::rule::Violation;
 use roce::transport;
 
 use crate::engine::eq::event;
@@ -87,6 +88,19 @@ pub struct AccessError {
     pub length: u64,
     /// The rule that the access breaks.
     pub rule: AccessRule,
+    /// The key that breaks it, if it is not `key`, but one to which that refers.
+    pub inner: Option<InnerKey>,
+}
+
+/// A key to which another one refers, and the part of it that an access needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InnerKey {
+    /// The key.
+    pub key: u32,
+    /// First address.
+    pub va: u64,
+    /// Length in bytes.
+    pub length: u64,
 }
 
 /// A rule of accesses to memory, with what the key has. Rights have the bits of an mkey
@@ -121,9 +135,16 @@ pub enum AccessRule {
         /// Length of the key.
         length: u64,
     },
-    /// The access can be performed: the keys to which this one refers permit it, its pages
-    /// are mapped, its signatures are valid.
-    Accessible,
+    /// The pages or keys to which the key refers cover the range.
+    Covered,
+    /// Keys refer to others at most this deep.
+    Depth(u32),
+    /// Windows may refer to the key.
+    Bindable,
+    /// A key to which others refer has no signatures and no encryption.
+    Unprotected,
+    /// The memory of the key is mapped.
+    Mapped,
     /// The key may be invalidated by this request.
     Invalidation,
     /// The list of buffers has this number of bytes.
@@ -137,12 +158,17 @@ impl fmt::Display for AccessError {
             va,
             length,
             rule,
+            inner,
             ..
         } = self;
-        write!(
-            f,
-            "access to {length} bytes at {va:#x} with key {key:#x}: {rule}"
-        )
+        write!(f, "access to {length} bytes at {va:#x} with key {key:#x}: ")?;
+        if let Some(InnerKey { key, va, length }) = inner {
+            write!(
+                f,
+                "of {length} bytes at {va:#x} with key {key:#x} within it: "
+            )?;
+        }
+        rule.fmt(f)
     }
 }
 
@@ -166,7 +192,11 @@ impl fmt::Display for AccessRule {
             Self::Range { start, length } => {
                 write!(f, "the key is for {length} bytes from {start:#x} on")
             }
-            Self::Accessible => f.write_str("memory to which the key refers is not accessible"),
+            Self::Covered => f.write_str("the key has no pages or keys for all of it"),
+            Self::Depth(limit) => write!(f, "keys refer to others more than {limit} deep"),
+            Self::Bindable => f.write_str("the key does not permit windows"),
+            Self::Unprotected => f.write_str("the key has signatures or encryption"),
+            Self::Mapped => f.write_str("the memory of the key is not mapped"),
             Self::Invalidation => f.write_str("the key may not be invalidated"),
             Self::List(length) => write!(f, "the list of buffers has {length} bytes"),
         }
@@ -238,8 +268,8 @@ pub enum Misuse {
         queue: u32,
         /// Its index in the queue.
         index: u16,
-        /// What is wrong.
-        fault: &'static str,
+        /// What broke which rule.
+        violation: Violation,
     },
     /// The copy of a work request in a BlueFlame register differs from that in the ring.
     BlueFlame {
@@ -322,8 +352,8 @@ impl fmt::Display for Misuse {
             Self::WorkRequest {
                 queue,
                 index,
-                fault,
-            } => write!(f, "queue {queue}, index {index}: {fault}"),
+                violation,
+            } => write!(f, "queue {queue}, index {index}: {violation}"),
             Self::BlueFlame {
                 queue,
                 index,

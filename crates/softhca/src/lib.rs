@@ -14,7 +14,6 @@ pub mod layout;
 pub mod platform;
 pub mod profile;
 pub mod profiles;
-pub mod rule;
 mod settings;
 pub mod status;
 mod table;
@@ -24,6 +23,7 @@ pub mod testing;
 pub mod vfio;
 
 pub use hca::{Hca, Settings};
+pub use roce::rule;
 
 #[cfg(test)]
 mod tests;

@@ -230,7 +230,7 @@ impl Drop for Host {
     /// Asserts that the device has no complaints about the driver.
     fn drop(&mut self) {
         let complaints = self.embedded.complaints();
-        let expected = ["is in error: overrun", "may not be bound"];
+        let expected = ["is in error: overrun", "of an entry"];
         let is_unexpected = |it: &&String| !expected.iter().any(|text| it.contains(text));
         let complaint = complaints.iter().find(is_unexpected);
         if self.checks_complaints && !std::thread::panicking() {

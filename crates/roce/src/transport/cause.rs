@@ -7,6 +7,7 @@ use super::config::{QpState, Service};
 use super::host::{Access, Fault, Operation, QpEvent, Status};
 use super::io::Counters;
 use crate::packet::{NakCode, ParseError, Psn};
+use crate::rule::Violation;
 
 /// The cause of a drop, a refusal or a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -292,11 +293,20 @@ impl Refusal {
     }
 }
 
+/// Why the engine refused a work request, or failed to perform it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EngineError {
+    /// Status of the work request.
+    pub status: Status,
+    /// What broke which rule.
+    pub violation: Violation,
+}
+
 /// Why a work request ended with an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
     /// The engine refused it, or failed to perform it.
-    Engine(Status),
+    Engine(EngineError),
     /// The message is longer than the service permits.
     MessageLength(u32),
     /// The service has no such operation.
@@ -331,7 +341,7 @@ impl Failure {
     #[must_use]
     pub fn status(self) -> Status {
         match self {
-            Self::Engine(status) => status,
+            Self::Engine(error) => error.status,
             Self::MessageLength(_) => Status::LocalLength,
             Self::Operation { .. } | Self::NoReads | Self::NoDestination | Self::NoPath => {
                 Status::LocalQpOperation

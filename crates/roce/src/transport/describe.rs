@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-use super::cause::{Cause, DropCause, Failure, Refusal};
+use super::cause::{Cause, DropCause, EngineError, Failure, Refusal};
 use super::config::{QpState, Service};
 use super::host::{Access, Fault, Operation};
 use crate::packet::NakCode;
@@ -88,7 +88,6 @@ fn operation_name(operation: &Operation) -> &'static str {
         Operation::FetchAdd { .. } => "fetch and add",
         Operation::CompareSwap { .. } => "compare and swap",
         Operation::Local => "local operation",
-        Operation::Invalid(_) => "malformed request",
     }
 }
 
@@ -208,10 +207,16 @@ impl Display for Refusal {
     }
 }
 
+impl Display for EngineError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.violation.fmt(f)
+    }
+}
+
 impl Display for Failure {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Engine(status) => write!(f, "{status:?}"),
+            Self::Engine(error) => error.fmt(f),
             Self::MessageLength(length) => {
                 write!(f, "{length} bytes are more than the service permits")
             }

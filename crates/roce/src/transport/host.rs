@@ -1,6 +1,6 @@
 //! The interface to the engine: work requests, completions, memory.
 
-use super::cause::{Cause, Failure};
+use super::cause::{Cause, EngineError, Failure};
 use crate::packet::{L3, Link, Path, Payload};
 
 /// Operation of a work request.
@@ -32,8 +32,6 @@ pub enum Operation {
     },
     /// An operation that the engine performs itself, in order: [`Host::run_local`].
     Local,
-    /// A malformed work request: completes with this status, in order.
-    Invalid(Status),
 }
 
 impl Operation {
@@ -109,6 +107,8 @@ pub struct SendWork<L> {
     pub datagram: Option<Box<Datagram>>,
     /// Stream that it belongs to (DC).
     pub stream: u16,
+    /// The engine refuses it: it is not executed, and completes with this error, in order.
+    pub refused: Option<Box<EngineError>>,
 }
 
 impl<L> SendWork<L> {
@@ -127,6 +127,7 @@ impl<L> SendWork<L> {
             xrc_srqn: 0,
             datagram: None,
             stream: 0,
+            refused: None,
         }
     }
 }
@@ -436,12 +437,12 @@ pub trait Host {
     /// Performs an [`Operation::Local`]: once, in order, after its fence.
     ///
     /// # Errors
-    /// The work request completes with the status.
+    /// The work request completes with the error's status.
     fn run_local(
         &mut self,
         qpn: u32,
         work: &mut SendWork<Self::LocalBuffers>,
-    ) -> Result<(), Status>;
+    ) -> Result<(), EngineError>;
 
     /// Completes a send work request. Called for every one that was taken, in order.
     fn send_done(&mut self, qpn: u32, work: SendWork<Self::LocalBuffers>, done: SendDone);

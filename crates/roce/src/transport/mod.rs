@@ -52,7 +52,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-pub use cause::{Cause, DropCause, Failure, Refusal, Response};
+pub use cause::{Cause, DropCause, EngineError, Failure, Refusal, Response};
 pub use config::{QpConfig, QpState, QpView, Service, ack_wait, rnr_wait};
 pub use host::{
     Access, AtomicOp, Counted, Datagram, Fault, Fence, Host, MessageStart, Operation, QpEvent,

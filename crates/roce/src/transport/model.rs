@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::{
-    Access, AtomicOp, Cause, Counted, Fault, Host, MessageStart, QpConfig, QpEvent, QpState, Queue,
-    RecvDone, RecvWork, SendDone, SendWork, Status, Target, Transport,
+    Access, AtomicOp, Cause, Counted, EngineError, Fault, Host, MessageStart, QpConfig, QpEvent,
+    QpState, Queue, RecvDone, RecvWork, SendDone, SendWork, Status, Target, Transport,
 };
 use crate::fabric::{Fabric, Port, PortConfig};
 use crate::packet::{Gid, LinkKind, Path, Payload, Pool, gid_of_ipv4};
@@ -169,7 +169,7 @@ impl Host for Model {
         Ok(())
     }
 
-    fn run_local(&mut self, qpn: u32, work: &mut SendWork<Range>) -> Result<(), Status> {
+    fn run_local(&mut self, qpn: u32, work: &mut SendWork<Range>) -> Result<(), EngineError> {
         self.queues(qpn).ran.push(work.id);
         Ok(())
     }

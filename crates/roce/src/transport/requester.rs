@@ -157,9 +157,11 @@ impl<L> Qp<L> {
 
     /// Returns the number of PSNs that a work request takes, or why it cannot be executed.
     fn packets_for(&self, work: &SendWork<L>) -> Result<u32, Failure> {
+        if let Some(error) = &work.refused {
+            return Err(Failure::Engine(**error));
+        }
         let (service, operation) = (self.config.service, work.operation);
         let length = match operation {
-            Operation::Invalid(status) => return Err(Failure::Engine(status)),
             Operation::Local => 0,
             _ => work.length,
         };
@@ -491,7 +493,7 @@ impl Request {
 /// Returns whether a service supports an operation.
 fn allowed(service: Service, operation: Operation) -> bool {
     match operation {
-        Operation::Send | Operation::SendImm | Operation::Local | Operation::Invalid(_) => {
+        Operation::Send | Operation::SendImm | Operation::Local => {
             !matches!(service, Service::XrcTarget | Service::DcTarget)
         }
         Operation::Write | Operation::WriteImm => !matches!(

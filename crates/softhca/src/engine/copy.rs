@@ -1,10 +1,11 @@
 //! Work requests that copy local memory (MMO).
 
+use roce::rule::{Rule, Violation};
 use roce::transport::Status;
 
 use super::core::Core;
 use super::mkey::{Accessor, Rights};
-use super::wqe::{OP_MOD, Segment};
+use super::wqe::{OP_MOD, Segment, too_short};
 use crate::platform::Platform;
 
 /// Maximum length of one copy, as a power of two.
@@ -24,19 +25,32 @@ const PART: usize = 4096;
 impl<P: Platform> Core<P> {
     /// Copies as a WQE requests. A part may have been copied when it fails. Absent
     /// memory is an error here, and is not waited for.
-    pub(crate) fn copy_memory(&mut self, accessor: Accessor, entry: &[u8]) -> Result<(), Status> {
+    pub(crate) fn copy_memory(
+        &mut self,
+        accessor: Accessor,
+        entry: &[u8],
+    ) -> Result<(), (Status, Violation)> {
         let (Some(source), Some(destination)) =
             (entry.get(SOURCE..DESTINATION), entry.get(DESTINATION..END))
         else {
-            return Err(Status::LocalQpOperation);
+            return Err((Status::LocalQpOperation, too_short(entry, END)));
         };
         if OP_MOD.get(entry) != COPY {
-            return Err(Status::LocalQpOperation);
+            let modifier = OP_MOD.get(entry);
+            let violation = Violation::new("operation modifier", modifier, Rule::Is(COPY.into()));
+            return Err((Status::LocalQpOperation, violation));
         }
         let (from, to) = (Segment::parse(source), Segment::parse(destination));
-        if from.length != to.length || from.length == 0 || from.length > 1 << LOG_MAX_LENGTH {
-            return Err(Status::LocalLength);
-        }
+        let check_length = |what, length, rule, holds: bool| match holds {
+            true => Ok(()),
+            false => Err((Status::LocalLength, Violation::new(what, length, rule))),
+        };
+        let limit = 1 << LOG_MAX_LENGTH;
+        let (is_same, same) = (from.length == to.length, Rule::Is(from.length.into()));
+        check_length("length of the destination", to.length, same, is_same)?;
+        let is_short = (1..=limit).contains(&from.length);
+        let short = Rule::Between(1, limit.into());
+        check_length("length of the copy", from.length, short, is_short)?;
         let mut part = [0; PART];
         let mut at = 0;
         while at < from.length {
@@ -49,7 +63,10 @@ impl<P: Platform> Core<P> {
             let range = |va| (va, u64::from(n));
             let read = self.read_key(accessor, from.key, source, bytes, Rights::LOCAL_READ);
             self.observe_access(&read, accessor, from.key, range(source), Rights::LOCAL_READ);
-            read.map_err(|_| Status::LocalProtection)?;
+            read.map_err(|_| {
+                let violation = Violation::new("source of the copy", source, Rule::Readable);
+                (Status::LocalProtection, violation)
+            })?;
             let written = self.write_key(accessor, to.key, target, bytes, Rights::LOCAL_WRITE);
             self.observe_access(
                 &written,
@@ -58,7 +75,10 @@ impl<P: Platform> Core<P> {
                 range(target),
                 Rights::LOCAL_WRITE,
             );
-            written.map_err(|_| Status::LocalProtection)?;
+            written.map_err(|_| {
+                let violation = Violation::new("destination of the copy", target, Rule::Writable);
+                (Status::LocalProtection, violation)
+            })?;
             at += n;
         }
         self.stats.bytes_gathered += u64::from(from.length);

@@ -4,13 +4,15 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 
+use roce::rule::Violation;
+
 use super::capabilities::Capabilities;
 use super::counters::{QCounters, Stats};
 use super::cq::Cq;
 use super::device_memory::DeviceMemory;
 use super::eq::Eq;
 use super::faults::Faults;
-use super::mkey::{AbsentPage, Mkey};
+use super::mkey::{AbsentPage, BrokenRule, Mkey};
 use super::paging::Paging;
 use super::protection::EncryptionKey;
 use super::qp::Queue;
@@ -109,6 +111,8 @@ pub struct Core<P> {
     pub(crate) device_memory: DeviceMemory,
     /// The absent page that the last translation found.
     pub(crate) absent_page: Cell<Option<AbsentPage>>,
+    /// The rule of keys that the last translation broke.
+    pub(crate) broken_rule: Cell<Option<BrokenRule>>,
     pub(crate) paging: Paging,
     /// The first reports of misuse.
     pub(crate) complaints: Vec<Misuse>,
@@ -172,6 +176,7 @@ impl<P> Core<P> {
             steering: Steering::default(),
             device_memory: DeviceMemory::new(),
             absent_page: Cell::new(None),
+            broken_rule: Cell::new(None),
             paging: Paging::default(),
             complaints: Vec::new(),
             observer: None,
@@ -200,6 +205,16 @@ impl<P> Core<P> {
             self.complaints.push(misuse);
         }
         self.observe(|_| Some(Cause::Misuse(misuse)));
+    }
+
+    /// Reports a work request that is malformed or cannot be executed.
+    #[cold]
+    pub(crate) fn report_work_request(&mut self, queue: u32, index: u16, violation: Violation) {
+        self.report_misuse(Misuse::WorkRequest {
+            queue,
+            index,
+            violation,
+        });
     }
 
     /// Tells the observer a cause, which is computed only if there is an observer.

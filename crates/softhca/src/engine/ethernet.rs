@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 use roce::bits::{Field, field, get32, get64};
 use roce::packet::{LinkKind, PACKET_CAPACITY, Packet, Pool};
+use roce::rule::{Rule, Violation};
 
 use super::core::Core;
 use super::cq::{self, Completion, CqeError};
@@ -16,7 +17,7 @@ use super::mkey::{Accessor, Rights};
 use super::qp::{FetchedWqe, Queue, ReceiveEntry, Ring, Strides, take_receive};
 use super::steering::SelectedQueue;
 use super::wqe::{self, opcode};
-use crate::cause::{Cause, FrameDrop, Misuse};
+use crate::cause::{Cause, FrameDrop};
 use crate::layout::rqc::state;
 use crate::platform::Platform;
 
@@ -41,11 +42,19 @@ const MALFORMED: CqeError = CqeError::new(0x02, 0x61, 0x01);
 const NOT_READABLE: CqeError = CqeError::new(0x04, 0x53, 0x9d);
 
 /// Why a WQE of a send queue failed: the syndromes, and what was wrong.
-type WqeError = (CqeError, &'static str);
+type WqeError = (CqeError, Violation);
 
-fn malformed(message: &'static str) -> WqeError {
-    (MALFORMED, message)
+fn malformed(violation: Violation) -> WqeError {
+    (MALFORMED, violation)
 }
+
+/// Opcodes of an Ethernet send queue.
+const SEND_QUEUE_OPCODES: [u64; 4] = [
+    opcode::NOP as u64,
+    opcode::UMR as u64,
+    opcode::SEND as u64,
+    opcode::TSO as u64,
+];
 
 /// Maximum length of a frame before segmentation.
 const MAX_UNSEGMENTED: usize = 256 << 10;
@@ -75,12 +84,8 @@ impl<P: Platform> Core<P> {
             let index = sq.ring.head;
             let length = match self.fetch(sqn, &mut bytes) {
                 FetchedWqe::Nothing => return false,
-                FetchedWqe::Malformed(message) => {
-                    self.report_misuse(Misuse::WorkRequest {
-                        queue: sqn,
-                        index,
-                        fault: message,
-                    });
+                FetchedWqe::Malformed(violation) => {
+                    self.report_work_request(sqn, index, violation);
                     // The WQEs after it cannot be found, so they are dropped.
                     if let Some(Queue::Sq(sq)) = self.queues.get_mut(sqn) {
                         sq.ring.head = sq.ring.tail;
@@ -117,14 +122,13 @@ impl<P: Platform> Core<P> {
                         self.send_frame(&segment, pool, out);
                     }
                 }),
-                _ => Err(malformed("an opcode invalid for send queues")),
+                _ => {
+                    let rule = Rule::OneOf(&SEND_QUEUE_OPCODES);
+                    Err(malformed(Violation::new("opcode", request, rule)))
+                }
             };
-            if let Err((error, message)) = result {
-                self.report_misuse(Misuse::WorkRequest {
-                    queue: sqn,
-                    index,
-                    fault: message,
-                });
+            if let Err((error, violation)) = result {
+                self.report_work_request(sqn, index, violation);
                 self.fail_sq(sqn, index, error);
                 continue;
             }
@@ -168,13 +172,11 @@ impl<P: Platform> Core<P> {
 
     /// Returns the frame of a WQE, including its inline header.
     fn gather_frame(&mut self, accessor: Accessor, entry: &[u8]) -> Result<Vec<u8>, WqeError> {
-        let segment = entry
-            .get(CONTROL..)
-            .ok_or(malformed("no Ethernet segment"))?;
+        let short = |least| malformed(wqe::too_short(entry, least));
+        let segment = entry.get(CONTROL..).ok_or_else(|| short(CONTROL))?;
         let header = HEADER_LENGTH.get(segment) as usize;
-        let inline = segment
-            .get(HEADER..HEADER + header)
-            .ok_or(malformed("an inline header past the entry's end"))?;
+        let inline = segment.get(HEADER..HEADER + header);
+        let inline = inline.ok_or_else(|| short(CONTROL + HEADER + header))?;
         let mut frame = inline.to_vec();
         let after = (HEADER + header.max(2)).next_multiple_of(16);
         let mut rest = segment.get(after..).unwrap_or(&[]);
@@ -182,9 +184,10 @@ impl<P: Platform> Core<P> {
             let first = get32(rest, 0);
             if first & 1 << 31 != 0 {
                 let n = (first & !(1 << 31)) as usize;
-                let data = rest
-                    .get(4..4 + n)
-                    .ok_or(malformed("inline data past the entry's end"))?;
+                let data = rest.get(4..4 + n).ok_or_else(|| {
+                    let rule = Rule::AtMost((rest.len() - 4) as u64);
+                    malformed(Violation::new("length of the inline data", n, rule))
+                })?;
                 frame.extend_from_slice(data);
                 rest = rest.get((4 + n).next_multiple_of(16)..).unwrap_or(&[]);
                 continue;
@@ -192,14 +195,23 @@ impl<P: Platform> Core<P> {
             let length = first as usize;
             let from = frame.len();
             if from + length > MAX_UNSEGMENTED {
-                return Err(malformed("a frame that is too long"));
+                let rule = Rule::AtMost(MAX_UNSEGMENTED as u64);
+                let length = from + length;
+                return Err(malformed(Violation::new(
+                    "length of the frame",
+                    length,
+                    rule,
+                )));
             }
             frame.resize(from + length, 0);
             let (key, va) = (get32(rest, 4), get64(rest, 8));
             let rights = Rights::LOCAL_READ;
             let read = self.read_key(accessor, key, va, &mut frame[from..], rights);
             self.observe_access(&read, accessor, key, (va, length as u64), rights);
-            read.map_err(|_| (NOT_READABLE, "a frame that cannot be read"))?;
+            read.map_err(|_| {
+                let violation = Violation::new("address of the frame", va, Rule::Readable);
+                (NOT_READABLE, violation)
+            })?;
             rest = &rest[16..];
         }
         let flags = CHECKSUMS.get(segment);

@@ -1,23 +1,30 @@
 //! Implementation of the transport's [`Host`]: work requests, memory, completions.
 
 use roce::packet::{L3, Link, Payload};
+use roce::rule::{Rule, Violation};
 use roce::transport::{
-    Access, AtomicOp, Counted, Failure, Fault, Host, MessageStart, QpConfig, QpEvent, QpState,
-    RecvDone, RecvKind, RecvWork, SendDone, SendWork, Service, Source, Status, Target,
+    Access, AtomicOp, Counted, EngineError, Failure, Fault, Host, MessageStart, QpConfig, QpEvent,
+    QpState, RecvDone, RecvKind, RecvWork, SendDone, SendWork, Service, Source, Status, Target,
 };
 
 use super::core::Core;
 use super::cq::{self, Completion, CqeError};
 use super::eq::event;
-use super::mkey::{Accessor, Location, Rights};
+use super::mkey::{Accessor, BrokenRule, Location, Rights};
 use super::qp::{Qp, SendId};
 use super::signed::AccessingQp;
 use super::srq::{SRQN_SHIFT, Srq};
 use super::tag_matching::{self, MatchResult, TaggedReceive};
 use super::wqe::{CqeScatter, LocalBuffers, opcode};
-use crate::cause::{AccessError, AccessRule, Cause, Misuse};
+use crate::cause::{AccessError, AccessRule, Cause};
 use crate::platform::{LONGEST_COPY, Platform};
 use crate::profile::{Group, cap};
+
+/// Of an access to memory that is not mapped, though all rules of keys hold.
+const NOT_MAPPED: BrokenRule = BrokenRule {
+    rule: AccessRule::Mapped,
+    inner: None,
+};
 
 /// Returns the syndromes of a send that ended with a status. Those of ConnectX cards, as far
 /// as they are known.
@@ -144,14 +151,16 @@ impl<P: Platform> Core<P> {
     ) {
         if matches!(result, Err(Fault::Protection | Fault::Memory)) {
             self.observe(|core| {
-                let rule = core.broken_rule(accessor, key, (va, length), rights);
+                let broken = core.broken_rule(accessor, key, (va, length), rights);
+                // All rules of keys hold: the access itself has failed.
+                let broken = broken.unwrap_or(NOT_MAPPED);
                 Some(Cause::Access(AccessError {
                     qpn: accessor.qpn,
                     key,
                     va,
                     length,
-                    // Only the access itself shows the others.
-                    rule: rule.unwrap_or(AccessRule::Accessible),
+                    rule: broken.rule,
+                    inner: broken.inner,
                 }))
             });
         }
@@ -167,6 +176,7 @@ impl<P: Platform> Core<P> {
                     va: 0,
                     length: 0,
                     rule: AccessRule::Invalidation,
+                    inner: None,
                 }))
             });
         }
@@ -187,24 +197,29 @@ impl<P: Platform> Core<P> {
         self.observe(|core| {
             let accessor = Self::local_accessor(qpn, local);
             let mut last = (0, 0, 0);
-            let mut rule = None;
+            let mut broken = None;
             let walked = Self::each_segment(local, offset, length, |key, va, range| {
                 last = (key, va, range.len() as u64);
-                rule = core.broken_rule(accessor, key, (va, last.2), rights);
-                rule.map_or(Ok(()), |_| Err(Fault::Protection))
+                broken = core.broken_rule(accessor, key, (va, last.2), rights);
+                broken.map_or(Ok(()), |_| Err(Fault::Protection))
             });
             let bytes = || local.segments.iter().map(|it| u64::from(it.length)).sum();
             let (key, va, length) = last;
+            let BrokenRule { rule, inner } = match (broken, walked) {
+                (Some(broken), _) => broken,
+                (None, Err(_)) => BrokenRule {
+                    rule: AccessRule::List(bytes()),
+                    inner: None,
+                },
+                (None, Ok(())) => NOT_MAPPED,
+            };
             Some(Cause::Access(AccessError {
                 qpn,
                 key,
                 va,
                 length,
-                rule: match (rule, walked) {
-                    (Some(rule), _) => rule,
-                    (None, Err(_)) => AccessRule::List(bytes()),
-                    (None, Ok(())) => AccessRule::Accessible,
-                },
+                rule,
+                inner,
             }))
         });
     }
@@ -422,52 +437,51 @@ impl<P: Platform> Host for Core<P> {
         self.request_absent_page(result)
     }
 
-    fn run_local(&mut self, qpn: u32, work: &mut SendWork<LocalBuffers>) -> Result<(), Status> {
+    fn run_local(
+        &mut self,
+        qpn: u32,
+        work: &mut SendWork<LocalBuffers>,
+    ) -> Result<(), EngineError> {
         let id = SendId::unpack(work.id);
-        match id.opcode {
-            opcode::NOP => Ok(()),
+        let accessor = Self::local_accessor(qpn, &work.local);
+        // For local operations, `inline` holds the WQE.
+        let entry = std::mem::take(&mut work.local.inline);
+        let result = match id.opcode {
+            opcode::NOP => return Ok(()),
             opcode::LOCAL_INVALIDATE => {
-                let accessor = Self::local_accessor(qpn, &work.local);
                 let result = self.invalidate_key(accessor, work.imm, true);
                 self.observe_invalidation(result, qpn, work.imm);
-                result.map_err(|_| Status::MemoryBind)
+                // The observer has been told which rule of keys it breaks.
+                return result.map_err(|_| EngineError {
+                    status: Status::MemoryBind,
+                    violation: Violation::new("memory key", work.imm, Rule::Permitted),
+                });
             }
             opcode::UMR => {
-                let entry = std::mem::take(&mut work.local.inline);
-                let accessor = Self::local_accessor(qpn, &work.local);
-                self.change_key(accessor, work.imm, &entry)
-                    .map_err(|message| {
-                        self.report_misuse(Misuse::WorkRequest {
-                            queue: qpn,
-                            index: id.index,
-                            fault: message,
-                        });
-                        Status::MemoryBind
-                    })
+                let changed = self.change_key(accessor, work.imm, &entry);
+                changed.map_err(|violation| (Status::MemoryBind, violation))
             }
             opcode::SET_PSV => {
-                let entry = std::mem::take(&mut work.local.inline);
-                let accessor = Self::local_accessor(qpn, &work.local);
-                self.set_psv(accessor, &entry).map_err(|message| {
-                    self.report_misuse(Misuse::WorkRequest {
-                        queue: qpn,
-                        index: id.index,
-                        fault: message,
-                    });
-                    Status::LocalQpOperation
-                })
+                let set = self.set_psv(accessor, &entry);
+                set.map_err(|violation| (Status::LocalQpOperation, violation))
             }
-            opcode::MMO => {
-                let entry = std::mem::take(&mut work.local.inline);
-                let accessor = Self::local_accessor(qpn, &work.local);
-                self.copy_memory(accessor, &entry)
-            }
+            opcode::MMO => self.copy_memory(accessor, &entry),
             opcode::TAG_MATCHING => {
-                let entry = std::mem::take(&mut work.local.inline);
-                self.execute_tag_operation(qpn, id.index, &entry)
+                let executed = self.execute_tag_operation(qpn, id.index, &entry);
+                executed.map_err(|violation| (Status::LocalQpOperation, violation))
             }
-            _ => Err(Status::LocalQpOperation),
-        }
+            opcode => {
+                let violation = Violation::new("opcode", opcode, Rule::Known);
+                Err((Status::LocalQpOperation, violation))
+            }
+        };
+        result.map_err(|(status, violation)| {
+            // The observer has been told about memory that cannot be accessed.
+            if status != Status::LocalProtection {
+                self.report_work_request(qpn, id.index, violation);
+            }
+            EngineError { status, violation }
+        })
     }
 
     fn send_done(&mut self, qpn: u32, work: SendWork<LocalBuffers>, done: SendDone) {
@@ -571,11 +585,11 @@ impl<P: Platform> Host for Core<P> {
                 if srqn.is_some() && self.peer_retransmits(qpn) && self.faults.return_receive() =>
             {
                 self.stats.receives_returned += 1;
-                self.recv_done(
-                    qpn,
-                    work,
-                    RecvDone::failed(Failure::Engine(Status::Returned)),
-                );
+                let error = EngineError {
+                    status: Status::Returned,
+                    violation: Violation::new("receive", work.id, Rule::NoFault),
+                };
+                self.recv_done(qpn, work, RecvDone::failed(Failure::Engine(error)));
                 None
             }
             Some(mut work) => {

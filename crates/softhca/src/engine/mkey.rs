@@ -7,7 +7,7 @@ use roce::transport::Fault;
 
 use super::core::Core;
 use super::protection::Protection;
-use crate::cause::AccessRule;
+use crate::cause::{AccessRule, InnerKey};
 use crate::layout::mkc;
 use crate::platform::Platform;
 
@@ -184,6 +184,14 @@ impl Mkey {
         let end = va.wrapping_sub(self.start).checked_add(length);
         end.is_some_and(|end| end <= self.length)
     }
+
+    /// Returns the rule of [`Mkey::contains`].
+    fn range_rule(&self) -> AccessRule {
+        AccessRule::Range {
+            start: self.start,
+            length: self.length,
+        }
+    }
 }
 
 /// Stands for any queue pair.
@@ -209,6 +217,14 @@ impl Accessor {
     }
 }
 
+/// The rule that an access breaks, and the key that breaks it, if it is one to which the
+/// accessed key refers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BrokenRule {
+    pub(crate) rule: AccessRule,
+    pub(crate) inner: Option<InnerKey>,
+}
+
 /// Parameters that are constant during a translation.
 #[derive(Debug, Clone, Copy)]
 struct TranslationRequest {
@@ -231,6 +247,29 @@ impl<P: Platform> Core<P> {
         is_usable.then_some(mkey).ok_or(Fault::Protection)
     }
 
+    /// Returns the rule of [`Core::usable_mkey`] that a key breaks.
+    #[cold]
+    fn unusable_because(&self, accessor: Accessor, key: u32, rights: Rights) -> AccessRule {
+        match self.mkeys.get(key >> 8) {
+            None => AccessRule::Exists(None),
+            Some(mkey) if mkey.variant != (key & 0xff) as u8 => {
+                AccessRule::Exists(Some(mkey.variant))
+            }
+            Some(mkey) if mkey.free => AccessRule::Valid,
+            Some(mkey) if !accessor.may_use(mkey.pd) => AccessRule::Domain {
+                own: accessor.pd,
+                key: mkey.pd,
+            },
+            Some(mkey) if mkey.qpn != ANY_QPN && mkey.qpn != accessor.qpn => {
+                AccessRule::QueuePair(mkey.qpn)
+            }
+            Some(mkey) => AccessRule::Rights {
+                needed: rights.0,
+                has: mkey.rights.0,
+            },
+        }
+    }
+
     /// Checks whether the accessor may use a key with these rights.
     pub(crate) fn may_use_key(
         &self,
@@ -242,7 +281,8 @@ impl<P: Platform> Core<P> {
     }
 
     /// Returns the rule that an access through a key breaks, as [`Core::translate`] decides,
-    /// for observers.
+    /// and the key within it that breaks it, for observers. Whether the memory itself can be
+    /// accessed is not checked.
     #[cold]
     pub(crate) fn broken_rule(
         &self,
@@ -250,38 +290,24 @@ impl<P: Platform> Core<P> {
         key: u32,
         (va, length): (u64, u64),
         rights: Rights,
-    ) -> Option<AccessRule> {
+    ) -> Option<BrokenRule> {
+        self.broken_rule.take();
         let translated = self.translate(accessor, key, va, length, rights, &mut |_, _, _| Ok(()));
-        if translated.is_ok() {
-            return None;
-        }
-        let Some(mkey) = self.mkeys.get(key >> 8) else {
-            return Some(AccessRule::Exists(None));
-        };
-        Some(if mkey.variant != (key & 0xff) as u8 {
-            AccessRule::Exists(Some(mkey.variant))
-        } else if mkey.free {
-            AccessRule::Valid
-        } else if !accessor.may_use(mkey.pd) {
-            AccessRule::Domain {
-                own: accessor.pd,
-                key: mkey.pd,
-            }
-        } else if mkey.qpn != ANY_QPN && mkey.qpn != accessor.qpn {
-            AccessRule::QueuePair(mkey.qpn)
-        } else if !mkey.rights.include(rights) {
-            AccessRule::Rights {
-                needed: rights.0,
-                has: mkey.rights.0,
-            }
-        } else if !mkey.contains(va, length) {
-            AccessRule::Range {
-                start: mkey.start,
-                length: mkey.length,
-            }
-        } else {
-            AccessRule::Accessible
+        translated.err().map(|_| {
+            let within = self.broken_rule.take();
+            within.unwrap_or_else(|| BrokenRule {
+                rule: self.unusable_because(accessor, key, rights),
+                inner: None,
+            })
         })
+    }
+
+    /// Notes which rule an access breaks.
+    #[cold]
+    fn breaks(&self, (key, va, length): (u32, u64, u64), depth: u32, rule: AccessRule) -> Fault {
+        let inner = (depth < MAX_DEPTH).then_some(InnerKey { key, va, length });
+        self.broken_rule.set(Some(BrokenRule { rule, inner }));
+        Fault::Protection
     }
 
     /// Translates a range: calls `each` for every contiguous run of memory, with its
@@ -322,14 +348,17 @@ impl<P: Platform> Core<P> {
         depth: u32,
         each: &mut dyn FnMut(Location, u64, u64) -> Result<(), Fault>,
     ) -> Result<(), Fault> {
+        let breaks = |rule| self.breaks((key, va, length), depth, rule);
         if !mkey.contains(va, length) {
-            return Err(Fault::Protection);
+            return Err(breaks(mkey.range_rule()));
         }
+        let uncovered = || breaks(AccessRule::Covered);
         let offset = va.wrapping_sub(mkey.start);
         let translate_klm =
             |klm: &Klm, skip, n, done, depth, each: &mut dyn FnMut(_, _, _) -> _| {
                 let va = klm.va.wrapping_add(skip);
-                match self.inner_mkey(request.accessor, mkey, klm.key, request.inner_rights)? {
+                let inner = self.inner_mkey(request.accessor, mkey, klm.key, request.inner_rights);
+                match inner.map_err(|rule| self.breaks((klm.key, va, n), depth, rule))? {
                     Some(inner) => {
                         self.translate_within(request, (klm.key, inner), va, n, done, depth, each)
                     }
@@ -341,19 +370,19 @@ impl<P: Platform> Core<P> {
                 each(Location::Guest(first.wrapping_add(offset)), base, length)
             }
             Translation::Device(start) => {
-                let at = start.checked_add(offset).ok_or(Fault::Protection)?;
+                let at = start.checked_add(offset).ok_or_else(uncovered)?;
                 each(Location::Device(at), base, length)
             }
             Translation::Pages { pages, shift } => {
                 let page_size = 1u64 << shift;
                 let first = mkey.start & (page_size - 1);
-                let mut at = offset.checked_add(first).ok_or(Fault::Protection)?;
+                let mut at = offset.checked_add(first).ok_or_else(uncovered)?;
                 let mut left = length;
                 let mut done = base;
                 while left > 0 {
                     let page = pages
-                        .get(usize::try_from(at >> shift).map_err(|_| Fault::Protection)?)
-                        .ok_or(Fault::Protection)?;
+                        .get(usize::try_from(at >> shift).map_err(|_| uncovered())?)
+                        .ok_or_else(uncovered)?;
                     if page & request.page_flag == 0 {
                         self.absent_page.set(Some(AbsentPage {
                             key,
@@ -373,7 +402,8 @@ impl<P: Platform> Core<P> {
                 Ok(())
             }
             Translation::Klms(keys) => {
-                let depth = depth.checked_sub(1).ok_or(Fault::Protection)?;
+                let too_deep = || breaks(AccessRule::Depth(MAX_DEPTH));
+                let depth = depth.checked_sub(1).ok_or_else(too_deep)?;
                 let mut skip = offset;
                 let mut left = length;
                 let mut done = base;
@@ -392,14 +422,11 @@ impl<P: Platform> Core<P> {
                     done += n;
                     left -= n;
                 }
-                if left == 0 {
-                    Ok(())
-                } else {
-                    Err(Fault::Protection)
-                }
+                if left == 0 { Ok(()) } else { Err(uncovered()) }
             }
             Translation::Ksms { keys, shift } => {
-                let depth = depth.checked_sub(1).ok_or(Fault::Protection)?;
+                let too_deep = || breaks(AccessRule::Depth(MAX_DEPTH));
+                let depth = depth.checked_sub(1).ok_or_else(too_deep)?;
                 let size = 1u64 << shift;
                 // The part of the first key begins at the start of the outer key, whatever
                 // its address: UCX moves the start to distinguish keys to the same memory.
@@ -408,8 +435,8 @@ impl<P: Platform> Core<P> {
                 let mut done = base;
                 while left > 0 {
                     let klm = keys
-                        .get(usize::try_from(at >> shift).map_err(|_| Fault::Protection)?)
-                        .ok_or(Fault::Protection)?;
+                        .get(usize::try_from(at >> shift).map_err(|_| uncovered())?)
+                        .ok_or_else(uncovered)?;
                     let within = at & (size - 1);
                     let n = left.min(size - within);
                     translate_klm(klm, within, n, done, depth, each)?;
@@ -430,11 +457,11 @@ impl<P: Platform> Core<P> {
         outer: &Mkey,
         key: u32,
         rights: Rights,
-    ) -> Result<Option<&Mkey>, Fault> {
+    ) -> Result<Option<&Mkey>, AccessRule> {
         if key == RESERVED_LKEY && accessor.privileged {
             return Ok(None);
         }
-        let mkey = self.mkeys.get(key >> 8).ok_or(Fault::Protection)?;
+        let mkey = self.mkeys.get(key >> 8).ok_or(AccessRule::Exists(None))?;
         let is_usable = mkey.variant == (key & 0xff) as u8
             && !mkey.free
             && !(mkey.forbids_binding && outer.created_by_driver)
@@ -443,21 +470,32 @@ impl<P: Platform> Core<P> {
             && mkey.pd == accessor.pd
             && (mkey.qpn == ANY_QPN || mkey.qpn == accessor.qpn)
             && mkey.rights.include(rights);
-        is_usable.then_some(Some(mkey)).ok_or(Fault::Protection)
+        is_usable.then_some(Some(mkey)).ok_or_else(|| {
+            if mkey.forbids_binding && outer.created_by_driver {
+                AccessRule::Bindable
+            } else if mkey.protection.is_some() {
+                AccessRule::Unprotected
+            } else if mkey.pd != accessor.pd {
+                let (own, key) = (accessor.pd, mkey.pd);
+                AccessRule::Domain { own, key }
+            } else {
+                self.unusable_because(accessor, key, rights)
+            }
+        })
     }
 
-    /// Returns whether a key with `rights` may refer to this part of another key.
+    /// Checks whether a key with `rights` may refer to this part of another key; if not,
+    /// returns the rule that this breaks.
     pub(crate) fn may_refer_to(
         &self,
         accessor: Accessor,
         outer: &Mkey,
         klm: &Klm,
         rights: Rights,
-    ) -> bool {
-        match self.inner_mkey(accessor, outer, klm.key, rights.inner_rights()) {
-            Ok(Some(mkey)) => mkey.contains(klm.va, klm.length.into()),
-            Ok(None) => true,
-            Err(_) => false,
+    ) -> Result<(), AccessRule> {
+        match self.inner_mkey(accessor, outer, klm.key, rights.inner_rights())? {
+            Some(mkey) if !mkey.contains(klm.va, klm.length.into()) => Err(mkey.range_rule()),
+            _ => Ok(()),
         }
     }
 

@@ -5,6 +5,7 @@
 //! it in memory, on the wire, or both.
 
 use roce::bits::{Field, field, flag, get64};
+use roce::rule::{Rule, Violation};
 
 use super::ethernet;
 use super::xts::{self, Xts};
@@ -129,14 +130,17 @@ struct Signature {
 
 impl Signature {
     /// Parses the signature of one side.
-    fn parse(selector: u32, inline: &[u8]) -> Result<Signature, &'static str> {
+    fn parse(selector: u32, inline: &[u8]) -> Result<Signature, Violation> {
         if selector != 0 {
             return Ok(Signature {
                 checksum: match selector & 0xf0 {
                     0x20 => Checksum::Crc32,
                     0x40 => Checksum::Crc32c,
                     0x50 => Checksum::Crc64,
-                    _ => return Err("a checksum that is not modelled"),
+                    _ => {
+                        let rule = Rule::Supported;
+                        return Err(Violation::new("selector of a signature", selector, rule));
+                    }
                 },
                 initial_ones: selector & 1 == 0,
                 tags: 0,
@@ -145,13 +149,14 @@ impl Signature {
             });
         }
         if !INLINE_VALID.is_set(inline) {
-            return Err("a signature without its values");
+            let rule = Rule::With("inline values");
+            return Err(Violation::new("selector of a signature", selector, rule));
         }
         Ok(Signature {
             checksum: match GUARD.get(inline) {
                 1 => Checksum::T10Crc,
                 2 => Checksum::Internet,
-                _ => return Err("a guard that is not modelled"),
+                guard => return Err(Violation::new("guard", guard, Rule::Supported)),
             },
             initial_ones: ONES.is_set(inline),
             tags: u64::from(APP_TAG.get(inline)) << 32 | u64::from(REF_TAG.get(inline)),
@@ -257,9 +262,13 @@ pub(crate) struct EncryptionKey {
 const MAX_CONVERTED: usize = 1 << 16;
 
 /// Returns the least common multiple of two sizes, if it is not too large.
-fn common_multiple(a: usize, b: usize) -> Result<usize, &'static str> {
+fn common_multiple(a: usize, b: usize) -> Result<usize, Violation> {
     let multiple = (1..=MAX_CONVERTED / a).map(|n| n * a).find(|n| n % b == 0);
-    multiple.ok_or("signed blocks of sizes without a short common multiple")
+    multiple.ok_or_else(|| {
+        let (with, limit) = (b as u64, MAX_CONVERTED as u64);
+        let rule = Rule::CommonMultiple { with, limit };
+        Violation::new("size of signed blocks", a, rule)
+    })
 }
 
 /// The protection of a key's data.
@@ -293,26 +302,34 @@ impl Protection {
     pub(crate) fn parse<'a>(
         formats: &[u8],
         key: impl Fn(u32) -> Option<&'a EncryptionKey>,
-    ) -> Result<Protection, &'static str> {
+    ) -> Result<Protection, Violation> {
         let mut protection = Protection::default();
         let count = formats.len() / BSF_SIZE;
         for format in formats.chunks_exact(BSF_SIZE) {
             let expected = if count > 1 { TWO_FORMATS } else { INLINE_SIZE };
-            if SIZE.get(format) != expected {
-                return Err("the size code of a byte stream format is wrong");
+            let size = SIZE.get(format);
+            if size != expected {
+                let (what, rule) = (
+                    "size code of a byte stream format",
+                    Rule::Is(expected.into()),
+                );
+                return Err(Violation::new(what, size, rule));
             }
             match BSF_TYPE.get(format) {
                 0 => protection.parse_signatures(format)?,
                 ENCRYPTION => protection.parse_encryption(format, &key)?,
-                _ => return Err("a byte stream format that is not modelled"),
+                kind => {
+                    let rule = Rule::Supported;
+                    return Err(Violation::new("type of a byte stream format", kind, rule));
+                }
             }
         }
         protection.check_units()?;
         Ok(protection)
     }
 
-    fn parse_signatures(&mut self, format: &[u8]) -> Result<(), &'static str> {
-        const UNKNOWN: &str = "an unknown size of signed blocks";
+    fn parse_signatures(&mut self, format: &[u8]) -> Result<(), Violation> {
+        let unknown = |code| Violation::new("size code of signed blocks", code, Rule::Known);
         let same = SAME_STRUCTURE.is_set(format);
         let (of_wire, of_memory) = (WIRE_BS_SELECTOR.get(format), MEMORY_BS_SELECTOR.get(format));
         let side = |has: bool, selector: Field, inline: usize| {
@@ -325,7 +342,7 @@ impl Protection {
         let mut found = [0; 2];
         for (size, to) in sizes.into_iter().zip(&mut found) {
             if size != 0 {
-                *to = block_size(size).ok_or(UNKNOWN)?;
+                *to = block_size(size).ok_or_else(|| unknown(size))?;
             }
         }
         // A side without signatures has no blocks of its own.
@@ -335,7 +352,7 @@ impl Protection {
             [memory, wire] => (common_multiple(memory, wire)?, found),
         };
         if same && (self.memory.is_none() || self.block == 0) {
-            return Err(UNKNOWN);
+            return Err(unknown(of_memory));
         }
         self.checked = expand_mask(CHECK_MASK.get(format));
         self.copied = if same { expand_mask(of_wire) } else { 0 };
@@ -350,24 +367,35 @@ impl Protection {
         &mut self,
         format: &[u8],
         key: impl Fn(u32) -> Option<&'a EncryptionKey>,
-    ) -> Result<(), &'static str> {
-        let unit = block_size(UNIT.get(format)).ok_or("an unknown size of encrypted units")?;
-        let key = key(KEY.get(format)).ok_or("no such data encryption key")?;
-        if STANDARD.get(format) != 0 {
-            return Err("an encryption that is not modelled");
+    ) -> Result<(), Violation> {
+        let (code, number) = (UNIT.get(format), KEY.get(format));
+        let of_key = |rule| Violation::new("data encryption key", number, rule);
+        let unit = block_size(code)
+            .ok_or_else(|| Violation::new("size code of encrypted units", code, Rule::Known))?;
+        let key = key(number).ok_or_else(|| of_key(Rule::Exists))?;
+        let standard = STANDARD.get(format);
+        if standard != 0 {
+            let rule = Rule::Supported;
+            return Err(Violation::new("standard of the encryption", standard, rule));
         }
         if key.tag.is_some_and(|tag| format[KEY_TAG..][..8] != tag) {
-            return Err("the tag does not match the data encryption key");
+            return Err(of_key(Rule::With("its tag")));
         }
         let (encrypts_sent, signature_first) = match ORDER.get(format) {
             0 => (true, true),
             1 => (false, false),
             2 => (true, false),
             3 => (false, true),
-            _ => return Err("an unknown order of encryption and signature"),
+            order => {
+                let what = "order of encryption and signature";
+                return Err(Violation::new(what, order, Rule::Known));
+            }
         };
         self.encryption = Some(Encryption {
-            xts: Xts::new(&key.keys).ok_or("the length of the data encryption key is wrong")?,
+            xts: Xts::new(&key.keys).ok_or_else(|| {
+                let (what, rule) = ("length of the data encryption key", Rule::OneOf(&[32, 64]));
+                Violation::new(what, key.keys.len(), rule)
+            })?,
             encrypts_sent,
             signature_first,
             // The format has the tweak in big-endian order; encryption uses little-endian.
@@ -379,13 +407,14 @@ impl Protection {
 
     /// Checks that the block to be encrypted, with a signature before the encryption, is a
     /// whole number of units.
-    fn check_units(&mut self) -> Result<(), &'static str> {
+    fn check_units(&mut self) -> Result<(), Violation> {
         let Some(encryption) = &self.encryption else {
             return Ok(());
         };
         let unit = encryption.unit;
         if unit < xts::BLOCK {
-            return Err("an unknown size of encrypted units");
+            let rule = Rule::AtLeast(xts::BLOCK as u64);
+            return Err(Violation::new("size of encrypted units", unit, rule));
         }
         if self.block == 0 {
             (self.block, self.blocks) = (unit, [unit; 2]);
@@ -395,9 +424,13 @@ impl Protection {
             true => self.signature_bytes(false),
             false => self.signature_bytes(true),
         };
-        match (self.block + signature_bytes) % unit {
+        let signed = self.block + signature_bytes;
+        match signed % unit {
             0 => Ok(()),
-            _ => Err("a signed block is not a multiple of the encryption unit"),
+            _ => {
+                let rule = Rule::MultipleOf(unit as u64);
+                Err(Violation::new("size of a signed block", signed, rule))
+            }
         }
     }
 
@@ -584,7 +617,7 @@ mod tests {
         put32(inline, 12, flags << 16 | 0xffff);
     }
 
-    fn parse(formats: &[u8]) -> Result<Protection, &'static str> {
+    fn parse(formats: &[u8]) -> Result<Protection, Violation> {
         Protection::parse(formats, |_| None)
     }
 

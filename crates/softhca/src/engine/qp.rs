@@ -5,7 +5,10 @@ use std::collections::VecDeque;
 
 use roce::bits::{field, get_array, get64};
 use roce::packet::{Grh, Link, Path, Roce};
-use roce::transport::{Datagram, Operation, QpConfig, RecvWork, SendWork, Service};
+use roce::rule::{Rule, Violation};
+use roce::transport::{
+    Datagram, EngineError, Operation, QpConfig, RecvWork, SendWork, Service, Status,
+};
 
 use super::buffer::Buffer;
 use super::core::Core;
@@ -225,8 +228,8 @@ pub(crate) enum FetchedWqe {
     /// A WQE of this length in bytes.
     Entry(usize),
     /// The WQE is malformed or inaccessible, so that the rest of the queue cannot be
-    /// found; the reason.
-    Malformed(&'static str),
+    /// found; what broke which rule.
+    Malformed(Violation),
 }
 
 impl<P: Platform> Core<P> {
@@ -263,7 +266,10 @@ impl<P: Platform> Core<P> {
             }
             match self.platform.read_index(ring.doorbell) {
                 Ok(tail) => ring.tail = tail as u16,
-                Err(_) => return FetchedWqe::Malformed("the doorbell record is not in memory"),
+                Err(_) => {
+                    let (what, at) = ("address of the doorbell record", ring.doorbell);
+                    return FetchedWqe::Malformed(Violation::new(what, at, Rule::Readable));
+                }
             }
             if ring.is_empty() {
                 return FetchedWqe::Nothing;
@@ -288,22 +294,29 @@ impl<P: Platform> Core<P> {
                 out[..n].copy_from_slice(&copy.bytes[..n]);
             }
         };
+        let unreadable = |n: u16| {
+            let (what, at) = ("offset in the send queue's memory", block(n));
+            FetchedWqe::Malformed(Violation::new(what, at, Rule::Readable))
+        };
         if read(0, &mut out[..wqe::BLOCK]).is_err() {
-            return FetchedWqe::Malformed("the send queue is not in memory");
+            return unreadable(0);
         }
         overlay(&mut out[..wqe::BLOCK]);
         let Some(length) = wqe::length(out) else {
-            return FetchedWqe::Malformed("a work request without segments");
+            let what = "number of segments of the work request";
+            return FetchedWqe::Malformed(Violation::new(what, 0, Rule::NonZero));
         };
         let blocks = length.div_ceil(wqe::BLOCK) as u16;
         let posted = ring.tail.wrapping_sub(index);
         if blocks > posted {
-            return FetchedWqe::Malformed("a work request longer than the posted blocks");
+            let what = "number of blocks of the work request";
+            let posted = Rule::AtMost(posted.into());
+            return FetchedWqe::Malformed(Violation::new(what, blocks, posted));
         }
         for n in 1..blocks {
             let at = usize::from(n) * wqe::BLOCK;
             if read(n, &mut out[at..at + wqe::BLOCK]).is_err() {
-                return FetchedWqe::Malformed("the send queue is not in memory");
+                return unreadable(n);
             }
         }
         overlay(&mut out[..length]);
@@ -321,10 +334,12 @@ impl<P: Platform> Core<P> {
             }
         }
         if strict && wqe::index(out) != index {
-            return FetchedWqe::Malformed("the index of the work request is not its position");
+            let (what, found) = ("index in the work request", wqe::index(out));
+            return FetchedWqe::Malformed(Violation::new(what, found, Rule::Is(index.into())));
         }
         if strict && wqe::queue(out) != number {
-            return FetchedWqe::Malformed("the work request names another queue");
+            let (what, found) = ("queue in the work request", wqe::queue(out));
+            return FetchedWqe::Malformed(Violation::new(what, found, Rule::Is(number.into())));
         }
         let ring = match self.queues.get_mut(number) {
             Some(Queue::Qp(qp)) => qp.send.as_mut(),
@@ -372,12 +387,8 @@ impl<P: Platform> Core<P> {
         };
         let work = match fetched {
             FetchedWqe::Nothing => return None,
-            FetchedWqe::Malformed(why) => {
-                self.report_misuse(Misuse::WorkRequest {
-                    queue: qpn,
-                    index: head,
-                    fault: why,
-                });
+            FetchedWqe::Malformed(violation) => {
+                self.report_work_request(qpn, head, violation);
                 self.post_queue_event(event::WQ_CATASTROPHIC, 0, qpn);
                 // The WQEs after it cannot be found, so they are dropped.
                 if let Some(Qp {
@@ -387,7 +398,7 @@ impl<P: Platform> Core<P> {
                     ring.head = ring.tail;
                 }
                 let mut work = wqe::parse_send(&[], &context);
-                work.operation = Operation::Invalid(roce::transport::Status::LocalQpOperation);
+                work.violation = Some(violation);
                 work.signaled = true;
                 work.index = head;
                 work
@@ -395,12 +406,8 @@ impl<P: Platform> Core<P> {
             FetchedWqe::Entry(length) => {
                 let mut work = wqe::parse_send(&bytes[..length], &context);
                 work.index = index;
-                if let Some(why) = work.fault {
-                    self.report_misuse(Misuse::WorkRequest {
-                        queue: qpn,
-                        index,
-                        fault: why,
-                    });
+                if let Some(violation) = work.violation {
+                    self.report_work_request(qpn, index, violation);
                 }
                 work
             }
@@ -413,7 +420,7 @@ impl<P: Platform> Core<P> {
         self.stats.send_requests += 1;
         let mut local = work.local;
         // For local operations, `inline` holds the WQE rather than data.
-        let has_data = !matches!(work.operation, Operation::Local);
+        let has_data = !matches!(work.operation, Operation::Local) && work.violation.is_none();
         self.stats.sends_inline += u64::from(has_data && !local.inline.is_empty());
         // Responses of atomics are always stored in memory: drivers differ in what they take the
         // byte order in a CQE for (libmlx5 the host's, UCX big endian).
@@ -434,6 +441,12 @@ impl<P: Platform> Core<P> {
         send.xrc_srqn = work.xrc_srqn;
         send.datagram = datagram;
         send.stream = work.stream;
+        send.refused = work.violation.map(|violation| {
+            Box::new(EngineError {
+                status: Status::LocalQpOperation,
+                violation,
+            })
+        });
         Some(send)
     }
 

@@ -11,6 +11,7 @@
 //! unexpected messages: a tag is inactive until software has seen all that preceded it.
 
 use roce::bits::{get_array, get32, get64};
+use roce::rule::{Rule, Violation};
 use roce::transport::{
     Fence, MessageStart, Operation, RecvDone, RecvWork, SendDone, SendWork, Status,
 };
@@ -20,7 +21,6 @@ use super::cq::{self, Completion};
 use super::qp::Qp;
 use super::srq::SRQN_SHIFT;
 use super::wqe::{LocalBuffers, Segment, TagOperation};
-use crate::cause::Misuse;
 use crate::platform::Platform;
 
 /// Base-2 logarithm of the longest list.
@@ -121,13 +121,14 @@ impl TagList {
         next: u16,
         (tag, mask): (u64, u64),
         buffer: Segment,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Violation> {
         let index = self.next;
         if next >> self.log_size != 0 {
-            return Err("a tag beyond the end of the list");
+            let rule = Rule::AtMost((1 << self.log_size) - 1);
+            return Err(Violation::new("index of the next tag", next, rule));
         }
         if self.tags.iter().any(|tag| tag.index == index) {
-            return Err("a tag at the index of another");
+            return Err(Violation::new("index of the tag", index, Rule::Free));
         }
         let active = self.all_unexpected_seen();
         self.next = next;
@@ -272,19 +273,15 @@ impl<P: Platform> Core<P> {
         qpn: u32,
         index: u16,
         entry: &[u8],
-    ) -> Result<(), Status> {
+    ) -> Result<(), Violation> {
         let operation = TagOperation::parse(entry);
         let srqn = self.qp(qpn).and_then(|qp| qp.srqn);
         let srq = srqn.and_then(|srqn| self.srqs.get_mut(srqn));
         let Some((tags, cqn, uidx)) =
             srq.and_then(|srq| Some((srq.tags.as_deref_mut()?, srq.cqn, srq.uidx)))
         else {
-            self.report_misuse(Misuse::WorkRequest {
-                queue: qpn,
-                index,
-                fault: "the queue pair has no list of tags",
-            });
-            return Err(Status::LocalQpOperation);
+            let rule = Rule::With("an SRQ that has a list of tags");
+            return Err(Violation::new("operation on tags", operation.kind, rule));
         };
         if let Some(seen) = operation.seen {
             tags.synchronize(seen);
@@ -297,17 +294,13 @@ impl<P: Platform> Core<P> {
                 (app::APPEND, result.map(|()| true))
             }
             TagOperation::REMOVE => (app::REMOVE, Ok(tags.remove(operation.index))),
-            _ => (app::NOOP, Err("an unknown operation on the list of tags")),
+            kind => {
+                let violation = Violation::new("operation on tags", kind, Rule::Known);
+                (app::NOOP, Err(violation))
+            }
         };
         let phase = tags.received;
-        let result = result.map_err(|message| {
-            self.report_misuse(Misuse::WorkRequest {
-                queue: qpn,
-                index,
-                fault: message,
-            });
-            Status::LocalQpOperation
-        })?;
+        let result = result?;
         if operation.signaled {
             let mut fields = TagFields::new(app);
             fields.header[0] = if result { SUCCESS } else { 0 };
@@ -523,7 +516,7 @@ impl<P: Platform> Core<P> {
 mod tests {
     use super::*;
 
-    fn append(list: &mut TagList, tag: u64, mask: u64) -> Result<u16, &'static str> {
+    fn append(list: &mut TagList, tag: u64, mask: u64) -> Result<u16, Violation> {
         let index = list.next;
         let next = (index + 1) & ((1 << list.log_size) - 1);
         list.append(next, (tag, mask), Segment::default())?;

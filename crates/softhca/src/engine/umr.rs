@@ -4,11 +4,15 @@
 use std::sync::Arc;
 
 use roce::bits::{Field, field, flag, get32, get64};
+use roce::rule::{Rule, Violation};
 use roce::transport::Fault;
 
 use super::core::Core;
 use super::mkey::{ANY_QPN, Accessor, Klm, MAX_LOG_PAGE_SIZE, Mkey, Rights, Translation};
 use super::protection::{BSF_SIZE, Protection};
+use super::signed::Psv;
+use super::wqe::too_short;
+use crate::cause::AccessRule;
 use crate::layout::mkc;
 use crate::platform::Platform;
 
@@ -83,49 +87,61 @@ impl<P: Platform> Core<P> {
         accessor: Accessor,
         key: u32,
         entry: &[u8],
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Violation> {
         let (Some(umr), Some(context)) = (entry.get(UMR..CONTEXT), entry.get(CONTEXT..LIST)) else {
-            return Err("a UMR without its segments");
+            return Err(too_short(entry, LIST));
         };
         let mask = get64(umr, MASK);
         let count = OCTOWORDS.get(umr) as usize;
         if count > MAX_OCTOWORDS {
-            return Err("a UMR with too long a list");
+            let rule = Rule::AtMost(MAX_OCTOWORDS as u64);
+            return Err(Violation::new("entries of the list", count, rule));
         }
         let list = self.read_list(accessor, entry, INLINE.is_set(umr), count)?;
+        let of_key = |rule| Violation::new("memory key", key, rule);
         let Some(mkey) = self.mkeys.get(key >> 8) else {
-            return Err("a UMR of a memory key that does not exist");
+            return Err(of_key(Rule::Exists));
         };
         if !mkey.umr {
-            return Err("a UMR of a memory key that does not allow it");
+            return Err(of_key(Rule::With("its UMR_EN")));
         }
         let new_pd = if mask & mask::PD != 0 {
             mkc::PD.get(context)
         } else {
             mkey.pd
         };
-        if !accessor.may_use(mkey.pd) || !accessor.may_use(new_pd) {
-            return Err("a UMR of a memory key of another protection domain");
+        if let Some(pd) = [mkey.pd, new_pd]
+            .into_iter()
+            .find(|it| !accessor.may_use(*it))
+        {
+            return Err(of_domain(pd, accessor.pd));
         }
         if MUST_BE_FREE.is_set(umr) && !mkey.free {
-            return Err("a UMR of a memory key that is in use");
+            return Err(of_key(Rule::InState("free")));
         }
         if MUST_BE_USED.is_set(umr) && mkey.free {
-            return Err("a UMR of a memory key that is not in use");
+            return Err(of_key(Rule::InState("in use")));
         }
         let frees = mask & mask::FREE != 0 && mkc::FREE.is_set(context);
         if frees && CHECK_QPN.is_set(umr) {
             // Drivers invalidate a window of type 2 thus, and bind it to a length of 0, which
             // the specification forbids; only a bind has a variant.
             if mkey.free {
-                return Err("a UMR that invalidates a memory key that is not in use");
+                return Err(of_key(Rule::InState("in use")));
             }
-            if mask & mask::KEY != 0 && mkc::MKEY_7_0.get(context) != 0 {
-                return Err("a bind of a window of type 2 without memory");
+            let variant = mkc::MKEY_7_0.get(context);
+            if mask & mask::KEY != 0 && variant != 0 {
+                let what = "low byte of the key of a bind without memory";
+                return Err(Violation::new(what, variant, Rule::Zero));
             }
         }
         if CHECK_QPN.is_set(umr) && ![ANY_QPN, accessor.qpn].contains(&mkey.qpn) {
-            return Err("a UMR of a memory key of another queue pair");
+            let rule = Rule::Is(accessor.qpn.into());
+            return Err(Violation::new(
+                "queue pair of the memory key",
+                mkey.qpn,
+                rule,
+            ));
         }
         let new_rights = super::mkey::rights(context);
         let mut rights = mkey.rights;
@@ -163,9 +179,8 @@ impl<P: Platform> Core<P> {
         if !accessor.privileged {
             self.may_bind(accessor, mkey, &entries, rights)?;
         }
-        let Some(mkey) = self.mkeys.get_mut(key >> 8) else {
-            return Err("a UMR of a memory key that does not exist");
-        };
+        let mkey = self.mkeys.get_mut(key >> 8);
+        let mkey = mkey.ok_or_else(|| of_key(Rule::Exists))?;
         replace_translation(mkey, entries, part, log_page_size)?;
         let had_protection = mkey.protection.is_some();
         if let Some(protection) = protection {
@@ -211,44 +226,45 @@ impl<P: Platform> Core<P> {
         context: &[u8],
         entry: &[u8],
         listed: usize,
-    ) -> Result<Option<Arc<Protection>>, &'static str> {
+    ) -> Result<Option<Arc<Protection>>, Violation> {
         if !mkc::BSF_EN.is_set(context) {
             return Ok(None);
         }
-        if TRANSLATION_OFFSET_EN.is_set(umr) || !INLINE.is_set(umr) {
-            return Err("byte stream formats of a UMR that are not in the work request");
-        }
         let units = OFFSET.get(umr);
-        if units == 0 || units > mkey.bsf_octwords || units as usize * 16 % BSF_SIZE != 0 {
-            return Err("a UMR with more byte stream formats than the memory key has");
+        let formats = |rule| Violation::new("16-byte units of byte stream formats", units, rule);
+        if TRANSLATION_OFFSET_EN.is_set(umr) || !INLINE.is_set(umr) {
+            return Err(formats(Rule::With("an inline list")));
+        }
+        if units == 0 || units > mkey.bsf_octwords {
+            return Err(formats(Rule::Between(1, mkey.bsf_octwords.into())));
+        }
+        if units as usize * 16 % BSF_SIZE != 0 {
+            return Err(formats(Rule::MultipleOf(BSF_SIZE as u64 / 16)));
         }
         let at = LIST + listed * 16;
-        let formats = entry.get(at..at + units as usize * 16);
-        let formats = formats.ok_or("a UMR that ends before its byte stream formats")?;
+        let end = at + units as usize * 16;
+        let formats = entry.get(at..end).ok_or_else(|| too_short(entry, end))?;
         let encryption_key = |number| {
             let key = self.encryption_keys.get(number)?;
             (key.pd == pd).then_some(key)
         };
         let protection = Protection::parse(formats, encryption_key)?;
-        let mut psvs = protection.psvs.iter().flatten();
-        if !psvs.all(|psv| self.psvs.get(*psv).is_some_and(|psv| psv.pd == pd)) {
-            return Err("a UMR that names a PSV of another protection domain");
+        for number in protection.psvs.into_iter().flatten() {
+            check_psv(number, self.psvs.get(number), pd)?;
         }
         Ok(protection.is_enabled().then(|| Arc::new(protection)))
     }
 
     /// Executes a work request that sets a PSV.
-    pub(crate) fn set_psv(&mut self, accessor: Accessor, entry: &[u8]) -> Result<(), &'static str> {
+    pub(crate) fn set_psv(&mut self, accessor: Accessor, entry: &[u8]) -> Result<(), Violation> {
         const NUMBER: Field = field(CONTROL, 23, 0);
-        let psv = entry.get(..CONTROL + 16).map(|entry| NUMBER.get(entry));
-        let psv = psv.and_then(|psv| self.psvs.get_mut(psv));
-        match psv {
-            Some(psv) if psv.pd == accessor.pd => {
-                psv.ready = true;
-                Ok(())
-            }
-            _ => Err("no such PSV, or a PSV of another protection domain"),
+        let read = entry.get(..CONTROL + 16);
+        let number = NUMBER.get(read.ok_or_else(|| too_short(entry, CONTROL + 16))?);
+        check_psv(number, self.psvs.get(number), accessor.pd)?;
+        if let Some(psv) = self.psvs.get_mut(number) {
+            psv.ready = true;
         }
+        Ok(())
     }
 
     /// Checks whether an unprivileged queue pair may bind a key to these entries: they
@@ -260,55 +276,103 @@ impl<P: Platform> Core<P> {
         mkey: &Mkey,
         entries: &Entries,
         rights: Rights,
-    ) -> Result<(), &'static str> {
-        let Entries::Keys(keys) = entries else {
-            return Err("a UMR of addresses from a program");
+    ) -> Result<(), Violation> {
+        let keys = match entries {
+            Entries::Keys(keys) => keys,
+            Entries::Pages(pages) => {
+                let rule = Rule::With("a privileged queue pair");
+                return Err(Violation::new(
+                    "entries of a list of addresses",
+                    pages.len(),
+                    rule,
+                ));
+            }
         };
         // Lists are padded with zeros to whole units.
-        let mut keys = keys.iter().filter(|klm| **klm != Klm::default());
+        let keys = keys.iter().filter(|klm| **klm != Klm::default());
         let equal = matches!(mkey.translation, Translation::Ksms { .. });
-        let allowed = keys.all(|klm| {
+        for klm in keys {
             // Entries of equal parts have no length of their own.
             let length = if equal { 0 } else { klm.length };
-            self.may_refer_to(accessor, mkey, &Klm { length, ..*klm }, rights)
-        });
-        match allowed {
-            true => Ok(()),
-            false => Err("a UMR that refers to memory that may not be bound"),
+            let klm = Klm { length, ..*klm };
+            if let Err(rule) = self.may_refer_to(accessor, mkey, &klm, rights) {
+                return Err(refused_entry(&klm, rule));
+            }
         }
+        Ok(())
     }
 
     /// Returns the translation list of a UMR, which is inline or in memory.
     fn read_list(
-        &self,
+        &mut self,
         accessor: Accessor,
         entry: &[u8],
         inline: bool,
         count: usize,
-    ) -> Result<Vec<u8>, &'static str> {
+    ) -> Result<Vec<u8>, Violation> {
         let mut bytes = vec![0; count * 16];
         if count == 0 {
             return Ok(bytes);
         }
         let rest = entry.get(LIST..).unwrap_or(&[]);
         if inline {
-            let inline_list = rest
-                .get(..bytes.len())
-                .ok_or("a UMR that ends before its list")?;
+            let inline_list = rest.get(..bytes.len());
+            let inline_list = inline_list.ok_or_else(|| too_short(entry, LIST + bytes.len()))?;
             bytes.copy_from_slice(inline_list);
         } else {
-            let segment = rest.get(..16).ok_or("a UMR without a list")?;
-            self.read_key(
-                accessor,
-                get32(segment, 4),
-                get64(segment, 8),
-                &mut bytes,
-                Rights::LOCAL_READ,
-            )
-            .map_err(|_| "a UMR whose list cannot be read")?;
+            let segment = rest.get(..16).ok_or_else(|| too_short(entry, LIST + 16))?;
+            let (key, va, rights) = (get32(segment, 4), get64(segment, 8), Rights::LOCAL_READ);
+            let read = self.read_key(accessor, key, va, &mut bytes, rights);
+            self.observe_access(&read, accessor, key, (va, bytes.len() as u64), rights);
+            read.map_err(|_| Violation::new("address of the list", va, Rule::Readable))?;
         }
         Ok(bytes)
     }
+}
+
+/// Creates the violation of an object of another protection domain.
+#[cold]
+fn of_domain(pd: u32, own: u32) -> Violation {
+    Violation::new("protection domain", pd, Rule::Is(own.into()))
+}
+
+/// Checks that a PSV exists, and is of a protection domain.
+fn check_psv(number: u32, psv: Option<&Psv>, pd: u32) -> Result<(), Violation> {
+    let psv = psv.ok_or_else(|| Violation::new("PSV", number, Rule::Exists))?;
+    match psv.pd == pd {
+        true => Ok(()),
+        false => Err(of_domain(psv.pd, pd)),
+    }
+}
+
+/// Creates the violation of a list whose entry may not refer to its memory.
+#[cold]
+fn refused_entry(klm: &Klm, rule: AccessRule) -> Violation {
+    let (what, value, rule) = match rule {
+        AccessRule::Exists(None) => ("key of an entry", klm.key.into(), Rule::Exists),
+        AccessRule::Exists(Some(variant)) => {
+            let key = klm.key & !0xff | u32::from(variant);
+            ("key of an entry", klm.key.into(), Rule::Is(key.into()))
+        }
+        AccessRule::Domain { own, key } => {
+            let what = "protection domain of the key of an entry";
+            (what, key.into(), Rule::Is(own.into()))
+        }
+        AccessRule::Rights { needed, has } => {
+            let what = "rights of the key of an entry";
+            (what, has.into(), Rule::Contains(needed.into()))
+        }
+        AccessRule::Range { start, length } => {
+            let end = start.saturating_add(length.saturating_sub(u64::from(klm.length)));
+            ("address of an entry", klm.va, Rule::Between(start, end))
+        }
+        AccessRule::Bindable => {
+            let rule = Rule::With("the right to bind windows");
+            ("key of an entry", klm.key.into(), rule)
+        }
+        _ => ("key of an entry", klm.key.into(), Rule::Permitted),
+    };
+    Violation { what, value, rule }
 }
 
 /// Translation entries.
@@ -318,7 +382,7 @@ enum Entries {
 }
 
 /// Parses a list for the kind of translation that the key has.
-fn parse_entries(mkey: &Mkey, list: &[u8], whole: bool) -> Result<Entries, &'static str> {
+fn parse_entries(mkey: &Mkey, list: &[u8], whole: bool) -> Result<Entries, Violation> {
     if !matches!(
         mkey.translation,
         Translation::Klms(_) | Translation::Ksms { .. }
@@ -332,7 +396,15 @@ fn parse_entries(mkey: &Mkey, list: &[u8], whole: bool) -> Result<Entries, &'sta
     }
     match whole {
         true => expand_pattern(list).map(Entries::Keys),
-        false => Err("a UMR of a pattern for a part of a memory key"),
+        false => {
+            let repetitions = get32(list, REPEAT_COUNT);
+            let rule = Rule::Without("a part of a memory key");
+            Err(Violation::new(
+                "repetitions of the pattern",
+                repetitions,
+                rule,
+            ))
+        }
     }
 }
 
@@ -356,17 +428,27 @@ fn replace_translation(
         whole,
     }: ReplacedRange,
     log_page_size: u32,
-) -> Result<(), &'static str> {
+) -> Result<(), Violation> {
     // Lists are padded to units of 64 bytes.
-    if offset + units > (mkey.capacity as usize).next_multiple_of(UNIT) && units != 0 {
-        return Err("a UMR with more entries than the memory key has");
+    let (end, capacity) = (
+        offset + units,
+        (mkey.capacity as usize).next_multiple_of(UNIT),
+    );
+    if end > capacity && units != 0 {
+        let rule = Rule::AtMost(capacity as u64);
+        return Err(Violation::new(
+            "end of the list in the memory key",
+            end,
+            rule,
+        ));
     }
     if let Translation::Pages { shift, .. } | Translation::Ksms { shift, .. } =
         &mut mkey.translation
     {
         if log_page_size != 0 {
             if log_page_size > MAX_LOG_PAGE_SIZE {
-                return Err("a UMR with too large a page size");
+                let rule = Rule::AtMost(MAX_LOG_PAGE_SIZE.into());
+                return Err(Violation::new("log_page_size", log_page_size, rule));
             }
             *shift = log_page_size;
         }
@@ -382,7 +464,10 @@ fn replace_translation(
                 false => replace(keys, offset, new),
             }
         }
-        _ => return Err("a UMR with a list for a memory key without one"),
+        _ => {
+            let rule = Rule::With("a memory key that has a list");
+            return Err(Violation::new("entries of the list", units, rule));
+        }
     }
     Ok(())
 }
@@ -412,14 +497,22 @@ fn is_pattern(list: &[u8]) -> bool {
 }
 
 /// Expands a pattern to a list.
-fn expand_pattern(list: &[u8]) -> Result<Vec<Klm>, &'static str> {
+fn expand_pattern(list: &[u8]) -> Result<Vec<Klm>, Violation> {
     let rounds = get32(list, REPEAT_COUNT);
     let count = REPEAT_ENTRIES.get(list) as usize;
-    let entries = list
-        .get(16..16 + count * 16)
-        .ok_or("a UMR of a pattern without its entries")?;
-    if u64::from(rounds) * count as u64 > MAX_EXPANDED {
-        return Err("a UMR of a pattern that repeats too often");
+    let end = 16 + count * 16;
+    let entries = list.get(16..end).ok_or_else(|| {
+        let rule = Rule::AtLeast(end as u64);
+        Violation::new("length of the pattern", list.len(), rule)
+    })?;
+    let expanded = u64::from(rounds) * count as u64;
+    if expanded > MAX_EXPANDED {
+        let rule = Rule::AtMost(MAX_EXPANDED);
+        return Err(Violation::new(
+            "entries of the expanded pattern",
+            expanded,
+            rule,
+        ));
     }
     let round = |n: u64| {
         entries.chunks_exact(16).map(move |entry| Klm {

@@ -4,7 +4,8 @@
 //! by itself.
 
 use roce::bits::{Field, field, flag, get_array, get32, get64};
-use roce::transport::{Fence, Operation, Service, Status};
+use roce::rule::{Rule, Violation};
+use roce::transport::{Fence, Operation, Service};
 
 use super::mkey::TERMINATE_LKEY;
 use super::tag_matching::TaggedReceive;
@@ -36,6 +37,16 @@ const LONG_AV: Field = flag(8, 31);
 const AV: usize = 48;
 
 const INLINE: u32 = 1 << 31;
+
+/// Opcodes of UD.
+const DATAGRAM_OPCODES: [u64; 2] = [opcode::SEND as u64, opcode::SEND_IMM as u64];
+/// Opcodes of UC.
+const UNRELIABLE_OPCODES: [u64; 4] = [
+    opcode::SEND as u64,
+    opcode::SEND_IMM as u64,
+    opcode::RDMA_WRITE as u64,
+    opcode::RDMA_WRITE_IMM as u64,
+];
 
 /// WQE opcodes.
 #[allow(missing_docs)]
@@ -204,8 +215,8 @@ pub struct SendWqe {
     pub av: Option<[u8; 48]>,
     /// Stream (DC).
     pub stream: u16,
-    /// Description of the error, if the WQE is malformed.
-    pub fault: Option<&'static str>,
+    /// What broke which rule, if the WQE is malformed.
+    pub violation: Option<Violation>,
 }
 
 /// A work request that changes a list of tags, or reports the number of messages that
@@ -327,33 +338,22 @@ pub fn parse_send(bytes: &[u8], context: &WqeContext) -> SendWqe {
         xrc_srqn: 0,
         av: None,
         stream: STREAM.get(bytes) as u16,
-        fault: None,
+        violation: None,
     };
-    if let Err(fault) = parse_segments(&mut work, bytes, context) {
-        work.fault = Some(fault);
-        work.operation = Operation::Invalid(Status::LocalQpOperation);
-    }
+    work.violation = parse_segments(&mut work, bytes, context).err();
     work
 }
 
-fn parse_segments(
-    work: &mut SendWqe,
-    bytes: &[u8],
-    context: &WqeContext,
-) -> Result<(), &'static str> {
+fn parse_segments(work: &mut SendWqe, bytes: &[u8], context: &WqeContext) -> Result<(), Violation> {
+    let refuse_opcode = |rule| Violation::new("opcode", work.opcode, rule);
     if context.strict {
-        if OP_MOD.get(bytes) != 0 && !matches!(work.opcode, opcode::UMR | opcode::MMO) {
-            return Err("an operation modifier of an opcode without one");
-        }
-        let streams = context.service == Service::DcInitiator;
-        if CONTROL_RESERVED.is_set(bytes)
-            || get32(bytes, 8) & 0x11 != 0
-            || (STREAM.is_set(bytes) && !streams)
-        {
-            return Err("reserved bits of the control segment");
-        }
+        check_reserved_bits(work.opcode, bytes, context.service)?;
     }
-    let mut rest = WqeReader(bytes.get(SEGMENT..).ok_or("no control segment")?);
+    let mut rest = WqeReader(
+        bytes
+            .get(SEGMENT..)
+            .ok_or_else(|| too_short(bytes, SEGMENT))?,
+    );
     if work.opcode == opcode::NOP {
         return Ok(());
     }
@@ -366,7 +366,7 @@ fn parse_segments(
             | opcode::MMO
     ) {
         if context.service == Service::Ud {
-            return Err("an operation on keys or local memory in a datagram queue pair");
+            return Err(refuse_opcode(Rule::OneOf(&DATAGRAM_OPCODES)));
         }
         work.local.inline = bytes.to_vec();
         return Ok(());
@@ -376,7 +376,9 @@ fn parse_segments(
             let segment = rest.take(SEGMENT)?;
             work.xrc_srqn = get32(segment, 0) & 0xff_ffff;
         }
-        Service::XrcTarget | Service::DcTarget => return Err("a work request of a target"),
+        Service::XrcTarget | Service::DcTarget => {
+            return Err(refuse_opcode(Rule::Without("a target")));
+        }
         Service::Ud => {
             let av = rest.take(AV)?;
             work.av = Some(get_array(av, 0));
@@ -384,7 +386,8 @@ fn parse_segments(
         Service::DcInitiator => {
             let av = rest.take(AV)?;
             if !LONG_AV.is_set(av) {
-                return Err("a short address vector");
+                let (what, flags) = ("flags of the address vector", get32(av, 8));
+                return Err(Violation::new(what, flags, Rule::Contains(1 << 31)));
             }
             work.av = Some(get_array(av, 0));
         }
@@ -395,17 +398,19 @@ fn parse_segments(
         opcode::SEND => Operation::Send,
         opcode::SEND_IMM => Operation::SendImm,
         opcode::SEND_INVALIDATE if !unreliable => Operation::SendInvalidate,
-        _ if context.service == Service::Ud => return Err("an opcode invalid for datagrams"),
+        _ if context.service == Service::Ud => {
+            return Err(refuse_opcode(Rule::OneOf(&DATAGRAM_OPCODES)));
+        }
         opcode::RDMA_WRITE => Operation::Write,
         opcode::RDMA_WRITE_IMM => Operation::WriteImm,
-        _ if unreliable => return Err("an opcode invalid for unreliable connections"),
+        _ if unreliable => return Err(refuse_opcode(Rule::OneOf(&UNRELIABLE_OPCODES))),
         opcode::RDMA_READ => Operation::Read,
         opcode::FETCH_ADD => Operation::FetchAdd { add: 0 },
         opcode::COMPARE_SWAP => Operation::CompareSwap {
             compare: 0,
             swap: 0,
         },
-        _ => return Err("an unknown opcode"),
+        _ => return Err(refuse_opcode(Rule::Known)),
     };
     if matches!(
         work.operation,
@@ -418,8 +423,10 @@ fn parse_segments(
         let remote = rest.take(SEGMENT)?;
         work.va = get64(remote, 0);
         work.rkey = get32(remote, 8);
-        if context.strict && get32(remote, 12) != 0 {
-            return Err("reserved bits of the remote address segment");
+        let reserved = get32(remote, 12);
+        if context.strict && reserved != 0 {
+            let what = "reserved word of the remote address segment";
+            return Err(Violation::new(what, reserved, Rule::Zero));
         }
     }
     match &mut work.operation {
@@ -438,14 +445,15 @@ fn parse_segments(
             let n = (first & !INLINE) as usize;
             let whole = (4 + n).next_multiple_of(SEGMENT);
             let data = rest.take(whole.min(rest.0.len()))?;
-            let data = data
-                .get(4..4 + n)
-                .ok_or("inline data past the entry's end")?;
+            let inline = |rule| Violation::new("length of the inline data", n, rule);
+            let room = data.len().saturating_sub(4) as u64;
+            let data = data.get(4..4 + n);
+            let data = data.ok_or_else(|| inline(Rule::AtMost(room)))?;
             if work.local.segments.iter().next().is_some() {
-                return Err("inline data after a scatter element");
+                return Err(inline(Rule::Without("a scatter/gather element before it")));
             }
             if work.operation.is_read_or_atomic() {
-                return Err("inline data of a read");
+                return Err(inline(Rule::Without("a read or atomic")));
             }
             work.local.inline.extend_from_slice(data);
             length += n as u64;
@@ -457,8 +465,38 @@ fn parse_segments(
     }
     work.length = match work.operation {
         Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => 8,
-        _ => u32::try_from(length).map_err(|_| "a message longer than 4 GiB")?,
+        _ => u32::try_from(length).map_err(|_| {
+            let limit = Rule::AtMost(u32::MAX.into());
+            Violation::new("length of the message", length, limit)
+        })?,
     };
+    Ok(())
+}
+
+/// Creates the violation of a work request that is shorter than `least` bytes.
+#[cold]
+pub(crate) fn too_short(entry: &[u8], least: usize) -> Violation {
+    let rule = Rule::AtLeast(least as u64);
+    Violation::new("length of the work request", entry.len(), rule)
+}
+
+fn check_reserved_bits(opcode: u8, bytes: &[u8], service: Service) -> Result<(), Violation> {
+    let modified = matches!(opcode, opcode::UMR | opcode::MMO);
+    let streams = service == Service::DcInitiator;
+    let unless = |has: bool, field: Field| if has { 0 } else { field.get(bytes) };
+    for (what, value) in [
+        ("operation modifier", unless(modified, OP_MOD)),
+        (
+            "reserved bits beside the length",
+            CONTROL_RESERVED.get(bytes),
+        ),
+        ("reserved bits of the flags", get32(bytes, 8) & 0x11),
+        ("stream", unless(streams, STREAM)),
+    ] {
+        if value != 0 {
+            return Err(Violation::new(what, value, Rule::Zero));
+        }
+    }
     Ok(())
 }
 
@@ -466,11 +504,11 @@ fn parse_segments(
 struct WqeReader<'a>(&'a [u8]);
 
 impl<'a> WqeReader<'a> {
-    fn take(&mut self, n: usize) -> Result<&'a [u8], &'static str> {
-        let (taken, rest) = self
-            .0
-            .split_at_checked(n)
-            .ok_or("the entry ends before its segments")?;
+    fn take(&mut self, n: usize) -> Result<&'a [u8], Violation> {
+        let (taken, rest) = self.0.split_at_checked(n).ok_or_else(|| {
+            let what = "rest of the work request before its next segment";
+            Violation::new(what, self.0.len(), Rule::AtLeast(n as u64))
+        })?;
         self.0 = rest;
         Ok(taken)
     }
@@ -524,7 +562,7 @@ mod tests {
         put32(&mut bytes, 36, 0x7700);
         put64(&mut bytes, 40, 0x1000);
         let work = parse_send(&bytes, &RC);
-        assert_eq!(work.fault, None);
+        assert_eq!(work.violation, None);
         assert_eq!(work.operation, Operation::Write);
         assert_eq!((work.qpn, work.index, work.length), (0x1234, 7, 64));
         assert_eq!((work.va, work.rkey), (0xabcd_0000_1111, 0x5566));
@@ -553,36 +591,109 @@ mod tests {
 
     #[test]
     fn malformed_wqes_are_refused() {
-        let cases: [(&str, Vec<u8>); 6] = [
-            ("inline data last", {
-                let mut bytes = control(opcode::SEND, 0, 3);
-                put32(&mut bytes, 16, 8);
-                put32(&mut bytes, 32, INLINE | 4);
-                bytes
-            }),
-            ("no remote segment", control(opcode::RDMA_WRITE, 0, 1)),
-            ("unknown opcode", control(0x3f, 0, 2)),
-            ("inline past the end", {
-                let mut bytes = control(opcode::SEND, 0, 2);
-                put32(&mut bytes, 16, INLINE | 13);
-                bytes
-            }),
-            ("reserved bits", {
-                let mut bytes = control(opcode::SEND, 0, 2);
-                bytes[9] = 1;
-                bytes
-            }),
-            ("nothing at all", Vec::new()),
+        let with = |opcode, segments, words: &[(usize, u32)]| {
+            let mut bytes = control(opcode, 0, segments);
+            words
+                .iter()
+                .for_each(|(at, word)| put32(&mut bytes, *at, *word));
+            bytes
+        };
+        let (send, inline) = (opcode::SEND, "length of the inline data");
+        let rest = "rest of the work request before its next segment";
+        let cases: [(Vec<u8>, Service, Violation); 15] = [
+            (
+                with(send, 3, &[(16, 8), (32, INLINE | 4)]),
+                Service::Rc,
+                Violation::new(
+                    inline,
+                    4,
+                    Rule::Without("a scatter/gather element before it"),
+                ),
+            ),
+            (
+                with(opcode::RDMA_READ, 3, &[(32, INLINE | 4)]),
+                Service::Rc,
+                Violation::new(inline, 4, Rule::Without("a read or atomic")),
+            ),
+            (
+                with(send, 2, &[(16, INLINE | 13)]),
+                Service::Rc,
+                Violation::new(inline, 13, Rule::AtMost(12)),
+            ),
+            (
+                with(opcode::RDMA_WRITE, 1, &[]),
+                Service::Rc,
+                Violation::new(rest, 0, Rule::AtLeast(16)),
+            ),
+            (
+                with(send, 3, &[]),
+                Service::Ud,
+                Violation::new(rest, 32, Rule::AtLeast(48)),
+            ),
+            (
+                with(0x3f, 2, &[]),
+                Service::Rc,
+                Violation::new("opcode", 0x3f, Rule::Known),
+            ),
+            (
+                with(opcode::RDMA_READ, 5, &[(64, 8)]),
+                Service::Ud,
+                Violation::new("opcode", 0x10, Rule::OneOf(&[0xa, 0xb])),
+            ),
+            (
+                with(opcode::UMR, 5, &[]),
+                Service::Ud,
+                Violation::new("opcode", 0x25, Rule::OneOf(&[0xa, 0xb])),
+            ),
+            (
+                with(opcode::RDMA_READ, 3, &[]),
+                Service::Uc,
+                Violation::new("opcode", 0x10, Rule::OneOf(&[0xa, 0xb, 8, 9])),
+            ),
+            (
+                with(send, 1, &[]),
+                Service::XrcTarget,
+                Violation::new("opcode", 0xa, Rule::Without("a target")),
+            ),
+            (
+                with(send, 4, &[(24, 0x1234)]),
+                Service::DcInitiator,
+                Violation::new(
+                    "flags of the address vector",
+                    0x1234,
+                    Rule::Contains(1 << 31),
+                ),
+            ),
+            (
+                with(send, 2, &[(8, 1 << 16)]),
+                Service::Rc,
+                Violation::new("stream", 0x100, Rule::Zero),
+            ),
+            (
+                with(opcode::RDMA_WRITE, 2, &[(28, 3)]),
+                Service::Rc,
+                Violation::new("reserved word of the remote address segment", 3, Rule::Zero),
+            ),
+            (
+                with(send, 4, &[(16, 1 << 31 >> 1), (32, !INLINE), (48, !INLINE)]),
+                Service::Rc,
+                Violation::new(
+                    "length of the message",
+                    (1u64 << 30) + 2 * ((1 << 31) - 1),
+                    Rule::AtMost(u32::MAX.into()),
+                ),
+            ),
+            (
+                Vec::new(),
+                Service::Rc,
+                Violation::new("length of the work request", 0, Rule::AtLeast(16)),
+            ),
         ];
-        for (what, bytes) in cases {
-            let work = parse_send(&bytes, &RC);
-            assert!(work.fault.is_some() || bytes.is_empty(), "{what}");
+        for (bytes, service, violation) in cases {
+            let context = WqeContext { service, ..RC };
+            let work = parse_send(&bytes, &context);
+            assert_eq!(work.violation, Some(violation), "{violation}");
         }
-        let mut ud = RC;
-        ud.service = Service::Ud;
-        let mut bytes = control(opcode::RDMA_READ, 0, 5);
-        put32(&mut bytes, 64, 8);
-        assert!(parse_send(&bytes, &ud).fault.is_some());
     }
 
     #[test]

@@ -3,13 +3,15 @@
 
 use std::sync::{Arc, Mutex};
 
+use roce::rule::{Rule, Violation};
 use roce::transport::{self, Failure, Refusal};
 
-use crate::cause::{AccessError, AccessRule, Cause, Misuse, Observer};
+use super::windows::{bind_umr, window_of};
+use crate::cause::{AccessError, AccessRule, Cause, InnerKey, Misuse, Observer};
 use crate::command::opcode as op;
 use crate::engine::mkey::{ANY_QPN, Accessor, Rights};
-use crate::status::{CommandError, Rule, Status};
-use crate::testing::driver::{Driver, Input, SIGNALED, remote, segment, status};
+use crate::status::{CommandError, Status};
+use crate::testing::driver::{Driver, Input, Qp, SIGNALED, remote, segment, status};
 
 /// Returns the causes that the driver's device has told since the last call.
 fn observe(driver: &mut Driver) -> impl FnMut() -> Vec<Cause> + use<> {
@@ -144,6 +146,7 @@ fn a_failed_access_names_the_key_and_the_rule() {
         va,
         length: 16,
         rule,
+        inner: None,
     };
     let write = |key, va| {
         let mut segments = remote(va, key);
@@ -238,8 +241,155 @@ fn a_local_buffer_beyond_its_key_is_named() {
             start: memory,
             length: 64,
         },
+        inner: None,
     });
     assert_eq!(told()[0], expected);
+}
+
+#[test]
+fn an_access_through_a_window_names_the_key_within_it() {
+    let (mut driver, bound) = (Driver::new("ib"), 128);
+    let (mut cq, mut a, mut b) = driver.pair();
+    let (whole, memory, local) = (driver.key, driver.pages(1), driver.pages(1));
+    let region = driver.create_key(memory, 4096, 0, 0b11);
+    let window = window_of(&mut driver);
+    let umr = bind_umr(window, b.number, Some((region, memory + 64, bound)));
+    driver.post_umr(&mut b, window, &umr);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (0, 0));
+    let mkeys = &mut driver.hca.core.mkeys;
+    mkeys.get_mut(region >> 8).unwrap().rights = Rights::LOCAL_READ;
+    let mut told = observe(&mut driver);
+    let mut segments = remote(memory + 72, window);
+    segments.extend(segment(8, whole, local));
+    driver.post(&mut a, 0x08, SIGNALED, &segments);
+    assert_eq!(status(&driver.poll(&mut cq).unwrap()), (13, 0x13));
+    let (va, length) = (memory + 72, 8);
+    let error = AccessError {
+        qpn: b.number,
+        key: window,
+        va,
+        length,
+        rule: AccessRule::Rights {
+            needed: Rights::LOCAL_WRITE.0,
+            has: Rights::LOCAL_READ.0,
+        },
+        inner: Some(InnerKey {
+            key: region,
+            va,
+            length,
+        }),
+    };
+    assert_eq!(told()[0], Cause::Access(error));
+    let expected = format!(
+        "access to 8 bytes at {va:#x} with key {window:#x}: of 8 bytes at {va:#x} with key \
+         {region:#x} within it: the key has LOCAL_READ, not LOCAL_WRITE"
+    );
+    assert_eq!(error.to_string(), expected);
+}
+
+/// Posts a work request that is refused. Returns what the observer is told, and the status.
+fn refused_work(
+    driver: &mut Driver,
+    post: impl FnOnce(&mut Driver, &mut Qp),
+) -> (Violation, transport::Status) {
+    let (mut cq, mut a, _b) = driver.pair();
+    let mut told = observe(driver);
+    post(driver, &mut a);
+    assert_eq!(driver.poll(&mut cq).unwrap()[63] >> 4, 13);
+    let told = told();
+    let misuse = told.iter().find_map(|cause| match cause {
+        Cause::Misuse(Misuse::WorkRequest { violation, .. }) => Some(*violation),
+        _ => None,
+    });
+    let failure = told.iter().find_map(|cause| match cause {
+        Cause::Transport {
+            cause: transport::Cause::Failed(Failure::Engine(error)),
+            ..
+        } => Some(*error),
+        _ => None,
+    });
+    let error = failure.unwrap_or_else(|| panic!("{told:?}"));
+    assert_eq!(misuse, Some(error.violation));
+    (error.violation, error.status)
+}
+
+#[test]
+fn a_refused_work_request_is_told_with_its_operands() {
+    let mut driver = Driver::new("roce-umr");
+    let memory = driver.pages(1);
+    let (whole, pd) = (driver.key, driver.pd);
+    let malformed = transport::Status::LocalQpOperation;
+    let of = refused_work(&mut driver, |driver, a| driver.post(a, 0x3f, SIGNALED, &[]));
+    assert_eq!(of, (Violation::new("opcode", 0x3f, Rule::Known), malformed));
+    let of = refused_work(&mut driver, |driver, a| driver.post(a, 0x20, SIGNALED, &[]));
+    let expected = Violation::new("length of the work request", 16, Rule::AtLeast(32));
+    assert_eq!(of, (expected, malformed));
+    let mut copy = vec![0; 16];
+    copy.extend(segment(8, whole, memory));
+    copy.extend(segment(7, whole, memory + 64));
+    let of = refused_work(&mut driver, |driver, a| {
+        driver.post_with(a, 0x2f, &copy, |control| control[0] = 1);
+    });
+    let expected = Violation::new("length of the destination", 7, Rule::Is(8));
+    assert_eq!(of, (expected, transport::Status::LocalLength));
+
+    let window = window_of(&mut driver);
+    let read_only = driver.create_key(memory, 64, 0, 0b1);
+    let writable = driver.create_key(memory, 64, 0, 0b11);
+    let free = (whole >> 8) + 1000;
+    let of_entry = |what, value, rule| Violation { what, value, rule };
+    let (read, write) = (Rights::LOCAL_READ.0, Rights::LOCAL_WRITE.0);
+    for (key, bound, expected) in [
+        (
+            free << 8,
+            (writable, memory, 64),
+            of_entry("memory key", (free << 8).into(), Rule::Exists),
+        ),
+        (
+            whole,
+            (writable, memory, 64),
+            of_entry("memory key", whole.into(), Rule::With("its UMR_EN")),
+        ),
+        (
+            window,
+            (read_only, memory, 64),
+            of_entry(
+                "rights of the key of an entry",
+                read.into(),
+                Rule::Contains(write.into()),
+            ),
+        ),
+        (
+            window,
+            (writable, memory + 1, 64),
+            of_entry(
+                "address of an entry",
+                memory + 1,
+                Rule::Between(memory, memory),
+            ),
+        ),
+        (
+            window,
+            (free << 8, memory, 64),
+            of_entry("key of an entry", (free << 8).into(), Rule::Exists),
+        ),
+    ] {
+        let of = refused_work(&mut driver, |driver, a| {
+            driver.post_umr(a, key, &bind_umr(window, a.number, Some(bound)));
+        });
+        assert_eq!(of, (expected, transport::Status::MemoryBind), "{expected}");
+    }
+    let other = driver.pd + 1;
+    driver.hca.core.mkeys.get_mut(window >> 8).unwrap().pd = other;
+    let of = refused_work(&mut driver, |driver, a| {
+        driver.post_umr(
+            a,
+            window,
+            &bind_umr(window, a.number, Some((writable, memory, 64))),
+        );
+    });
+    let expected = Violation::new("protection domain", other, Rule::Is(pd.into()));
+    assert_eq!(of, (expected, transport::Status::MemoryBind));
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Work requests and their completions.
 
+use roce::rule::{Rule, Violation};
+
 use crate::cause::Misuse;
 use crate::command::opcode as op;
 use crate::testing::driver::{
@@ -666,7 +668,8 @@ fn strict_mode_reports_misuse() {
     assert_eq!(status(&entry), (13, 0x02));
     assert!(matches!(
         driver.hca.complaints()[0],
-        Misuse::WorkRequest { index: 0, fault, .. } if fault.contains("index")
+        Misuse::WorkRequest { index: 0, violation, .. }
+            if violation == Violation::new("index in the work request", 5, Rule::Is(0))
     ));
 }
 

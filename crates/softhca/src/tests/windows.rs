@@ -4,7 +4,7 @@ use crate::command::opcode as op;
 use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, remote, segment, status};
 
 /// Returns a UMR that binds a window to a part of a key, or unbinds it.
-fn bind_umr(window: u32, qpn: u32, bound: Option<(u32, u64, u64)>) -> Vec<u8> {
+pub(super) fn bind_umr(window: u32, qpn: u32, bound: Option<(u32, u64, u64)>) -> Vec<u8> {
     let mut bytes = vec![0; 48 + 64];
     let mut mask: u64 = 1 << 29 | 1 << 13 | 1 << 14;
     bytes[0] = 1 << 7;
@@ -87,6 +87,12 @@ fn a_window_of_type_2_is_not_bound_to_nothing() {
         let syndrome = post_bind(&mut driver, &mut cq, &mut b, window, &umr);
         assert_eq!(syndrome, expected, "{bound} {variant}");
     }
+}
+
+/// Creates a window in the driver's protection domain.
+pub(super) fn window_of(driver: &mut Driver) -> u32 {
+    let pd = driver.pd;
+    window(driver, pd)
 }
 
 /// Creates a window in a protection domain.

@@ -1,6 +1,7 @@
 //! Every completion status with its state and events; retries and their times.
 
 use super::*;
+use crate::rule::{Rule, Violation};
 
 /// Runs a request of `length` bytes on queue pair 100 of HCA 0 that is changed to fail.
 fn check_failure(
@@ -110,8 +111,18 @@ fn unsupported_operations_are_local_errors() {
 
 #[test]
 fn malformed_work_requests_complete_in_order() {
-    let operation = Operation::Invalid(Status::LocalQpOperation);
-    check_failure(operation, 8, |_, _| {}, Status::LocalQpOperation);
+    let error = EngineError {
+        status: Status::MemoryBind,
+        violation: Violation::new("opcode", 0x3f, Rule::Known),
+    };
+    for operation in [Operation::Send, Operation::Local, Operation::Read] {
+        let refuse = |_: &mut World, request: &mut SendWork<Range>| {
+            request.refused = Some(Box::new(error));
+        };
+        let world = check_failure(operation, 8, refuse, Status::MemoryBind);
+        let expected = (Some(100), Failure::Engine(error).into());
+        assert!(world.hcas[0].host.causes.contains(&expected));
+    }
 }
 
 #[test]

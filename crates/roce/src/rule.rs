@@ -1,4 +1,4 @@
-//! Rules that parameters of commands break.
+//! Rules that parameters of commands, and fields of work requests, break.
 
 use std::fmt;
 
@@ -79,11 +79,19 @@ pub enum Rule {
     NoFault,
     /// Granted by the system.
     Granted,
+    /// A size that has a common multiple with another one.
+    CommonMultiple {
+        /// The other one.
+        with: u64,
+        /// The largest multiple.
+        limit: u64,
+    },
 }
 
 impl Rule {
     /// Returns a number of the rule, the same for all its operands.
-    pub(crate) fn number(self) -> u8 {
+    #[must_use]
+    pub fn number(self) -> u8 {
         match self {
             Self::AtMost(_) => 0,
             Self::AtLeast(_) => 1,
@@ -119,6 +127,7 @@ impl Rule {
             Self::Transition { .. } => 31,
             Self::NoFault => 32,
             Self::Granted => 33,
+            Self::CommonMultiple { .. } => 34,
         }
     }
 }
@@ -131,7 +140,14 @@ impl fmt::Display for Rule {
             Self::AtLeast(limit) => write!(f, "is not at least {limit:#x}"),
             Self::Between(low, high) => write!(f, "is not between {low:#x} and {high:#x}"),
             Self::Is(value) => write!(f, "is not {value:#x}"),
-            Self::OneOf(values) => write!(f, "is not one of {values:#x?}"),
+            Self::OneOf(values) => {
+                f.write_str("is not one of")?;
+                let mut separators = [" "].into_iter().chain(std::iter::repeat(", "));
+                values.iter().try_for_each(|value| {
+                    let separator = separators.next().unwrap_or(" ");
+                    write!(f, "{separator}{value:#x}")
+                })
+            }
             Self::MultipleOf(unit) => write!(f, "is not a multiple of {unit:#x}"),
             Self::PowerOfTwo(limit) => write!(f, "is not a power of two up to {limit:#x}"),
             Self::Bits(bits) => write!(f, "has other bits than {bits:#x}"),
@@ -163,6 +179,40 @@ impl fmt::Display for Rule {
             }
             Self::NoFault => f.write_str("fails by an injected fault"),
             Self::Granted => f.write_str("was refused by the system"),
+            Self::CommonMultiple { with, limit } => {
+                write!(f, "has no common multiple with {with:#x} up to {limit:#x}")
+            }
         }
     }
 }
+
+/// A value that breaks a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Violation {
+    /// The field, or kind of object.
+    pub what: &'static str,
+    /// Its value or number.
+    pub value: u64,
+    /// The rule that it breaks.
+    pub rule: Rule,
+}
+
+impl Violation {
+    /// Creates the violation of a rule by the value of `what`.
+    #[cold]
+    pub fn new(what: &'static str, value: impl TryInto<u64>, rule: Rule) -> Self {
+        Self {
+            what,
+            value: value.try_into().unwrap_or(u64::MAX),
+            rule,
+        }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {:#x} {}", self.what, self.value, self.rule)
+    }
+}
+
+impl std::error::Error for Violation {}
