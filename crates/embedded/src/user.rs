@@ -23,7 +23,7 @@ pub(crate) enum Access {
 /// # Errors
 /// EINVAL for an empty range or one that overflows the address space; EFAULT if
 /// it is not entirely mapped, or not writable but required to be.
-pub(crate) fn pin(address: u64, length: u64, need: Access) -> Result<()> {
+pub(crate) fn fault_in(address: u64, length: u64, need: Access) -> Result<()> {
     let page = MmapOptions::page_size() as u64;
     let end = address
         .checked_add(length)
@@ -48,7 +48,7 @@ pub(crate) fn copyable(address: u64, length: u64, need: Access) -> Result<()> {
     if length == 0 {
         return Ok(());
     }
-    pin(address, length, need).or(refuse(libc::EFAULT))
+    fault_in(address, length, need).or(refuse(libc::EFAULT))
 }
 
 /// Copies data that a command points to (`copy_from_user`).
@@ -113,25 +113,25 @@ mod tests {
         let mapping = MmapOptions::new(2 * page as usize).and_then(MmapOptions::map_mut);
         let mapping = mapping.unwrap();
         let address = mapping.as_ptr().expose_provenance() as u64;
-        assert_eq!(errno(pin(address, 2 * page, Access::Write)), 0);
-        assert_eq!(errno(pin(address + 8, 8, Access::Read)), 0);
+        assert_eq!(errno(fault_in(address, 2 * page, Access::Write)), 0);
+        assert_eq!(errno(fault_in(address + 8, 8, Access::Read)), 0);
         for need in [Access::Read, Access::Write] {
-            assert_eq!(errno(pin(0, 8, need)), libc::EFAULT);
-            assert_eq!(errno(pin(page - 1, 2, need)), libc::EFAULT);
-            assert_eq!(errno(pin(page, 8, need)), libc::EFAULT);
-            assert_eq!(errno(pin(1 << 60, 8, need)), libc::EFAULT);
-            assert_eq!(errno(pin(u64::MAX - 7, 8, need)), libc::EINVAL);
-            assert_eq!(errno(pin(u64::MAX - 8, 8, need)), libc::EINVAL);
-            assert_eq!(errno(pin(address, 0, need)), libc::EINVAL);
-            assert_eq!(errno(pin(address, u64::MAX, need)), libc::EINVAL);
+            assert_eq!(errno(fault_in(0, 8, need)), libc::EFAULT);
+            assert_eq!(errno(fault_in(page - 1, 2, need)), libc::EFAULT);
+            assert_eq!(errno(fault_in(page, 8, need)), libc::EFAULT);
+            assert_eq!(errno(fault_in(1 << 60, 8, need)), libc::EFAULT);
+            assert_eq!(errno(fault_in(u64::MAX - 7, 8, need)), libc::EINVAL);
+            assert_eq!(errno(fault_in(u64::MAX - 8, 8, need)), libc::EINVAL);
+            assert_eq!(errno(fault_in(address, 0, need)), libc::EINVAL);
+            assert_eq!(errno(fault_in(address, u64::MAX, need)), libc::EINVAL);
             assert_eq!(errno(copyable(0, 0, need)), 0);
             assert_eq!(errno(copyable(u64::MAX, 8, need)), libc::EFAULT);
         }
         let mapping = mapping
             .make_read_only()
             .unwrap_or_else(|(_, error)| panic!("{error}"));
-        assert_eq!(errno(pin(address, page, Access::Read)), 0);
-        assert_eq!(errno(pin(address, page, Access::Write)), libc::EFAULT);
+        assert_eq!(errno(fault_in(address, page, Access::Read)), 0);
+        assert_eq!(errno(fault_in(address, page, Access::Write)), libc::EFAULT);
         drop(mapping);
     }
 }

@@ -116,7 +116,7 @@ pub mod key_access {
 /// The address of a datagram (`struct mlx5_wqe_av`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AddressVector {
+pub struct WqeAddressVector {
     /// The queue key, or the upper half of a DC target's access key.
     pub qkey: u32,
     /// The access key's lower half.
@@ -366,9 +366,9 @@ const _: () = {
     assert!(size_of::<KeySegment>() == 64);
     assert!(offset_of!(KeySegment, start_addr) == 16);
     assert!(offset_of!(KeySegment, log_page_size) == 59);
-    assert!(size_of::<AddressVector>() == 48);
-    assert!(offset_of!(AddressVector, rmac) == 20);
-    assert!(offset_of!(AddressVector, rgid) == 32);
+    assert!(size_of::<WqeAddressVector>() == 48);
+    assert!(offset_of!(WqeAddressVector, rmac) == 20);
+    assert!(offset_of!(WqeAddressVector, rgid) == 32);
     assert!(size_of::<TagSegment>() == 2 * SEGMENT);
     assert!(offset_of!(TagSegment, append_tag) == 16);
     assert!(size_of::<TagHeader>() == 16);

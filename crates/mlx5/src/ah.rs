@@ -7,7 +7,7 @@ use uverbs::{Ah, AhAttr, ContextRef, PdHandle, Udata};
 use zerocopy::IntoBytes;
 
 use crate::CreateError;
-use crate::abi::AddressVector;
+use crate::abi::WqeAddressVector;
 
 /// Link of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub struct AddressHandle<C: ContextRef> {
 
 /// An address vector, without the peer's queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Address(pub(crate) AddressVector);
+pub struct Address(pub(crate) WqeAddressVector);
 
 impl<C: ContextRef> AddressHandle<C> {
     /// Creates an address handle for a port with that link.
@@ -85,8 +85,8 @@ fn source_port(flow_label: u32) -> u16 {
     FIRST | folded as u16 & 0x3fff
 }
 
-pub(crate) fn vector(attr: &AhAttr, link: Link) -> AddressVector {
-    let mut to = AddressVector::default();
+pub(crate) fn vector(attr: &AhAttr, link: Link) -> WqeAddressVector {
+    let mut to = WqeAddressVector::default();
     // Whether there is a global route; not set on Ethernet, which always has one.
     let mut global = 0;
     match link {
@@ -137,7 +137,7 @@ mod tests {
     };
 
     /// The vector's bytes.
-    fn bytes(vector: &AddressVector) -> [u8; 48] {
+    fn bytes(vector: &WqeAddressVector) -> [u8; 48] {
         // SAFETY: 48 bytes of integers without padding.
         unsafe { std::mem::transmute_copy(vector) }
     }

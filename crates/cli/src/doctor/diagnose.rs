@@ -1,6 +1,6 @@
 //! Derives findings from the facts, without further inspection.
 
-use super::facts::{Facts, Interface, Memlock, Module, Node, NodeState, OpenedDevice, Port};
+use super::facts::{Facts, Interface, Memlock, Module, Node, NodeState, OpenedDevice, PortFacts};
 use super::finding::{Finding, Level};
 use super::libmlx5::{Libmlx5, Library};
 use super::provider::{Libibverbs, ProviderFile};
@@ -232,7 +232,7 @@ fn opened_device(findings: &mut Findings, device: &OpenedDevice) {
     }
 }
 
-fn port(findings: &mut Findings, device: &OpenedDevice, port: &Port) {
+fn port(findings: &mut Findings, device: &OpenedDevice, port: &PortFacts) {
     let name = format!("{} port {}", device.name, port.number);
     let interface = device.interface.as_ref().filter(|_| port.ethernet);
     if !port.active {

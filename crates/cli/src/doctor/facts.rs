@@ -105,12 +105,12 @@ pub struct OpenedDevice {
     /// The network interface that carries its traffic.
     pub interface: Option<Interface>,
     /// The ports, or the reason why they could not be queried.
-    pub ports: Result<Vec<Port>, String>,
+    pub ports: Result<Vec<PortFacts>, String>,
 }
 
 /// The relevant attributes of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Port {
+pub struct PortFacts {
     /// The number, from 1.
     pub number: u8,
     /// Whether the port can carry traffic.
@@ -271,7 +271,7 @@ fn open(root: &Path, device: &Device) -> OpenedDevice {
     }
 }
 
-fn ports(device: &Device) -> Result<Vec<Port>, crate::error::Error> {
+fn ports(device: &Device) -> Result<Vec<PortFacts>, crate::error::Error> {
     use crate::error::Error;
     let context = device::inspect(device)?;
     let error = || Error::verb(format!("querying {}", device.name()));
@@ -279,7 +279,7 @@ fn ports(device: &Device) -> Result<Vec<Port>, crate::error::Error> {
     let count = count.base.phys_port_cnt;
     let ports = (1..=count).map(|number| {
         let port = PortInfo::query(&context, number).map_err(error())?;
-        Ok(Port {
+        Ok(PortFacts {
             number,
             active: port.is_active(),
             state: port.state.name,

@@ -26,7 +26,7 @@ use crate::driver::object::{Created, Object, ObjectData, Summary};
 use crate::driver::queues::WQ;
 use crate::driver::request::Request;
 use crate::driver::state::{State, VECTORS};
-use crate::user::{Access, pin};
+use crate::user::{Access, fault_in};
 
 /// The group of an ATTACH_TO_MCG.
 const GROUP: usize = 0x10;
@@ -567,7 +567,7 @@ impl State {
             true => Access::Write,
             false => Access::Read,
         };
-        pin(address, length, need).map_err(memory("addr", address, Rule::Readable))?;
+        fault_in(address, length, need).map_err(memory("addr", address, Rule::Readable))?;
         let sizes = match request.has(ATTR_DEVX_UMEM_REG_PAGE_SIZES) {
             true => request.value(ATTR_DEVX_UMEM_REG_PAGE_SIZES)?,
             false => u64::MAX,

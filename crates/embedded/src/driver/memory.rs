@@ -14,7 +14,7 @@ use softhca::platform::{Clock, Interrupts, Memory, Unmapped, copy_through_buffer
 
 use crate::driver::moved::{MovedRegions, Part};
 use crate::driver::pages::{read_protected, write_protected};
-use crate::user::{Access, pin};
+use crate::user::{Access, fault_in};
 
 thread_local! {
     /// Address and length of the last access.
@@ -207,7 +207,7 @@ impl Process {
     fn map_on_demand(&self, address: u64, length: u64, access: Access) -> bool {
         !MovedRegions::has(address)
             && self.on_demand.contains(address, length)
-            && pin(address, length, access).is_ok()
+            && fault_in(address, length, access).is_ok()
     }
 
     /// Accesses memory of moved regions by parts.

@@ -34,7 +34,7 @@ use crate::driver::object::{
 };
 use crate::driver::request::Request;
 use crate::driver::state::{State, VECTORS};
-use crate::user::{Access, pin};
+use crate::user::{Access, fault_in};
 
 /// Bytes of a queue's doorbell records.
 const RECORDS: u64 = 8;
@@ -133,9 +133,9 @@ pub(crate) fn check_user_index(index: u32) -> Result<()> {
 }
 
 /// Faults in the memory of a queue.
-fn pin_queue(address: u64, length: u64) -> Result<()> {
-    let pinned = pin(address, length, Access::Write);
-    pinned.map_err(memory("memory of the queue", address, Rule::Writable))
+fn fault_in_queue(address: u64, length: u64) -> Result<()> {
+    let faulted_in = fault_in(address, length, Access::Write);
+    faulted_in.map_err(memory("memory of the queue", address, Rule::Writable))
 }
 
 /// Refuses a command that has an attribute.
@@ -403,7 +403,7 @@ impl State {
     /// As for [`State::create_with_memory`].
     pub(crate) unsafe fn grant_memory(&mut self, ranges: &[MemoryRange]) -> Result<()> {
         for (address, length) in ranges.iter().copied() {
-            pin_queue(address, length)?;
+            fault_in_queue(address, length)?;
         }
         for (address, length) in ranges.iter().copied() {
             // SAFETY: guaranteed by the caller.

@@ -20,7 +20,7 @@ use crate::driver::moved;
 use crate::driver::object::{Mr, Mw, Object, ObjectData, Summary, log_length};
 use crate::driver::request::Request;
 use crate::driver::state::State;
-use crate::user::{Access, copyable, pin};
+use crate::user::{Access, copyable, fault_in};
 
 /// The key is not bound to a queue pair.
 const ANY_QUEUE: u32 = 0xff_ffff;
@@ -105,17 +105,17 @@ impl RegionParameters {
             true => Access::Write,
             false => Access::Read,
         };
-        pin_region(self.address, self.length, need)
+        fault_in_region(self.address, self.length, need)
     }
 }
 
 /// Faults in the memory of a region.
-fn pin_region(address: u64, length: u64, need: Access) -> Result<()> {
+fn fault_in_region(address: u64, length: u64, need: Access) -> Result<()> {
     let rule = match need {
         Access::Read => Rule::Readable,
         Access::Write => Rule::Writable,
     };
-    pin(address, length, need).map_err(memory("start", address, rule))
+    fault_in(address, length, need).map_err(memory("start", address, rule))
 }
 
 /// Converts access flags to the rights in a key.
@@ -304,7 +304,7 @@ impl State {
         let rights = rights(access)?;
         let is_moved = self.objects.mr(fd, handle)?.moved != 0;
         if access.intersects(WRITABLE) && !is_moved {
-            pin_region(wanted.address, wanted.length, Access::Write)?;
+            fault_in_region(wanted.address, wanted.length, Access::Write)?;
         }
         let number = self.objects.pd(fd, wanted.pd)?;
         let before = self.objects.get(fd, handle)?.dependencies.first().copied();

@@ -46,7 +46,7 @@ fn assertions() -> String {
         opmod_idx_opcode, qpn_ds, signature, dci_stream_channel_id, fm_ce_se, imm,
     });
     fields!(c, "mlx5_wqe_data_seg", size DataSegment { byte_count, lkey, addr });
-    fields!(c, "mlx5_wqe_av", size AddressVector {
+    fields!(c, "mlx5_wqe_av", size WqeAddressVector {
         qkey: "key.qkey.qkey", low_key: "key.qkey.reserved", dqp_dct,
         stat_rate_sl, fl_mlid, rlid, reserved0, rmac, tclass, hop_limit,
         grh_gid_fl, rgid,

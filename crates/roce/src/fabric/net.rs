@@ -9,7 +9,7 @@ use super::port_config::PortConfig;
 use super::random::Random;
 use super::subnet::{self, Subnet};
 use super::tap::{Delivery, Tap};
-use crate::packet::{LinkKind, Mac, Network, Packet};
+use crate::packet::{LinkKind, Mac, NetworkHeaders, Packet};
 use crate::pcap::Capture;
 
 pub(super) type Waker = Arc<dyn Fn() + Send + Sync>;
@@ -272,7 +272,7 @@ impl Net {
                 // An RDMA frame may be for another queue pair of the sender, or for
                 // a member of a multicast group there; other frames do not come
                 // back.
-                let rdma = || Network::read(LinkKind::Ethernet, frame).is_ok();
+                let rdma = || NetworkHeaders::read(LinkKind::Ethernet, frame).is_ok();
                 if to[0] & 1 != 0 {
                     return Destination::Flood {
                         loopback: rdma(),

@@ -15,7 +15,7 @@ const ONES: u32 = 0x2144_df1c;
 /// Computes the ICRC of a packet. `frame` is the whole packet; its last four bytes
 /// are the place of the ICRC and are not covered. The result is stored little-endian.
 ///
-/// The caller guarantees what [`super::Network::check_bounds`] checks: headers of the
+/// The caller guarantees what [`super::NetworkHeaders::check_bounds`] checks: headers of the
 /// size of `l3` between `l3_at` and `bth_at`, followed by a BTH and an ICRC.
 #[inline]
 #[must_use]

@@ -26,7 +26,7 @@ pub use icrc::{icrc_cause, icrc_change};
 pub use opcode::{CNP, Class, Opcode, OpcodeFlags, op};
 pub(crate) use path::{CE, ECT0};
 pub use path::{
-    Gid, Grh, L3, Link, LinkKind, MAX_NETWORK_BYTES, Mac, Network, NetworkError, Path,
+    Gid, Grh, L3, Link, LinkKind, MAX_NETWORK_BYTES, Mac, NetworkError, NetworkHeaders, Path,
     ROCE_V2_PORT, Roce, Template, gid_of_ip, gid_of_ipv4, ip_of_gid, ipv4_of,
 };
 pub use pool::{PACKET_CAPACITY, Packet, Pool};

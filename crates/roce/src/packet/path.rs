@@ -403,7 +403,7 @@ impl Template {
 
 /// The network headers of a received frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Network {
+pub struct NetworkHeaders {
     /// The link layer, as the sender filled it in.
     pub link: Link,
     /// The headers between link header and BTH.
@@ -416,7 +416,7 @@ pub struct Network {
     pub end: usize,
 }
 
-impl Network {
+impl NetworkHeaders {
     /// Whether the frame was marked: it has met congestion. Only IP headers are marked.
     #[inline]
     #[must_use]
@@ -439,7 +439,7 @@ pub enum NetworkError {
     Malformed,
 }
 
-impl Network {
+impl NetworkHeaders {
     /// Locates the transport packet in a frame.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::header::ICRC_BYTES;
 use super::icrc::icrc;
-use super::path::{LinkKind, Network};
+use super::path::{LinkKind, NetworkHeaders};
 
 /// Capacity of a buffer in bytes: a payload of 4096 with every header, and some
 /// more for frames that are not RDMA.
@@ -135,7 +135,7 @@ impl Packet {
         }
         self.has_icrc = true;
         let frame = &mut self.buffer[..self.length];
-        if let Ok(network) = Network::read(self.kind, frame) {
+        if let Ok(network) = NetworkHeaders::read(self.kind, frame) {
             let frame = &mut frame[..network.end];
             let value = icrc(frame, self.kind, network.l3, network.l3_at, network.bth_at);
             let end = frame.len() - ICRC_BYTES;

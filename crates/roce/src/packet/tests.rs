@@ -13,7 +13,7 @@ fn hex(text: &str) -> Vec<u8> {
 }
 
 fn icrc_of(frame: &[u8]) -> [u8; 4] {
-    let network = Network::read(LinkKind::Ethernet, frame).unwrap();
+    let network = NetworkHeaders::read(LinkKind::Ethernet, frame).unwrap();
     icrc::icrc(
         &frame[..network.end],
         LinkKind::Ethernet,
@@ -235,7 +235,7 @@ fn a_changed_bit_fails_the_icrc_check() {
     let pool = Pool::new();
     for path in paths() {
         let packet = write_packet(&pool, &path, &[5; 40]);
-        let network = Network::read(packet.kind(), packet.frame()).unwrap();
+        let network = NetworkHeaders::read(packet.kind(), packet.frame()).unwrap();
         for at in network.bth_at..packet.frame().len() {
             if at == network.bth_at + 4 {
                 continue; // resv8a may change on the way

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::header::{BTH_BYTES, ICRC_BYTES, u16_at};
 use super::icrc::{icrc, icrc_cause, icrc_change};
-use super::path::{Grh, L3, LinkKind, Network, Path, Template, gid_of_ip};
+use super::path::{Grh, L3, LinkKind, NetworkHeaders, Path, Template, gid_of_ip};
 use super::pool::{PACKET_CAPACITY, Packet, Pool};
 
 /// Lengths of the headers that are invisible to a socket.
@@ -155,7 +155,7 @@ impl Transmit {
     #[must_use]
     pub fn parse(packet: &Packet) -> Option<Self> {
         let frame = packet.frame();
-        let network = Network::read(packet.kind(), frame).ok()?;
+        let network = NetworkHeaders::read(packet.kind(), frame).ok()?;
         let at = network.l3_at;
         let (source, destination, traffic_class, hop_limit): (IpAddr, IpAddr, _, _) =
             match network.l3 {

@@ -5,7 +5,7 @@ use super::header::{
 };
 use super::icrc::icrc;
 use super::opcode::{Class, Opcode, OpcodeFlags};
-use super::path::{L3, Link, LinkKind, Network, NetworkError};
+use super::path::{L3, Link, LinkKind, NetworkError, NetworkHeaders};
 use super::pool::Packet;
 
 /// Reasons for rejecting a frame.
@@ -64,7 +64,7 @@ pub struct View<'a> {
     /// The whole frame.
     pub frame: &'a [u8],
     /// The network headers.
-    pub network: Network,
+    pub network: NetworkHeaders,
     /// The base transport header.
     pub bth: Bth,
     /// The opcode; none if reserved.
@@ -110,7 +110,7 @@ impl<'a> View<'a> {
     ) -> Self {
         Self {
             frame: &[],
-            network: Network {
+            network: NetworkHeaders {
                 link,
                 l3,
                 l3_at: 0,
@@ -126,7 +126,7 @@ impl<'a> View<'a> {
 
     #[inline]
     fn parse(kind: LinkKind, frame: &'a [u8], check_icrc: bool) -> Result<Self, ParseError> {
-        let network = Network::read(kind, frame).map_err(|e| match e {
+        let network = NetworkHeaders::read(kind, frame).map_err(|e| match e {
             NetworkError::NotRdma => ParseError::NotRdma,
             NetworkError::Malformed => ParseError::Malformed,
         })?;

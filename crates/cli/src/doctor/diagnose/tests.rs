@@ -31,7 +31,7 @@ fn healthy() -> Facts {
                 state: "up".into(),
                 mtu: Some(9000),
             }),
-            ports: Ok(vec![Port {
+            ports: Ok(vec![PortFacts {
                 number: 1,
                 active: true,
                 state: "PORT_ACTIVE",
@@ -51,7 +51,7 @@ fn healthy() -> Facts {
     }
 }
 
-fn first_port(facts: &mut Facts) -> &mut Port {
+fn first_port(facts: &mut Facts) -> &mut PortFacts {
     &mut facts.devices[0].ports.as_mut().unwrap()[0]
 }
 
