@@ -135,7 +135,7 @@ impl Ids {
         };
         if message.port.ethernet != listener.port.ethernet {
             let reason = RejectReason::INVALID_GID.0 as u8;
-            return self.machine.reject_request_for(now, connection, reason);
+            return self.machine.reject_and_forget(now, connection, reason);
         }
         let channel = self.channels.get(&listener.channel);
         let unread = channel.map_or(usize::MAX, |it| it.requests(number));

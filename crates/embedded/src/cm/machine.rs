@@ -245,7 +245,7 @@ impl Machine {
         self.send(now, number, kind, &message, State::Timewait);
     }
 
-    /// Rejects a request that no id has got.
+    /// Rejects a request that no id has got: nobody listens, or the backlog is full.
     pub(super) fn reject_request(&mut self, now: Duration, number: u32, no_listener: bool) {
         let service = self.state(number) == Some(State::SidrReqRcvd);
         let reason = match (service, no_listener) {
@@ -254,11 +254,20 @@ impl Machine {
             (true, true) => SidrStatus::UNSUPPORTED.0,
             (true, false) => SidrStatus::REJECT.0,
         };
-        self.reject_request_for(now, number, reason as u8);
+        match no_listener {
+            true => self.reject_and_forget(now, number, reason as u8),
+            // When it is repeated there may be room, but the peer may have got the rejection.
+            false => self.reject_for(now, number, reason as u8),
+        }
     }
 
-    /// As above, with a reason.
-    pub(super) fn reject_request_for(&mut self, now: Duration, number: u32, reason: u8) {
+    /// Rejects a request for a reason that holds if it is repeated, so that it can be forgotten.
+    pub(super) fn reject_and_forget(&mut self, now: Duration, number: u32, reason: u8) {
+        self.reject_for(now, number, reason);
+        self.remove(number);
+    }
+
+    fn reject_for(&mut self, now: Duration, number: u32, reason: u8) {
         match self.state(number) {
             Some(State::SidrReqRcvd) => {
                 let message = Message::rejection(MessageKind::ServiceReply, reason, &[]);
@@ -372,12 +381,8 @@ impl Machine {
         message: &Message,
         state: State,
     ) {
-        let mut rejects = false;
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.encode(number, kind, message);
-            let last = connection.last.as_ref();
-            // If the peer repeats the request, the program may reject it again.
-            rejects = connection.request.is_some() && last.is_some_and(Mad::rejects_request);
             connection.sent = now;
             (connection.state, connection.retry_at, connection.deadline) = (state, None, None);
             if state == State::Timewait {
@@ -387,9 +392,6 @@ impl Machine {
         }
         self.index(number);
         self.send_last(number);
-        if rejects {
-            self.remove(number);
-        }
     }
 
     /// Sends the last message of a connection, possibly again.
@@ -588,7 +590,12 @@ impl Machine {
             if let Some(known) = self.connections.get_mut(&number) {
                 known.heard = now;
                 known.credit = known.credit.map(|it| it.saturating_add(CREDIT));
+                if known.state == State::Timewait {
+                    // The rejection was lost.
+                    known.end(now);
+                }
             }
+            self.index(number);
             return self.send_last(number);
         }
         let is_connection = mad.attribute == Attribute::Request;

@@ -346,22 +346,38 @@ fn requests_find_no_listener_while_the_process_ends() {
     assert!(sent.iter().all(Mad::rejects_request));
 }
 
+/// Its rejection was lost, or it was repeated before it was rejected. The program does not see
+/// it again.
 #[test]
-fn rejected_requests_are_forgotten() {
+fn a_rejected_request_is_rejected_again() {
     let mut side = Side::new();
-    for number in 1..10 {
+    for (number, is_released) in [(1, false), (2, true)] {
         side.receive(MessageKind::Request, number, 0);
         let request = side.requested().unwrap();
-        side.reject(request);
-        assert_eq!(side.attributes(), [Attribute::Reject]);
-        // An id that is destroyed rejects its request.
-        side.receive(MessageKind::Request, number, 0);
-        let request = side.requested().unwrap();
-        side.machine.release(side.now, request);
-        assert_eq!(side.attributes(), [Attribute::Reject]);
+        match is_released {
+            false => side.reject(request),
+            // An id that is destroyed rejects its request.
+            true => side.machine.release(side.now, request),
+        }
+        let rejection = side.sent();
+        for _ in 0..3 {
+            side.now += 4 * SECOND;
+            side.receive(MessageKind::Request, number, 0);
+            assert_eq!(side.sent(), rejection);
+            side.machine.expire(side.now);
+        }
+        assert!(rejection[0].rejects_request() && side.event().is_none());
+    }
+    // Forgotten when the peer repeats it no longer, and at once if nobody listens.
+    while side.machine.deadline().is_some() {
+        side.pass_time();
     }
     assert_eq!(side.machine.sizes(), [0; 4]);
-    assert_eq!(side.machine.deadline(), None);
+    side.receive(MessageKind::Request, 3, 0);
+    let request = side.requested().unwrap();
+    side.machine.reject_request(side.now, request, true);
+    assert_eq!(side.attributes(), [Attribute::Reject]);
+    assert_eq!(side.machine.sizes(), [0; 4]);
 }
 
 #[test]
@@ -370,6 +386,10 @@ fn requests_and_ended_connections_are_bounded() {
     for number in 1..MAX_ENDED as u32 + 100 {
         side.receive(MessageKind::Request, number, 0);
         let request = side.requested().expect("room");
+        if number % 2 == 0 {
+            side.reject(request);
+            continue;
+        }
         side.reply(request);
         side.receive(MessageKind::Reject, number, request);
         let event = side.machine.next_event();
@@ -519,6 +539,10 @@ struct Pair {
     count: u64,
     ids: [HashMap<u32, TestId>; 2],
     datagrams: u64,
+    /// Only these are lost, nearly all of them; `None` for 30% of all.
+    lost: Option<Attribute>,
+    /// The queue pairs of the requests that the programs got.
+    requested: Vec<u32>,
 }
 
 impl Pair {
@@ -532,6 +556,8 @@ impl Pair {
             count: 0,
             ids: Default::default(),
             datagrams: 0,
+            lost: None,
+            requested: Vec::new(),
         }
     }
 
@@ -560,6 +586,7 @@ impl Pair {
         if kind == MessageKind::ServiceRequest {
             message.space = 0x111;
         }
+        message.qp_num = 1 + self.ids[0].len() as u32;
         let number = self.machines[0].request(self.now, ends(Self::peer(0)), kind, &message);
         self.ids[0].insert(number, TestId::default());
         // Some are given up, the others end some time.
@@ -576,7 +603,10 @@ impl Pair {
             assert_eq!(id.last_events, 0, "an event after the last one: {event:?}");
             id.last_events += u32::from(event.is_last());
             match event {
-                Event::Request(..) => self.program(side, number, 3000, Command::Answer),
+                Event::Request(_, message) => {
+                    self.requested.push(message.qp_num);
+                    self.program(side, number, 3000, Command::Answer);
+                }
                 Event::Reply(_) => self.program(side, number, 1000, Command::Establish),
                 Event::Disconnected(_) => match self.random.below(4) {
                     0 => {}
@@ -588,9 +618,11 @@ impl Pair {
         }
         while let Some(datagram) = self.machines[side].next_datagram() {
             self.datagrams += 1;
-            let copies = match self.random.below(10) {
-                0..3 => 0,
-                3..5 => 2,
+            let attribute = Mad::parse(&datagram.bytes).map(|it| it.attribute);
+            let copies = match (self.random.below(10), self.lost) {
+                (0..9, Some(lost)) if attribute == Some(lost) => 0,
+                (0..3, None) => 0,
+                (3..5, _) => 2,
                 _ => 1,
             };
             for _ in 0..copies {
@@ -727,4 +759,17 @@ fn run_seeds(seeds: std::ops::Range<u64>) {
 #[test]
 fn each_id_ends_once_on_a_bad_network() {
     run_seeds(0..10_000);
+}
+
+/// A program gets each request once, also if it is repeated since its rejection was lost.
+#[test]
+fn a_request_is_reported_once() {
+    for seed in 0..2000 {
+        let mut pair = Pair::new(seed, [Rules::of_hosts(0, 26); 2]);
+        pair.lost = Some(Attribute::Reject);
+        (0..4).for_each(|_| pair.connect(MessageKind::Request));
+        pair.run();
+        pair.requested.sort_unstable();
+        assert_eq!(pair.requested, [1, 2, 3, 4], "seed {seed}");
+    }
 }

@@ -284,6 +284,7 @@ impl Mad {
     }
 
     /// Returns whether the message rejects a request.
+    #[cfg(test)]
     pub(super) fn rejects_request(&self) -> bool {
         match self.attribute {
             A::Reject => self.bytes[REJECT_ABOUT] >> 6 == Subject::Request as u8,
