@@ -130,7 +130,8 @@ impl Network {
     ///
     /// # Errors
     /// [`Error::Invalid`], with what to do, if there is no such interface or address,
-    /// if it has no address, if the port is in use, or if the MTU is too small; errors
+    /// if it has no address, if the port is in use, also by a process of another version, or if
+    /// the MTU is too small; errors
     /// of creating sockets; and those of [`new`](Self::new).
     pub fn roce(drive: Drive, name: &str) -> std::result::Result<Self, Error> {
         Self::with_wire(drive, WireConfig::Udp(UdpPorts::open(name)?), None)

@@ -15,6 +15,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::Flock;
@@ -36,7 +37,15 @@ pub(crate) const MAX_MEMBERS: u8 = 64;
 pub(crate) const QPN_BITS: u32 = 18;
 /// Bits of a communication id below the member's.
 pub(crate) const ID_BITS: u32 = 26;
-/// Length of a message's header: kind, traffic class, port, addresses.
+/// Version of the messages between members, of the top bits that name them, and of the files
+/// that they share. Changed with each of these.
+const VERSION: u8 = 1;
+/// How long a member that has taken a number may need to write its version.
+const MAX_VERSION_WAIT: Duration = Duration::from_millis(200);
+/// What to do about a member of another version.
+pub(crate) const OTHER_VERSION: &str = "a process of another version of ringverbs has this \
+    address; end it, run the same version, or name another address";
+/// Length of a message's header: version and kind, traffic class, port, addresses.
 const HEADER: usize = 36;
 /// Maximum length of a message's payload.
 pub(crate) const MAX_PAYLOAD: usize = 5000;
@@ -79,7 +88,7 @@ fn address_of(gid: &[u8]) -> Option<IpAddr> {
 impl Forwarded {
     fn header(&self) -> [u8; HEADER] {
         let mut header = [0; HEADER];
-        header[0] = self.kind as u8;
+        header[0] = VERSION << 4 | self.kind as u8;
         header[1] = self.traffic_class;
         header[2..4].copy_from_slice(&self.port.to_be_bytes());
         header[4..20].copy_from_slice(&gid_of_ip(self.source));
@@ -87,9 +96,14 @@ impl Forwarded {
         header
     }
 
+    /// Returns the version of a header.
+    fn version(header: &[u8; HEADER]) -> u8 {
+        header[0] >> 4
+    }
+
     fn read(header: &[u8; HEADER]) -> Option<Self> {
         Some(Self {
-            kind: match header[0] {
+            kind: match header[0] & 0xf {
                 1 => MessageKind::Packet,
                 2 => MessageKind::Management,
                 3 => MessageKind::Refusal,
@@ -115,6 +129,11 @@ fn socket_name(member: u8) -> String {
     format!("{member}.socket")
 }
 
+/// Returns the line of a member's file for its version.
+fn version_line() -> String {
+    format!("version {VERSION}")
+}
+
 /// Returns the line of a member's file for an address.
 fn line_of(address: Gid) -> String {
     format!("{:032x}", u128::from_be_bytes(address))
@@ -133,7 +152,8 @@ impl Member {
     /// Takes a free number. `addresses` are those of the device.
     ///
     /// # Errors
-    /// EUSERS if all numbers are taken; errors of the directory.
+    /// EUSERS if all numbers are taken; EPROTONOSUPPORT if a member with one of the addresses
+    /// has another version; errors of the directory.
     pub(crate) fn join(addresses: &[Gid]) -> Result<Self> {
         let unusable = |_| Errno::new(libc::EACCES);
         let parent = Directory::default_path();
@@ -163,16 +183,47 @@ impl Member {
                 _lock: lock,
             };
             member.announce(addresses)?;
+            member.check_versions(addresses)?;
             return Ok(member);
         }
         refuse(libc::EUSERS)
     }
 
+    /// Checks that the other members with these addresses have this version. Of two that join at
+    /// once at least one sees the other.
+    fn check_versions(&self, addresses: &[Gid]) -> Result<()> {
+        let lines: Vec<String> = addresses.iter().map(|it| line_of(*it)).collect();
+        let begin = Instant::now();
+        for number in (0..MAX_MEMBERS).filter(|it| *it != self.number) {
+            let name = lock_name(number);
+            loop {
+                let text = self.directory.read(&name).unwrap_or_default();
+                let is_own = text.lines().next() == Some(&version_line());
+                let shares =
+                    text.is_empty() || text.lines().any(|it| lines.iter().any(|l| l == it));
+                if is_own || !shares || !self.directory.is_locked(&name) {
+                    break;
+                }
+                // Its file may be that of a member that has ended, until it writes.
+                if begin.elapsed() > MAX_VERSION_WAIT {
+                    if text.is_empty() {
+                        break;
+                    }
+                    tracing::warn!(member = number, "{OTHER_VERSION}");
+                    return refuse(libc::EPROTONOSUPPORT);
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+
     /// Publishes the addresses to other members, which must precede opening a socket there.
     pub(super) fn announce(&self, addresses: &[Gid]) -> Result<()> {
-        let lines = addresses.iter().map(|address| line_of(*address) + "\n");
-        let name = lock_name(self.number);
-        self.directory.write(&name, &lines.collect::<String>())
+        let lines = addresses.iter().map(|address| line_of(*address));
+        let lines = std::iter::once(version_line()).chain(lines);
+        let text = lines.map(|line| line + "\n").collect::<String>();
+        self.directory.write(&lock_name(self.number), &text)
     }
 
     /// Returns the number of members with this address.
@@ -458,7 +509,11 @@ impl Group {
                 Err(nix::Error::EAGAIN | nix::Error::EINTR) => return,
                 // The member has ended.
                 Ok((0, _)) | Err(_) => *slot = None,
-                Ok((length, false)) if length >= HEADER => {
+                Ok((length, _)) if length < HEADER || Forwarded::version(&header) != VERSION => {
+                    tracing::warn!(version = Forwarded::version(&header), "{OTHER_VERSION}");
+                    *slot = None;
+                }
+                Ok((length, false)) => {
                     if let Some(forwarded) = Forwarded::read(&header) {
                         each(forwarded, &bytes[..length - HEADER]);
                     }
@@ -509,6 +564,64 @@ mod tests {
         };
         let at = six.local_addr().unwrap();
         assert_eq!(count_sockets(at.ip(), at.port()), Some(1));
+    }
+
+    /// One without a version is of one that had none.
+    #[test]
+    fn members_of_another_version_are_refused() {
+        let [ip, other] = [30, 31].map(|byte| IpAddr::from([127, 49, 0, byte]));
+        let [gid, elsewhere] = [ip, other].map(gid_of_ip);
+        let old = Member::join(&[gid]).unwrap();
+        let name = lock_name(old.number);
+        for version in ["", "version 0\n", "version 2\n"] {
+            let text = format!("{version}{}\n", line_of(gid));
+            old.directory.write(&name, &text).unwrap();
+            let refused = Member::join(&[elsewhere, gid]).unwrap_err();
+            assert_eq!(refused.raw(), libc::EPROTONOSUPPORT);
+            Member::join(&[elsewhere]).unwrap();
+        }
+        let error = crate::wires::udp::UdpPorts::open(&ip.to_string()).unwrap_err();
+        assert!(error.to_string().contains(OTHER_VERSION), "{error}");
+        old.announce(&[gid]).unwrap();
+        Member::join(&[gid]).unwrap();
+        // Of a killed member.
+        let directory = Arc::clone(&old.directory);
+        drop(old);
+        directory.write(&name, &line_of(gid)).unwrap();
+        Member::join(&[gid]).unwrap();
+    }
+
+    /// Such a member has joined without a look at the versions of others.
+    #[test]
+    fn messages_of_another_version_end_their_connection() {
+        let gid = gid_of_ip([127, 49, 0, 32].into());
+        let [one, two] = [(); 2].map(|()| Member::join(&[gid]).unwrap());
+        let mut group = Group::new(two).unwrap();
+        let forwarded = Forwarded {
+            kind: MessageKind::Packet,
+            source: [127, 49, 0, 33].into(),
+            port: 0xc001,
+            destination: [127, 49, 0, 32].into(),
+            traffic_class: 0,
+        };
+        for (version, expected) in [(VERSION - 1, 0), (VERSION + 1, 0), (VERSION, 1)] {
+            let socket = one.connect(group.number()).unwrap();
+            let mut header = forwarded.header();
+            header[0] = version << 4 | header[0] & 0xf;
+            let send = || {
+                let parts = [IoSlice::new(&header), IoSlice::new(b"bytes")];
+                let flags = MsgFlags::MSG_NOSIGNAL;
+                sendmsg::<()>(socket.as_raw_fd(), &parts, &[], flags, None)
+            };
+            send().unwrap();
+            let mut count = 0;
+            // The connection, its message, and those of other tests.
+            for _ in 0..10 {
+                group.receive(|it, _| count += usize::from(it == forwarded));
+            }
+            assert_eq!(count, expected, "version {version}");
+            assert_eq!(send().is_ok(), expected == 1);
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use roce::packet::{Gid, Mtu, ROCE_V2_PORT, gid_of_ip};
 use softhca::Settings;
 use uverbs::{Command, Errno, Error};
 
-use super::group::{Member, QPN_BITS, count_sockets};
+use super::group::{Member, OTHER_VERSION, QPN_BITS, count_sockets};
 use super::interface_monitor::{InterfaceMonitor, MonitoredAddresses, is_up};
 use super::multicast::MulticastGroups;
 use super::socket::{self, ScopedAddress};
@@ -343,6 +343,9 @@ impl UdpPorts {
         // Without membership, this process has the addresses exclusively.
         let member = match Member::join(&gids) {
             Ok(member) => Some(member),
+            Err(errno) if errno.raw() == libc::EPROTONOSUPPORT => {
+                return Err(invalid(OTHER_VERSION));
+            }
             Err(errno) => {
                 tracing::debug!(%errno, "addresses not shared with other processes");
                 None
