@@ -39,6 +39,7 @@ mod driver;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod hostile;
 mod links;
+mod management;
 mod poll;
 mod random;
 mod readiness;

@@ -153,3 +153,79 @@ fn errors_of_the_driver_have_causes() {
     }
     assert!(bare.is_empty(), "{bare:#?}");
 }
+
+/// Functions that receive management datagrams: none drops one without a cause.
+const RECEIVERS: [&str; 8] = [
+    "agent_for",
+    "receive",
+    "receive_management",
+    "handle_request",
+    "handle_response",
+    "handle_message",
+    "acknowledge_unknown",
+    "queue",
+];
+
+/// Returns the bodies of the functions of a name in a module.
+fn bodies<'a>(code: &'a str, name: &str) -> Vec<&'a str> {
+    let start = format!("fn {name}(");
+    let begins = code.match_indices(&start).map(|(at, _)| &code[at..]);
+    // Functions of an `impl` or of the module itself.
+    let end = |it: &str| {
+        it.find("\n    }\n")
+            .min(it.find("\n}\n"))
+            .unwrap_or(it.len())
+    };
+    begins.map(|it| &it[..end(it)]).collect()
+}
+
+#[test]
+fn drops_of_management_datagrams_have_causes() {
+    let mut modules = BTreeMap::new();
+    collect(&source(), &mut modules);
+    let mut bare = Vec::new();
+    let mut found = BTreeSet::new();
+    for module in ["cm::machine", "wires::agent", "wires::segment"] {
+        for name in RECEIVERS {
+            for body in bodies(&modules[module], name) {
+                found.insert(name);
+                let drops = [
+                    "return;",
+                    "return None;",
+                    "_ => {}",
+                    "_ => return",
+                    "tracing::",
+                ];
+                let lines = body
+                    .lines()
+                    .filter(|line| drops.iter().any(|it| line.contains(it)));
+                bare.extend(lines.map(|line| format!("{module}, {name}: {line}")));
+            }
+        }
+    }
+    // A connection that is looked up where it is known.
+    bare.retain(|it| it.trim_end() != "cm::machine, handle_message:             return;");
+    assert!(bare.is_empty(), "{bare:#?}");
+    assert_eq!(found.len(), RECEIVERS.len(), "{found:?}");
+    let text = &modules["management"];
+    let list = variants(text, "DropCause");
+    assert!(list.len() > 8, "{list:?}");
+    for variant in list {
+        let path = format!("DropCause::{variant}");
+        let made = |(name, code): (&String, &String)| *name != "management" && code.contains(&path);
+        assert!(modules.iter().any(made), "nothing makes {path}");
+    }
+}
+
+/// Returns the names of the variants of an enum.
+fn variants(code: &str, name: &str) -> Vec<String> {
+    let body = code.split_once(&format!("enum {name} {{\n")).unwrap().1;
+    let body = body.split("\n}\n").next().unwrap();
+    let lines = body.lines().filter_map(|it| it.strip_prefix("    "));
+    let is_variant = |it: &&str| it.starts_with(|c: char| c.is_ascii_uppercase());
+    let names = lines.filter(is_variant);
+    let end = |c: char| !c.is_ascii_alphanumeric();
+    names
+        .map(|it| it.split(end).next().unwrap().to_owned())
+        .collect()
+}

@@ -27,6 +27,24 @@ pub(super) enum State {
     SidrReqRcvd,
 }
 
+impl State {
+    /// Returns the name that the specification gives it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::ReqSent => "REQ Sent",
+            Self::ReqRcvd => "REQ Rcvd",
+            Self::RepSent => "REP Sent",
+            Self::RepRcvd => "REP Rcvd",
+            Self::Established => "Established",
+            Self::DreqSent => "DREQ Sent",
+            Self::DreqRcvd => "DREQ Rcvd",
+            Self::Timewait => "Timewait",
+            Self::SidrReqSent => "SIDR_REQ Sent",
+            Self::SidrReqRcvd => "SIDR_REQ Rcvd",
+        }
+    }
+}
+
 /// The two ends of a new connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {

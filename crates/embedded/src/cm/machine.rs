@@ -9,7 +9,8 @@
 //!   [`end_peers`](Machine::end_peers), and time, by [`expire`](Machine::expire).
 //! - Output, after each of these: [`next_event`](Machine::next_event) first, whose handling may
 //!   give commands; then [`next_local`](Machine::next_local), [`next_datagram`](Machine::next_datagram)
-//!   and [`deadline`](Machine::deadline).
+//!   and [`deadline`](Machine::deadline). [`next_dropped`](Machine::next_dropped) says why
+//!   datagrams were dropped.
 //!
 //! Whom a request is sent to is decided by the caller. A connection that an id no longer has
 //! answers retransmissions for some time, and tells the peer that it has ended.
@@ -23,6 +24,7 @@ use roce::transport::ack_wait;
 use super::connection::{Bound, Connection, Ends, State};
 use super::mad::{Attribute, Mad, MadHeader, Subject};
 use super::message::{Message, MessageKind};
+use crate::management::DropCause;
 use crate::wires::agent::{MAD_SIZE, MemberEnd, Outgoing, Peer, PortAddress};
 
 /// Maximum number of requests that the program has not answered; further ones are dropped.
@@ -125,6 +127,7 @@ pub(super) struct Machine {
     outgoing: VecDeque<Outgoing>,
     local: VecDeque<Outgoing>,
     events: VecDeque<(u32, Event)>,
+    dropped: VecDeque<DropCause>,
     /// State of the generator of ids (splitmix64).
     random: u64,
     /// The process ends: requests find no listener.
@@ -144,6 +147,7 @@ impl Machine {
             outgoing: VecDeque::new(),
             local: VecDeque::new(),
             events: VecDeque::new(),
+            dropped: VecDeque::new(),
             random: seed,
             is_closed: false,
         }
@@ -167,6 +171,15 @@ impl Machine {
     /// Returns the next datagram to send.
     pub(super) fn next_datagram(&mut self) -> Option<Outgoing> {
         self.outgoing.pop_front()
+    }
+
+    /// Returns why a datagram was dropped.
+    pub(super) fn next_dropped(&mut self) -> Option<DropCause> {
+        self.dropped.pop_front()
+    }
+
+    fn drop_datagram(&mut self, cause: DropCause) {
+        self.dropped.push_back(cause);
     }
 
     pub(super) fn has_datagrams(&self) -> bool {
@@ -404,7 +417,7 @@ impl Machine {
         };
         if let Some(credit) = &mut connection.credit {
             let Some(rest) = credit.checked_sub(1) else {
-                return;
+                return self.drop_datagram(DropCause::NoCredit { id: number });
             };
             *credit = rest;
         }
@@ -420,6 +433,8 @@ impl Machine {
         if queue.len() < MAX_OUTGOING {
             let (to, port) = (ends.peer, ends.port);
             queue.push_back(Outgoing { to, port, bytes });
+        } else {
+            self.drop_datagram(DropCause::Outgoing(MAX_OUTGOING));
         }
     }
 
@@ -573,8 +588,7 @@ impl Machine {
     /// Handles a datagram from `port` of a peer.
     pub(super) fn receive(&mut self, now: Duration, peer: Peer, port: PortAddress, bytes: &[u8]) {
         let Some(mad) = Mad::parse(bytes) else {
-            tracing::debug!("no message of the connection manager");
-            return;
+            return self.drop_datagram(DropCause::Format);
         };
         match mad.attribute {
             Attribute::Request | Attribute::ServiceRequest => {
@@ -604,8 +618,7 @@ impl Machine {
             false => State::SidrReqRcvd,
         };
         if self.requests >= MAX_REQUESTS {
-            tracing::debug!("connection request dropped, since too many wait");
-            return;
+            return self.drop_datagram(DropCause::Requests(MAX_REQUESTS));
         }
         let number = self.number();
         let ends = Ends::of_peer(peer, port);
@@ -626,7 +639,7 @@ impl Machine {
                 let mad = Mad::reject(&header, Subject::Request, reason);
                 self.queue(ends, *mad.bytes());
             }
-            return;
+            return self.drop_datagram(DropCause::Request { id: sender });
         };
         // Sent if the peer repeats its request before the answer.
         if is_connection {
@@ -672,32 +685,42 @@ impl Machine {
             connection.credit = None;
         }
         let Some((kind, message)) = mad.message(port) else {
-            if mad.attribute == Attribute::Mra && connection.awaits(mad.mra_subject()) {
-                if connection.state == State::ReqSent {
-                    connection.remote_id = mad.sender_id();
-                }
-                // Not the whole time, which is longer than an id waits: the answer may be lost,
-                // or the process that has sent this may have ended.
-                let wait = Duration::from_nanos(ack_wait(mad.service_timeout()).unwrap_or(0));
-                let wait = wait.clamp(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
-                connection.retry_at = Some(now + wait);
-                self.index(number);
+            if mad.attribute != Attribute::Mra {
+                return self.drop_datagram(DropCause::Format);
             }
-            return;
+            if !connection.awaits(mad.mra_subject()) {
+                let state = connection.state;
+                return self.drop_not_due(number, mad, state);
+            }
+            if connection.state == State::ReqSent {
+                connection.remote_id = mad.sender_id();
+            }
+            // Not the whole time, which is longer than an id waits: the answer may be lost,
+            // or the process that has sent this may have ended.
+            let wait = Duration::from_nanos(ack_wait(mad.service_timeout()).unwrap_or(0));
+            let wait = wait.clamp(MIN_RETRY_INTERVAL, MAX_RETRY_INTERVAL);
+            connection.retry_at = Some(now + wait);
+            return self.index(number);
         };
         self.handle_message(now, number, kind, &message, mad);
         self.index(number);
-        let resend = |it: &Connection| it.must_resend(kind);
-        if self.connections.get(&number).is_some_and(resend) {
-            self.send_last(number);
-        }
+    }
+
+    fn drop_not_due(&mut self, id: u32, mad: &Mad, state: State) {
+        self.drop_datagram(DropCause::NotDue {
+            attribute: mad.attribute as u16,
+            id,
+            state: state.name(),
+        });
     }
 
     /// Answers the DREQ of a connection that has ended here, whose acknowledgement was lost.
     fn acknowledge_unknown(&mut self, peer: Peer, port: PortAddress, mad: &Mad) {
         if mad.attribute != Attribute::Disconnect {
-            tracing::debug!(id = mad.receiver_id(), "message for no connection");
-            return;
+            return self.drop_datagram(DropCause::NoConnection {
+                attribute: mad.attribute as u16,
+                id: mad.receiver_id(),
+            });
         }
         let header = MadHeader {
             transaction: mad.transaction(),
@@ -778,7 +801,8 @@ impl Machine {
                 connection.end(now);
                 self.report(number, Event::ServiceReply(Box::new(*message)));
             }
-            _ => {}
+            _ if connection.must_resend(kind) => self.send_last(number),
+            (state, _) => self.drop_not_due(number, mad, state),
         }
     }
 

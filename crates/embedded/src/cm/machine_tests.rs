@@ -7,9 +7,10 @@ use std::time::Duration;
 use rdmacm::RejectReason;
 
 use super::connection::{Ends, State};
-use super::machine::{Event, MAX_ENDED, MAX_REQUESTS, Machine, Rules};
+use super::machine::{Event, MAX_ENDED, MAX_OUTGOING, MAX_REQUESTS, Machine, Rules};
 use super::mad::{Attribute, Mad, MadHeader, Subject};
 use super::message::{Message, MessageKind};
+use crate::management::DropCause;
 use crate::wires::agent::{MAD_SIZE, MemberEnd, Peer, PortAddress};
 
 const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
@@ -486,6 +487,73 @@ fn the_end_of_a_peer_is_reported_in_each_state() {
             assert!(expected, "{of_member} {state:?}: {events:?}");
         }
     }
+}
+
+#[test]
+fn what_is_dropped_has_a_cause() {
+    let mut side = Side::new();
+    let dropped = |side: &mut Side| {
+        let all = std::iter::from_fn(|| side.machine.next_dropped());
+        all.collect::<Vec<_>>()
+    };
+    let not_due = |kind, id, state| DropCause::NotDue {
+        attribute: Attribute::of(kind) as u16,
+        id,
+        state,
+    };
+    side.machine.receive(side.now, PEER, PORT, &[0; MAD_SIZE]);
+    assert_eq!(dropped(&mut side), [DropCause::Format]);
+    side.receive(MessageKind::Reply, 7, 0x55);
+    let attribute = Attribute::Reply as u16;
+    let unknown = DropCause::NoConnection {
+        attribute,
+        id: 0x55,
+    };
+    assert_eq!(dropped(&mut side), [unknown]);
+    // Answered all the same.
+    side.receive(MessageKind::Disconnect, 7, 0x55);
+    assert_eq!(dropped(&mut side), []);
+    assert_eq!(side.attributes(), [Attribute::Disconnected]);
+    let number = side.connected(7);
+    side.receive(MessageKind::Reply, 7, number);
+    assert_eq!(dropped(&mut side), [], "the RTU was lost");
+    side.receive(MessageKind::Ready, 7, number);
+    let expected = not_due(MessageKind::Ready, number, "Established");
+    assert_eq!(dropped(&mut side), [expected]);
+    side.sent();
+    // A request with another address than that of its packet.
+    let header = MadHeader {
+        transaction: 1,
+        local_id: 8,
+        remote_id: 0,
+        guid: 2,
+        ack_timeout: 1,
+    };
+    let kind = MessageKind::Request;
+    side.receive_mad(&Mad::encode(kind, &request(OWN, REMOTE), &header));
+    assert_eq!(dropped(&mut side), [DropCause::Request { id: 8 }]);
+    side.receive(kind, 9, 0);
+    let number = side.requested().unwrap();
+    side.reply(number);
+    for _ in 0..3 {
+        side.pass_time();
+    }
+    assert_eq!(dropped(&mut side), [DropCause::NoCredit { id: number }]);
+    let first = 0x100;
+    for number in first..first + MAX_REQUESTS as u32 {
+        side.receive(kind, number, 0);
+    }
+    assert_eq!(dropped(&mut side), []);
+    side.receive(kind, 0x10, 0);
+    assert_eq!(dropped(&mut side), [DropCause::Requests(MAX_REQUESTS)]);
+    side.sent();
+    for number in first..first + MAX_OUTGOING as u32 {
+        side.receive(kind, number, 0);
+    }
+    assert_eq!(dropped(&mut side), []);
+    side.receive(kind, first, 0);
+    assert_eq!(dropped(&mut side), [DropCause::Outgoing(MAX_OUTGOING)]);
+    assert_eq!(side.sent().len(), MAX_OUTGOING);
 }
 
 /// A generator of random numbers (splitmix64).

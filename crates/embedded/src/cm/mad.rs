@@ -48,7 +48,7 @@ impl Attribute {
         A::ServiceReply,
     ];
 
-    fn of(kind: MessageKind) -> Self {
+    pub(super) fn of(kind: MessageKind) -> Self {
         match kind {
             MessageKind::Request => A::Request,
             MessageKind::Reply => A::Reply,

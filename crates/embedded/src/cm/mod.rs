@@ -45,7 +45,7 @@ use std::time::Duration;
 
 use crate::addresses::{AddressList, SharedPorts};
 use crate::directory::Directory;
-use crate::random::random;
+use crate::management::DropLog;
 use crate::wires::agent::{
     Agents, CONNECTION_MANAGEMENT, ManagementAgent, MemberEnd, Outgoing, Peer, PortAddress,
 };
@@ -69,6 +69,7 @@ struct Shared {
     ids: Mutex<Ids>,
     ports: Arc<Ports>,
     clock: Clock,
+    drops: Arc<DropLog>,
     /// The machine has datagrams for the wire.
     has_outgoing: AtomicBool,
     /// When something is due, in nanoseconds; `NEVER` for nothing.
@@ -120,6 +121,7 @@ impl Manager {
             ids: Mutex::new(ids),
             ports,
             clock,
+            drops: Arc::default(),
             has_outgoing: AtomicBool::new(false),
             deadline: AtomicU64::new(NEVER),
             planned: AtomicU64::new(NEVER),
@@ -130,7 +132,12 @@ impl Manager {
     /// Returns the table of queue pair 1 with this manager.
     pub(crate) fn agents(&self) -> Agents {
         let agent: Arc<dyn ManagementAgent> = Arc::clone(&self.shared) as _;
-        Agents::default().with(CONNECTION_MANAGEMENT, agent)
+        Agents::new(Arc::clone(&self.shared.drops)).with(CONNECTION_MANAGEMENT, agent)
+    }
+
+    /// Returns the management datagrams that were dropped.
+    pub(crate) fn drops(&self) -> &DropLog {
+        &self.shared.drops
     }
 
     /// Returns the ids that have the device with a node GUID, by number.
@@ -200,6 +207,9 @@ impl Shared {
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
         let result = act(&mut ids);
         ids.settle();
+        while let Some(cause) = ids.machine.next_dropped() {
+            self.drops.add(cause);
+        }
         self.has_outgoing
             .store(ids.machine.has_datagrams(), Ordering::SeqCst);
         let due = ids.machine.deadline().map_or(NEVER, nanos);

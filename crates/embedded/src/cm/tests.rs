@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ use uverbs::{AsyncEventType, QpState};
 
 use super::mad::{Attribute, Mad, MadHeader};
 use super::message::{Message, MessageKind};
+use crate::cause::{Cause, DropCause};
 use crate::poll::wait;
 use crate::wires::agent::{MAD_SIZE, ManagementAgent, Peer, PortAddress};
 use crate::{Drive, Embedded, Network};
@@ -900,6 +902,42 @@ fn an_unknown_peer_is_answered_and_forgotten() {
         answers(&b)
             .iter()
             .any(|it| it.attribute == Attribute::Disconnect)
+    );
+}
+
+/// With the reason for each.
+#[test]
+fn observers_are_told_of_dropped_datagrams() {
+    let (b, ..) = device_pair(Topology::Process, Drive::Caller);
+    let (_other, told) = (b.network().device("roce").unwrap(), Arc::default());
+    let sink: Arc<Mutex<Vec<Cause>>> = Arc::clone(&told);
+    inject(&b, &[0; MAD_SIZE]);
+    b.observe(Some(Arc::new(move |cause| {
+        sink.lock().unwrap().push(*cause)
+    })));
+    inject(&b, &[0; MAD_SIZE]);
+    let ready = mad(
+        MessageKind::Ready,
+        &Message::new(MessageKind::Ready, b""),
+        77,
+    );
+    inject(&b, ready.bytes());
+    b.runner
+        .manager()
+        .agents()
+        .receive(STRANGER, PortAddress::default(), &[7; 9]);
+    while b.drive() {}
+    let attribute = Attribute::Ready as u16;
+    let expected = [
+        DropCause::Format,
+        DropCause::NoConnection { attribute, id: 77 },
+        DropCause::Length(9),
+    ];
+    assert_eq!(*told.lock().unwrap(), expected.map(Cause::Management));
+    let text = told.lock().unwrap()[1].to_string();
+    assert_eq!(
+        text,
+        "management datagram dropped: RTU for id 0x4d, which has no connection with it"
     );
 }
 

@@ -11,6 +11,8 @@ use softhca::status::{CommandError, Status};
 use uverbs::abi::ids;
 use uverbs::{AsyncEventType, Errno};
 
+pub use crate::management::DropCause;
+
 /// Result of a command.
 pub(crate) type Result<T> = std::result::Result<T, VerbError>;
 
@@ -180,6 +182,8 @@ pub enum Cause {
     },
     /// The device: commands, work requests, accesses, packets, events.
     Device(softhca::cause::Cause),
+    /// A management datagram was dropped, in the device's network.
+    Management(DropCause),
     /// An asynchronous event that is the driver's own.
     Event {
         /// Its type.
@@ -207,6 +211,7 @@ impl fmt::Display for Cause {
                 error,
             } => write!(f, "command refused: {error}; {}", error.errno()),
             Self::Device(cause) => cause.fmt(f),
+            Self::Management(cause) => write!(f, "management datagram dropped: {cause}"),
             Self::Event { event, element } => write!(f, "event {event:?}: {element}"),
         }
     }

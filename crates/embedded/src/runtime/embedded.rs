@@ -211,6 +211,9 @@ impl Embedded {
     /// Sets who is told why commands, work requests, accesses to memory and packets fail, and of
     /// asynchronous events; `None` for nobody.
     pub fn observe(&self, observer: Option<Observer>) {
+        if observer.is_some() {
+            self.runner.manager().drops().observe();
+        }
         self.device.lock().observe(observer);
     }
 

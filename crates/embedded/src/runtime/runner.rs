@@ -20,6 +20,7 @@ use crate::cleanup::with_cleanup;
 use crate::cm::{Clock, Manager};
 use crate::directory::Directory;
 use crate::drive::Drive;
+use crate::driver::cause::Cause;
 use crate::driver::files::uar_counts;
 use crate::links::Links;
 use crate::runtime::device::Device;
@@ -176,6 +177,11 @@ impl Shared {
         let plans = caller == TurnCaller::NetworkThread;
         if let Some(due) = self.manager.turn(plans) {
             result.due = Some(cap_sleep(due, result.due));
+        }
+        while let Some(cause) = self.manager.drops().next() {
+            for device in devices.iter() {
+                device.lock_for_turn().report(&Cause::Management(cause));
+            }
         }
         // Unlocked first: the threads that wake may take turns at once.
         drop(devices);

@@ -16,6 +16,8 @@ use std::time::Duration;
 
 use roce::packet::{Bth, DEFAULT_PKEY, Deth, Packet, PacketBuilder, Pool, Psn, Template, View};
 
+use crate::management::{DropCause, DropLog};
+
 /// Size of a management datagram in bytes.
 pub(crate) const MAD_SIZE: usize = 256;
 /// Offset of a management datagram in a UDP datagram: after BTH and DETH.
@@ -157,28 +159,25 @@ struct Entry {
     agent: Arc<dyn ManagementAgent>,
 }
 
-/// Why a management datagram was dropped at queue pair 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DropCause {
-    /// It does not have the length of a management datagram.
-    Length(usize),
-    /// No agent has its class and transaction.
-    NoAgent {
-        /// Its class.
-        class: u8,
-        /// First half of its transaction id.
-        transactions: u32,
-    },
-}
-
 /// The agents of a network's queue pairs 1.
 #[derive(Clone, Default)]
-pub(crate) struct Agents(Vec<Entry>);
+pub(crate) struct Agents {
+    entries: Vec<Entry>,
+    drops: Arc<DropLog>,
+}
 
 impl Agents {
+    /// Creates an empty table. Its drops are added to `drops`.
+    pub(crate) fn new(drops: Arc<DropLog>) -> Self {
+        Self {
+            entries: Vec::new(),
+            drops,
+        }
+    }
+
     /// Adds the agent of a class.
     pub(crate) fn with(mut self, class: u8, agent: Arc<dyn ManagementAgent>) -> Self {
-        self.0.push(Entry {
+        self.entries.push(Entry {
             class,
             transactions: None,
             agent,
@@ -197,7 +196,7 @@ impl Agents {
         let mut first = [0; 4];
         first.copy_from_slice(&bytes[TRANSACTION..TRANSACTION + 4]);
         let transactions = u32::from_be_bytes(first);
-        let of_class = || self.0.iter().filter(|it| it.class == class);
+        let of_class = || self.entries.iter().filter(|it| it.class == class);
         let own = of_class().find(|it| it.transactions == Some(transactions));
         let found = own.or_else(|| of_class().find(|it| it.transactions.is_none()));
         let found = found.ok_or(DropCause::NoAgent {
@@ -211,13 +210,18 @@ impl Agents {
     pub(crate) fn receive(&self, peer: Peer, port: PortAddress, bytes: &[u8]) {
         match self.agent_for(bytes) {
             Ok(agent) => agent.receive(peer, port, bytes),
-            Err(cause) => tracing::debug!(?cause, "management datagram dropped"),
+            Err(cause) => self.drop_datagram(cause),
         }
+    }
+
+    /// Reports that a management datagram was dropped.
+    pub(crate) fn drop_datagram(&self, cause: DropCause) {
+        self.drops.add(cause);
     }
 
     /// Returns all agents.
     pub(crate) fn all(&self) -> impl Iterator<Item = &dyn ManagementAgent> {
-        self.0.iter().map(|it| &*it.agent)
+        self.entries.iter().map(|it| &*it.agent)
     }
 
     /// Returns whether an agent has datagrams to send.
@@ -268,7 +272,7 @@ mod tests {
         let mut agents = Agents::default()
             .with(7, Arc::<Counter>::clone(&all) as _)
             .with(3, Arc::<Counter>::clone(&other) as _);
-        agents.0.push(Entry {
+        agents.entries.push(Entry {
             class: 7,
             transactions: Some(0x0102_0304),
             agent: Arc::<Counter>::clone(&one) as _,

@@ -27,6 +27,7 @@ use uverbs::Errno;
 use crate::Result;
 use crate::directory::{Directory, OTHER_VERSION};
 use crate::links::Links;
+use crate::management::DropCause;
 use crate::wires::agent::{self, Agents, MemberEnd, Outgoing as Datagram, Peer, PortAddress};
 use crate::wires::frames::{Incoming, Outgoing, VERSION};
 use crate::wires::link_file;
@@ -376,7 +377,7 @@ impl Segment {
             match link.push_management(&packet) {
                 Ok(true) => {}
                 Ok(false) if since.elapsed() >= MAX_FRAME_WAIT => {
-                    tracing::debug!(to, "management datagram lost, since it found no room");
+                    self.agents.drop_datagram(DropCause::NoRoom { process: to });
                 }
                 Ok(false) => self.management.push_back((packet, to, since)),
                 Err(_) => self.disconnect(to, epoll),
@@ -415,18 +416,20 @@ impl Segment {
     /// Passes a frame for queue pair 1 to its agent.
     fn receive_management(&mut self, packet: &Packet, epoll: &Epoll) {
         let Ok(view) = View::parse_packet(packet) else {
-            return;
+            return self.agents.drop_datagram(DropCause::Packet);
         };
         let gid = view.network.sgid(view.frame).unwrap_or_default();
         let (number, lid) = match view.network.link {
             Link::Ib { slid, .. } => (slid, slid),
             Link::Ether { smac, .. } => (u16::from_be_bytes([smac[4], smac[5]]), 0),
             // Names no process.
-            Link::Ip => return,
+            Link::Ip => return self.agents.drop_datagram(DropCause::Sender),
         };
-        let (FrameTarget::Member(member), Some(bytes)) = (owner(number), agent::management(&view))
-        else {
-            return;
+        let FrameTarget::Member(member) = owner(number) else {
+            return self.agents.drop_datagram(DropCause::Sender);
+        };
+        let Some(bytes) = agent::management(&view) else {
+            return self.agents.drop_datagram(DropCause::Packet);
         };
         let port = PortAddress {
             ethernet: packet.kind() == LinkKind::Ethernet,

@@ -42,6 +42,7 @@ use uverbs::Errno;
 use crate::Result;
 use crate::addresses::{AddressList, MAX_ADDRESSES};
 use crate::links::Links;
+use crate::management::DropCause;
 use crate::random::random;
 use crate::wires::agent::{self, Agents, MAD, MAD_SIZE, Peer, PortAddress, QPN};
 use crate::wires::wire::{self, MAX_FRAME_WAIT};
@@ -618,9 +619,12 @@ impl UdpWire {
                 };
                 if is_management(packet.frame()) {
                     has_management = true;
-                    if let Some(message) = management(&packet) {
-                        let both = (meta.source, meta.destination);
-                        Self::receive_management(agents, group.as_mut(), both, message);
+                    let both = (meta.source, meta.destination);
+                    match management(&packet) {
+                        Some(message) => {
+                            Self::receive_management(agents, group.as_mut(), both, message);
+                        }
+                        None => agents.drop_datagram(DropCause::Packet),
                     }
                     continue;
                 }

@@ -1,0 +1,164 @@
+//! Why management datagrams are dropped.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Maximum number of causes that wait for a turn; further ones are only logged.
+const MAX_WAITING: usize = 256;
+
+/// Why a management datagram was dropped: at queue pair 1, by the connection manager, or instead
+/// of being sent.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DropCause {
+    /// A packet for queue pair 1 that is no unreliable datagram with its key and partition.
+    Packet,
+    /// A packet whose sender is no process of the network.
+    Sender,
+    /// It does not have the length of a management datagram.
+    Length(usize),
+    /// No agent has its class and transaction.
+    NoAgent {
+        /// Its class.
+        class: u8,
+        /// First half of its transaction id.
+        transactions: u32,
+    },
+    /// It is no message of the connection manager, or a malformed one.
+    Format,
+    /// A request that the connection manager cannot serve: its addresses are not those that it
+    /// came by, or its transport or service are unknown.
+    Request {
+        /// Communication id of the sender.
+        id: u32,
+    },
+    /// A request, since as many as this already wait for the program.
+    Requests(usize),
+    /// A message for no connection with its sender.
+    NoConnection {
+        /// Its attribute id.
+        attribute: u16,
+        /// Communication id of the receiver.
+        id: u32,
+    },
+    /// A message that is not due in the state of its connection.
+    NotDue {
+        /// Its attribute id.
+        attribute: u16,
+        /// Communication id of the receiver.
+        id: u32,
+        /// The state.
+        state: &'static str,
+    },
+    /// A datagram to a host that has got as many for each of its own as it may, and has not shown
+    /// yet that it receives them.
+    NoCredit {
+        /// Communication id of the sender.
+        id: u32,
+    },
+    /// A datagram to send, since as many as this already wait.
+    Outgoing(usize),
+    /// A datagram to a process that had no room for it for too long.
+    NoRoom {
+        /// Number of the process.
+        process: u16,
+    },
+}
+
+/// Returns the name of a message of the connection manager.
+fn message_name(attribute: u16) -> &'static str {
+    match attribute {
+        0x10 => "REQ",
+        0x11 => "MRA",
+        0x12 => "REJ",
+        0x13 => "REP",
+        0x14 => "RTU",
+        0x15 => "DREQ",
+        0x16 => "DREP",
+        0x17 => "SIDR_REQ",
+        0x18 => "SIDR_REP",
+        _ => "message",
+    }
+}
+
+impl fmt::Display for DropCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Packet => f.write_str("no unreliable datagram with the key of queue pair 1"),
+            Self::Sender => f.write_str("its sender is no process of the network"),
+            Self::Length(length) => write!(f, "it has {length} bytes, not 256"),
+            Self::NoAgent {
+                class,
+                transactions,
+            } => write!(
+                f,
+                "no agent has class {class:#x} and transactions {transactions:#x}"
+            ),
+            Self::Format => f.write_str("no message of the connection manager"),
+            Self::Request { id } => {
+                write!(f, "REQ of id {id:#x}: its service or addresses are invalid")
+            }
+            Self::Requests(limit) => write!(f, "REQ: {limit} requests wait for the program"),
+            Self::NoConnection { attribute, id } => {
+                let name = message_name(attribute);
+                write!(f, "{name} for id {id:#x}, which has no connection with it")
+            }
+            Self::NotDue {
+                attribute,
+                id,
+                state,
+            } => {
+                let name = message_name(attribute);
+                write!(f, "{name} for id {id:#x}, which is in state {state}")
+            }
+            Self::NoCredit { id } => write!(
+                f,
+                "not sent by id {id:#x} to a host that has not shown that it receives"
+            ),
+            Self::Outgoing(limit) => write!(f, "not sent, since {limit} wait to be sent"),
+            Self::NoRoom { process } => {
+                write!(f, "process {process} had no room for it for too long")
+            }
+        }
+    }
+}
+
+/// The datagrams that were dropped since the last turn, if an observer is told of them.
+#[derive(Debug, Default)]
+pub(crate) struct DropLog {
+    is_observed: AtomicBool,
+    has_any: AtomicBool,
+    causes: Mutex<VecDeque<DropCause>>,
+}
+
+impl DropLog {
+    /// Keeps the causes from now on, for [`next`](Self::next).
+    pub(crate) fn observe(&self) {
+        self.is_observed.store(true, Ordering::Relaxed);
+    }
+
+    /// Called when a datagram is dropped.
+    pub(crate) fn add(&self, cause: DropCause) {
+        if self.is_observed.load(Ordering::Relaxed) {
+            let mut causes = self.causes.lock().unwrap_or_else(PoisonError::into_inner);
+            if causes.len() < MAX_WAITING {
+                causes.push_back(cause);
+                return self.has_any.store(true, Ordering::Release);
+            }
+        }
+        tracing::debug!("management datagram dropped: {cause}");
+    }
+
+    /// Returns the next cause. Costs a load if there is none.
+    pub(crate) fn next(&self) -> Option<DropCause> {
+        if !self.has_any.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut causes = self.causes.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = causes.pop_front();
+        self.has_any.store(next.is_some(), Ordering::Release);
+        next
+    }
+}
