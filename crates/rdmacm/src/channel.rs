@@ -123,7 +123,9 @@ impl EventChannel {
                 i32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
             });
             match self.inner.file.wait_readable(millis) {
-                Ok(_) => {}
+                Ok(true) => {}
+                // Also if that was in the simulated time of a device.
+                Ok(false) => return self.try_event(),
                 Err(errno) if errno.raw() == libc::EINTR => {}
                 Err(errno) => {
                     return Err(Error::Refused {

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU32;
 
 use roce::bits::{get32, put_bytes};
 use roce::fabric::Port;
-use roce::packet::{Packet, Pool};
+use roce::packet::{Packet, Pool, View};
 use roce::transport::{self, Transport};
 
 use crate::cause::{Misuse, Observer};
@@ -63,6 +63,9 @@ const BUDGET: usize = 256;
 /// after the other.
 const MAX_BLUE_FLAME_WRITES: usize = 64;
 
+/// Maximum number of frames that are kept for queue pair 1.
+const MAX_MANAGEMENT: usize = 4096;
+
 /// A BlueFlame buffer that is being written.
 #[derive(Debug)]
 struct BlueFlameWrite {
@@ -87,6 +90,8 @@ pub struct Hca<P: Platform> {
     spare_buffer: Vec<u8>,
     received: VecDeque<Packet>,
     frames: Vec<Packet>,
+    /// Frames for queue pair 1, if the front end handles them.
+    management: Option<VecDeque<Packet>>,
 }
 
 impl<P: Platform> AsMut<Core<P>> for Hca<P> {
@@ -117,7 +122,33 @@ impl<P: Platform> Hca<P> {
             spare_buffer: Vec::with_capacity(BLUE_FLAME_SIZE as usize),
             received: VecDeque::new(),
             frames: Vec::new(),
+            management: None,
         }
+    }
+
+    /// Keeps frames for queue pair 1, for [`Hca::next_management`]. Without this call they are
+    /// for the queue pair that a driver has made for them, if any.
+    pub fn keep_management(&mut self) {
+        self.management.get_or_insert_default();
+    }
+
+    /// Returns the next frame for queue pair 1.
+    pub fn next_management(&mut self) -> Option<Packet> {
+        self.management.as_mut()?.pop_front()
+    }
+
+    /// Keeps a frame for queue pair 1; returns any other.
+    fn keep_if_management(&mut self, packet: Packet) -> Option<Packet> {
+        let Some(kept) = &mut self.management else {
+            return Some(packet);
+        };
+        let is_management = View::parse_packet(&packet).is_ok_and(|it| it.bth.dest_qpn == 1);
+        if !is_management || kept.len() >= MAX_MANAGEMENT {
+            // The transport says why it drops it.
+            return Some(packet);
+        }
+        kept.push_back(packet);
+        None
     }
 
     /// Returns the platform.
@@ -671,6 +702,9 @@ impl<P: Platform> Hca<P> {
         self.port.recv_all(now, BUDGET, &mut self.received);
         let full = self.received.len() >= BUDGET;
         while let Some(packet) = self.received.pop_front() {
+            let Some(packet) = self.keep_if_management(packet) else {
+                continue;
+            };
             if let Some(other) = self.transport.receive(&mut self.core, now, packet) {
                 if self.core.settings.profile.port == PortKind::Ethernet {
                     self.core.receive_frame(other.frame(), Origin::Wire);

@@ -46,6 +46,55 @@ pub enum Kind {
     RnrNak,
     /// Another negative acknowledgement.
     Nak,
+    /// A message of the connection manager.
+    Cm(CmMessage),
+}
+
+/// A message of the connection manager, by the name of the specification (IBA 12.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CmMessage {
+    /// Request for communication.
+    Req,
+    /// Message receipt acknowledgement.
+    Mra,
+    /// Reject.
+    Rej,
+    /// Reply to a request.
+    Rep,
+    /// Ready to use.
+    Rtu,
+    /// Request for the release of communication.
+    Dreq,
+    /// Reply to such a request.
+    Drep,
+    /// Request for a datagram service.
+    SidrReq,
+    /// Reply to such a request.
+    SidrRep,
+}
+
+impl CmMessage {
+    /// Reads a management datagram; `None` if it is none of these.
+    fn read(datagram: &[u8]) -> Option<Self> {
+        const CONNECTION_MANAGEMENT: u8 = 0x07;
+        let (class, attribute) = (datagram.get(1)?, datagram.get(16..18)?);
+        if *class != CONNECTION_MANAGEMENT {
+            return None;
+        }
+        Some(match attribute {
+            [0, 0x10] => Self::Req,
+            [0, 0x11] => Self::Mra,
+            [0, 0x12] => Self::Rej,
+            [0, 0x13] => Self::Rep,
+            [0, 0x14] => Self::Rtu,
+            [0, 0x15] => Self::Dreq,
+            [0, 0x16] => Self::Drep,
+            [0, 0x17] => Self::SidrReq,
+            [0, 0x18] => Self::SidrRep,
+            _ => return None,
+        })
+    }
 }
 
 /// Decoded fields of an RDMA packet.
@@ -78,6 +127,9 @@ impl Packet {
         let view = View::read(kind, frame).ok()?;
         let traits = view.opcode?.flags();
         let has = |wanted| traits.has(wanted);
+        // The queue pair of management datagrams.
+        let is_management = view.bth.dest_qpn == 1;
+        let message = CmMessage::read(view.payload.bytes()).filter(|_| is_management);
         let kind = match (
             has(OpcodeFlags::RESPONSE),
             has(OpcodeFlags::READ),
@@ -93,7 +145,7 @@ impl Packet {
             (_, true, _) => Kind::ReadRequest,
             (_, _, true) => Kind::AtomicRequest,
             _ if has(OpcodeFlags::WRITE) => Kind::Write,
-            _ => Kind::Send,
+            _ => message.map_or(Kind::Send, Kind::Cm),
         };
         Some(Self {
             kind,

@@ -55,13 +55,13 @@
 //!
 //! | the test waits by | what runs the fabric |
 //! |---|---|
-//! | [`poll`](ringverbs::CompletionQueue::poll), `poll_for`, `poll_until_one`, completion channels, asynchronous events | these calls |
+//! | [`poll`](ringverbs::CompletionQueue::poll), `poll_for`, `poll_until_one`, completion channels, asynchronous events, events of connections | these calls |
 //! | `ringverbs::future`, any executor | [`Fabric::run_until`] |
 //! | readers with a wait object, streams, `poll(2)` on a descriptor | a thread: [`Builder::background`] |
 //! | nothing, or a loop of its own | [`Fabric::step`], [`Fabric::advance`] |
 //!
-//! Time-outs of `poll_for` and of completion channels are in simulated time; those of
-//! connecting by address, of readers and of streams in real time.
+//! Time-outs of `poll_for`, of completion channels and of connecting by address are in simulated
+//! time; those of readers and of streams in real time.
 //!
 //! `docs/testkit.md` has recipes.
 
@@ -72,7 +72,7 @@ mod leaks;
 mod node;
 mod tap;
 
-pub use capture::{Capture, Delivery, Frame, Kind, Packet};
+pub use capture::{Capture, CmMessage, Delivery, Frame, Kind, Packet};
 pub use fabric::{Builder, Fabric, Link};
 pub use faults::{Fault, Frames};
 pub use leaks::Leak;

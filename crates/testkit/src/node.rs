@@ -1,6 +1,7 @@
 //! A device of a fabric, and its faults.
 
 use embedded::Embedded;
+use ringverbs::cm::{self, manager::EventChannel};
 use ringverbs::{Context, Device, QueuePair, Result};
 
 use crate::leaks::Leak;
@@ -48,6 +49,15 @@ impl Node {
     /// As [`Device::open`].
     pub fn open(&self) -> Result<Context> {
         self.device().open()
+    }
+
+    /// Opens an event channel of the connection manager: its ids belong to the node. For tests
+    /// of single messages; `ringverbs::cm` takes [`device`](Self::device).
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn event_channel(&self) -> std::result::Result<EventChannel, cm::manager::Error> {
+        EventChannel::open_on(self.device.connection_manager())
     }
 
     /// Takes the link down: frames in transit to the node, and all sent ones, are lost. The

@@ -9,6 +9,9 @@ use crate::wires::agent::{Peer, PortAddress};
 
 /// How long an ended connection answers retransmissions of the peer.
 const LINGER: Duration = Duration::from_secs(8);
+/// As above, if its last message is the answer that the peer waits for: several of the peer's
+/// retransmissions, which Linux sends every 4.3 s.
+const ANSWER_LINGER: Duration = Duration::from_secs(30);
 
 /// State of a connection (12.9.7); those of an MRA are not told apart. An id that has no
 /// connection is idle or listens.
@@ -174,6 +177,11 @@ impl Connection {
         self.state = State::Timewait;
         self.deadline = None;
         self.retry_at = Some(now + LINGER);
+    }
+
+    /// Extends the time of an ended connection, whose answer the peer may not have received.
+    pub(super) fn linger(&mut self, now: Duration) {
+        self.retry_at = Some(now + ANSWER_LINGER);
     }
 
     /// Returns whether a retransmission shows that the peer has not received the last message.

@@ -111,7 +111,7 @@ impl Ids {
     }
 
     /// Returns the listening id that a request is for.
-    fn listener_for(&self, kind: MessageKind, message: &Message) -> Option<u32> {
+    pub(super) fn listener_for(&self, kind: MessageKind, message: &Message) -> Option<u32> {
         let of_port = self.listeners.get(&(message.space, message.to.port()))?;
         let datagram = kind == MessageKind::ServiceRequest;
         let accepts = |id: &Id| id.datagram == datagram && id.is_at(message.to, message.from.ip());
@@ -143,7 +143,8 @@ impl Ids {
             return self.machine.reject_request(now, connection, false);
         }
         let (uid, fd, datagram) = (listener.uid, listener.channel, listener.datagram);
-        let mut id = Id::new(fd, listener.port, listener.space, datagram);
+        let psn = self.ports.random.next();
+        let mut id = Id::new(fd, listener.port, listener.space, datagram, psn);
         id.phase = Phase::Connected;
         id.connection = Some(connection);
         (id.local, id.peer) = (Some(message.to), Some(message.from));

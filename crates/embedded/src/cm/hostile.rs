@@ -50,6 +50,7 @@ impl Target {
             gid_index: 0,
             own: None,
             mtu: MTU,
+            node: 0,
         };
         let channel = manager.shared.with(|ids| {
             let channel = ids.open(port).ok()?;

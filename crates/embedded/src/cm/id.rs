@@ -13,7 +13,6 @@ use super::connection::State;
 use super::message::Message;
 use super::ports::BoundPort;
 use crate::addresses::{AddressList, OwnGids};
-use crate::random::random;
 use crate::wires::agent::{Peer, PortAddress};
 use crate::{Result, refuse};
 
@@ -57,6 +56,8 @@ pub(crate) struct Port {
     pub(crate) own: Option<OwnGids>,
     /// Path MTU, in MTU encoding.
     pub(crate) mtu: u8,
+    /// Number of the device in its network.
+    pub(crate) node: u16,
 }
 
 impl Port {
@@ -176,7 +177,8 @@ pub(super) struct Id {
 }
 
 impl Id {
-    pub(super) fn new(channel: RawFd, port: Port, space: u16, datagram: bool) -> Self {
+    /// Creates an id; `psn` is where its peer begins to send.
+    pub(super) fn new(channel: RawFd, port: Port, space: u16, datagram: bool, psn: u64) -> Self {
         Self {
             channel,
             uid: 0,
@@ -192,7 +194,7 @@ impl Id {
             connection: None,
             request: None,
             asked: Vec::new(),
-            psn: random() as u32 & 0xff_ffff,
+            psn: psn as u32 & 0xff_ffff,
             qkey: QKEY,
             peer_parameters: None,
             depths: Depths::default(),
@@ -434,8 +436,9 @@ mod tests {
             gid_index: 0,
             own: None,
             mtu: MTU,
+            node: 0,
         };
-        let mut id = Id::new(0, port, 0x106, false);
+        let mut id = Id::new(0, port, 0x106, false, 0);
         id.phase = Phase::Connected;
         (id.psn, id.peer_parameters) = (5, Some(PeerParameters::default()));
         if let Some(other) = &mut id.peer_parameters {

@@ -8,7 +8,6 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::RawFd;
 use std::sync::Arc;
-#[cfg(any(test, feature = "test-utils"))]
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -27,6 +26,7 @@ use super::machine::Machine;
 use super::message::{Message, MessageKind};
 use super::ports::{Binding, PortKey, Ports};
 use crate::addresses::AddressList;
+use crate::wires::agent::Peer;
 use crate::{Result, refuse};
 
 /// Maximum backlog, the default of net.rdma_ucm.max_backlog.
@@ -48,7 +48,6 @@ pub(crate) enum Clock {
     /// The host's monotonic time, the same in all processes.
     Host,
     /// Nanoseconds.
-    #[cfg(any(test, feature = "test-utils"))]
     Simulated(Arc<AtomicU64>),
 }
 
@@ -58,7 +57,6 @@ impl Clock {
             Self::Host => {
                 clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
             }
-            #[cfg(any(test, feature = "test-utils"))]
             Self::Simulated(nanos) => Duration::from_nanos(nanos.load(Ordering::Acquire)),
         }
     }
@@ -276,7 +274,8 @@ impl Ids {
             _ => return refuse(libc::EINVAL),
         };
         let number = self.number();
-        let mut id = Id::new(fd, port, command.ps, datagram);
+        let psn = self.ports.random.next();
+        let mut id = Id::new(fd, port, command.ps, datagram, psn);
         id.uid = command.uid;
         id.may_be_remote = self.host_addresses.is_some();
         self.ids.insert(number, id);
@@ -489,14 +488,11 @@ impl Ids {
     /// Sends the request of an id to who has the port and has not been asked yet. Returns whether
     /// there is one.
     pub(super) fn request(&mut self, number: u32) -> bool {
+        let peer = self.ids.get(&number).and_then(|id| self.peer_of(id));
         let Some(id) = self.ids.get_mut(&number) else {
             return false;
         };
-        let Some(message) = &id.request else {
-            return false;
-        };
-        let peer = self.ports.peer_with(message, &id.asked);
-        let Some(peer) = peer.filter(|it| !id.asked.contains(it)) else {
+        let (Some(message), Some(peer)) = (&id.request, peer) else {
             return false;
         };
         id.asked.push(peer);
@@ -516,6 +512,27 @@ impl Ids {
         }
         self.by_connection.insert(connection, number);
         true
+    }
+
+    /// Returns who may have the port that an id's request is for, and has not been asked yet.
+    fn peer_of(&self, id: &Id) -> Option<Peer> {
+        let message = id.request.as_ref()?;
+        let peer = match self.ports.are_of_nodes() {
+            false => self.ports.peer_with(message, &id.asked)?,
+            true => {
+                let kind = match id.datagram {
+                    true => MessageKind::ServiceRequest,
+                    false => MessageKind::Request,
+                };
+                let listener = self.listener_for(kind, message);
+                let node = listener.and_then(|it| Some(self.ids.get(&it)?.port.node));
+                let local = id.port.node;
+                // If nobody listens, any node says so.
+                let remote = node.unwrap_or(local);
+                Peer::Node { local, remote }
+            }
+        };
+        (!id.asked.contains(&peer)).then_some(peer)
     }
 
     /// Reports that a request failed.

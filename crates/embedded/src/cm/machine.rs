@@ -76,6 +76,18 @@ impl Rules {
         }
     }
 
+    /// Returns those of nodes of a simulated network, which may be unreachable, and whose
+    /// programs answer a DREQ.
+    pub(super) fn of_nodes() -> Self {
+        Self {
+            own: None,
+            id_prefix: 0,
+            id_bits: u32::BITS,
+            disconnect_delay: None,
+            max_disconnect_retries: None,
+        }
+    }
+
     /// Returns those of processes of one host.
     pub(super) fn of_members(own: Peer) -> Self {
         Self {
@@ -401,6 +413,9 @@ impl Machine {
             if state == State::Timewait {
                 connection.has_id = false;
                 connection.end(now);
+                if let MessageKind::Reject | MessageKind::ServiceReply = kind {
+                    connection.linger(now);
+                }
             }
         }
         self.index(number);
@@ -605,8 +620,7 @@ impl Machine {
                 known.heard = now;
                 known.credit = known.credit.map(|it| it.saturating_add(CREDIT));
                 if known.state == State::Timewait {
-                    // The rejection was lost.
-                    known.end(now);
+                    known.linger(now);
                 }
             }
             self.index(number);
@@ -624,12 +638,13 @@ impl Machine {
         let ends = Ends::of_peer(peer, port);
         let mut connection = Connection::new(state, ends, mad.transaction(), now);
         connection.remote_id = sender;
-        connection.credit = Some(CREDIT);
+        // Only a host's address may be forged.
+        connection.credit = matches!(peer, Peer::Host { .. }).then_some(CREDIT);
         let message = mad.message(port).map(|it| it.1);
         // The addresses in the request are not trusted.
         let message = message.filter(|it| match peer {
             Peer::Host { local, .. } => it.to.ip() == local,
-            Peer::Member(_) => true,
+            Peer::Member(_) | Peer::Node { .. } => true,
         });
         let message = message.filter(|_| !is_connection || mad.is_connection());
         let Some(message) = message else {

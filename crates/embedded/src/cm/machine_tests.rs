@@ -362,7 +362,8 @@ fn a_rejected_request_is_rejected_again() {
         }
         let rejection = side.sent();
         for _ in 0..3 {
-            side.now += 4 * SECOND;
+            side.now += 12 * SECOND;
+            side.machine.expire(side.now);
             side.receive(MessageKind::Request, number, 0);
             assert_eq!(side.sent(), rejection);
             side.machine.expire(side.now);

@@ -93,6 +93,12 @@ impl Manager {
         Self::of(Arc::new(Ports::new(directory)), None, clock, rules)
     }
 
+    /// Creates a manager for the nodes of a simulated network, with its time in nanoseconds.
+    pub(crate) fn of_nodes(time: Arc<AtomicU64>, seed: u64) -> Self {
+        let ports = Arc::new(Ports::of_nodes(seed));
+        Self::of(ports, None, Clock::Simulated(time), Rules::of_nodes())
+    }
+
     /// Creates a manager for a device that other hosts can reach, with the device's addresses;
     /// `shared` is set if other processes may share the addresses.
     pub(crate) fn of_hosts(
@@ -115,7 +121,7 @@ impl Manager {
         clock: Clock,
         rules: Rules,
     ) -> Self {
-        let machine = Machine::new(rules, random());
+        let machine = Machine::new(rules, ports.random.next());
         let ids = Ids::new(Arc::clone(&ports), host_addresses, clock.clone(), machine);
         let shared = Arc::new(Shared {
             ids: Mutex::new(ids),
@@ -170,6 +176,12 @@ impl Manager {
             due = shared.plan(due, now);
         }
         (due != NEVER).then(|| Duration::from_nanos(due.saturating_sub(now)))
+    }
+
+    /// Returns when something is due, in nanoseconds of the clock.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let due = self.shared.deadline.load(Ordering::SeqCst);
+        (due != NEVER).then_some(due)
     }
 
     /// Returns whether whoever drives the network must act before it planned to.

@@ -16,7 +16,7 @@ use roce::packet::gid_of_ip;
 use super::message::Message;
 use crate::addresses::SharedPorts;
 use crate::directory::Directory;
-use crate::random::random;
+use crate::random::{Random, random};
 use crate::wires::agent::Peer;
 use crate::{Result, refuse};
 
@@ -28,6 +28,8 @@ const FIRST_EPHEMERAL: u16 = 32768;
 pub(super) struct Ports {
     table: Mutex<PortTable>,
     reach: Reach,
+    /// Ephemeral ports, and packet sequence numbers of ids.
+    pub(super) random: Random,
 }
 
 /// The scope of the port spaces.
@@ -35,6 +37,8 @@ pub(super) struct Ports {
 enum Reach {
     /// This process alone.
     Process,
+    /// The nodes of a simulated network, which share them.
+    Nodes,
     /// The processes of a directory, in which this one has a number.
     Directory(Arc<Directory>, u16),
     /// Other hosts reach them. They are of this process, or of all that share its addresses.
@@ -288,14 +292,25 @@ impl Ports {
         })
     }
 
+    /// Returns the ports of a simulated network, whose random numbers a seed determines.
+    pub(super) fn of_nodes(seed: u64) -> Self {
+        Self {
+            random: Random::seeded(seed),
+            ..Self::of(Reach::Nodes)
+        }
+    }
+
     /// Returns ports that other hosts reach.
     pub(super) fn of_hosts(shared: Option<SharedPorts>) -> Self {
         Self::of(Reach::Hosts(shared))
     }
 
     fn of(reach: Reach) -> Self {
-        let table = Mutex::default();
-        Self { table, reach }
+        Self {
+            table: Mutex::default(),
+            reach,
+            random: Random::Host,
+        }
     }
 
     /// Reserves a port; 0 selects any free one. One that `reuses` it shares it with others of
@@ -314,7 +329,7 @@ impl Ports {
             return self.reserve_exactly((space, port), binding, reuses);
         }
         let count = u16::MAX - FIRST_EPHEMERAL;
-        let first = (random() % u64::from(count)) as u16;
+        let first = (self.random.next() % u64::from(count)) as u16;
         for step in 0..count {
             let port = FIRST_EPHEMERAL + (first + step) % count;
             match self.reserve_exactly((space, port), binding, reuses) {
@@ -399,12 +414,18 @@ impl Ports {
         self.shared().map_or(0, |shared| shared.member)
     }
 
+    /// Returns whether the processes that have the ports are nodes of a simulated network.
+    pub(super) fn are_of_nodes(&self) -> bool {
+        matches!(self.reach, Reach::Nodes)
+    }
+
     /// Returns who may have the port that a request is for, and is not in `asked`; `None` if
-    /// nobody has it.
+    /// nobody has it, or if nodes share the ports.
     pub(super) fn peer_with(&self, request: &Message, asked: &[Peer]) -> Option<Peer> {
         let to = request.to;
         match &self.reach {
             Reach::Process => Some(Peer::Member(0)),
+            Reach::Nodes => None,
             Reach::Hosts(_) => Some(Peer::Host {
                 local: request.from.ip(),
                 remote: to.ip(),

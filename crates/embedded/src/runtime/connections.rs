@@ -11,6 +11,7 @@ use crate::cm::kernel::{ManagerKernel, ManagerOwner};
 use crate::cm::{Manager, Port};
 use crate::poll::wait;
 use crate::runtime::embedded::Embedded;
+use crate::runtime::time::{self, Limit};
 use crate::wires::wire::sleep_until_readable;
 
 impl ManagerOwner for Embedded {
@@ -26,6 +27,10 @@ impl ManagerOwner for Embedded {
 
     fn wake(&self) {
         if !self.runner.has_thread() {
+            if self.runner.time().is_some() {
+                // Tasks and threads that wait find something to do.
+                self.runner.wake_thread();
+            }
             self.runner.turn();
         } else {
             self.runner.send_management();
@@ -38,6 +43,19 @@ impl ManagerOwner for Embedded {
         }
         // Without a limit `duration` panics (nix 0.31).
         let limit = (timeout.is_some()).then(|| timeout.duration()).flatten();
+        if let Some(time) = self.runner.time() {
+            let limit = limit.and_then(|limit| Limit::new(&self.runner, limit));
+            loop {
+                let is_over = limit.as_ref().is_some_and(Limit::is_over);
+                if wait(channel, PollTimeout::ZERO)? {
+                    return Ok(true);
+                }
+                if is_over {
+                    return Ok(false);
+                }
+                time::idle(&self.runner, time);
+            }
+        }
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut result = Ok(false);
         let mut sleep = |others: &[BorrowedFd<'_>], due: Option<Duration>| {
@@ -50,11 +68,7 @@ impl ManagerOwner for Embedded {
             result = wait(channel, PollTimeout::ZERO);
             result.as_ref().map_or(true, |ready| *ready) || left == Some(Duration::ZERO)
         };
-        match self.runner.time() {
-            None => self.runner.wait_for(&mut sleep),
-            // The devices' time does not pass.
-            Some(_) => while !sleep(&[], self.manager().turn(false)) {},
-        }
+        self.runner.wait_for(&mut sleep);
         result
     }
 }
@@ -89,6 +103,7 @@ impl Embedded {
             gid_index: own.map_or(0, |own| own.link_local.1),
             own,
             mtu: state.mtu(),
+            node: self.device.number() as u16,
         };
         drop(state);
         Box::new(ManagerKernel::new(self.clone(), port))

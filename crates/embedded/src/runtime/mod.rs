@@ -7,6 +7,7 @@ pub(crate) mod embedded;
 pub(crate) mod exit_flush;
 pub(crate) mod kernel;
 pub(crate) mod network;
+pub(crate) mod nodes;
 pub(crate) mod pinning;
 pub(crate) mod programs;
 pub(crate) mod resources;

@@ -25,6 +25,7 @@ use crate::driver::files::uar_counts;
 use crate::links::Links;
 use crate::runtime::device::Device;
 use crate::runtime::exit_flush::{Flush, flush_at_exit};
+use crate::runtime::nodes::Nodes;
 use crate::runtime::time::SimulatedTime;
 use crate::runtime::usage;
 use crate::runtime::wait::{Backoff, WaitCondition, Waiters};
@@ -87,6 +88,8 @@ pub(crate) struct Shared {
     device_count: AtomicUsize,
     stop: AtomicBool,
     link: Option<Link>,
+    /// Queue pairs 1 of a simulated network.
+    nodes: Option<Nodes>,
     /// Polling threads that wait for a turn of another thread.
     waiters: Waiters,
     frame_right: FrameRight,
@@ -177,6 +180,9 @@ impl Shared {
         let plans = caller == TurnCaller::NetworkThread;
         if let Some(due) = self.manager.turn(plans) {
             result.due = Some(cap_sleep(due, result.due));
+        }
+        if let (Some(nodes), Some(time)) = (&self.nodes, &self.time) {
+            result.busy |= nodes.exchange(&devices, time.now());
         }
         while let Some(cause) = self.manager.drops().next() {
             for device in devices.iter() {
@@ -296,7 +302,14 @@ impl Runner {
             None => RandomState::new().hash_one(()) as u16,
         };
         let (manager, link) = match config {
-            WireConfig::None => (Manager::new(None, Clock::Host), None),
+            WireConfig::None => {
+                let manager = match &time {
+                    // Differs from the sequence that programs draw from the same seed.
+                    Some(time) => Manager::of_nodes(time.clock(), time.seed().rotate_left(32)),
+                    None => Manager::new(None, Clock::Host),
+                };
+                (manager, None)
+            }
             WireConfig::Directory(directory) => {
                 network = directory.id()?;
                 let mut manager = None;
@@ -334,8 +347,10 @@ impl Runner {
                 )
             }
         };
+        let nodes = (time.is_some()).then(|| Nodes::new(manager.agents(), pool.clone()));
         let shared = Arc::new(Shared {
             link,
+            nodes,
             fabric,
             pool,
             manager,
@@ -400,7 +415,13 @@ impl Runner {
         let number = self.numbers.start + index;
         let device = make(number, index, &self.shared.fabric, self.shared.pool.clone())?;
         let has_link = self.shared.link.is_some();
-        device.lock().hca.set_confirmed(has_link);
+        {
+            let mut state = device.lock();
+            state.hca.set_confirmed(has_link);
+            if self.shared.nodes.is_some() {
+                state.hca.keep_management();
+            }
+        }
         devices.push(Arc::clone(&device));
         self.shared
             .device_count
@@ -561,6 +582,7 @@ impl Runner {
     pub(crate) fn deadline(&self) -> Option<u64> {
         let devices = self.shared.devices();
         let deadlines = devices.iter().map(|device| device.lock().hca.deadline());
+        let deadlines = deadlines.chain([self.manager().deadline()]);
         deadlines.flatten().min()
     }
 

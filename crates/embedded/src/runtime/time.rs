@@ -26,6 +26,8 @@ pub(crate) struct SimulatedTime {
     now: Arc<AtomicU64>,
     /// Times at which the clock stops until each waiting thread has noticed.
     limits: Mutex<Vec<u64>>,
+    /// The seed of the network's random numbers.
+    seed: u64,
     /// State of the generator of random numbers (splitmix64).
     random: Mutex<u64>,
     /// The thread that uses the network.
@@ -60,6 +62,7 @@ impl SimulatedTime {
         Self {
             now: Arc::new(AtomicU64::new(1)),
             limits: Mutex::default(),
+            seed,
             random: Mutex::new(seed),
             user: Mutex::default(),
             several: AtomicBool::new(false),
@@ -67,6 +70,11 @@ impl SimulatedTime {
             idle_turns: AtomicU32::new(0),
             tasks: Mutex::default(),
         }
+    }
+
+    /// Returns the seed of the network's random numbers.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// Returns the word that holds the time.

@@ -88,6 +88,13 @@ pub(crate) enum Peer {
         /// The host's address.
         remote: IpAddr,
     },
+    /// A node of a simulated network, by the numbers of this device and its own.
+    Node {
+        /// The number of this device.
+        local: u16,
+        /// The node's number.
+        remote: u16,
+    },
 }
 
 /// The addresses of a device's port, as a frame shows those of its sender.

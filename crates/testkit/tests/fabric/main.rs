@@ -1,5 +1,6 @@
 //! Tests of the kit: simulated time, faults, captures, leaks.
 
+mod connections;
 mod determinism;
 mod exhaustive;
 mod faults;
