@@ -19,6 +19,7 @@ mod perf;
 mod pingpong;
 mod poller;
 mod run;
+mod side;
 mod trace;
 
 use std::process::ExitCode;

@@ -243,12 +243,10 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         out.flush()?;
     }
     if args.server {
-        let listener = TcpListener::bind(("::", args.port))
-            .or_else(|_| TcpListener::bind(("0.0.0.0", args.port)))
-            .map_err(|source| PerfError::Listen {
-                port: args.port,
-                source,
-            })?;
+        let listener = crate::side::listen(args.port).map_err(|source| PerfError::Listen {
+            port: args.port,
+            source,
+        })?;
         out::print_waiting(&format!("waiting for a client on TCP port {}", args.port));
         serve(args, context, &listener)?;
         return Ok(ExitCode::SUCCESS);
@@ -266,7 +264,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     }
     let client = match &args.host {
         Some(host) => {
-            let stream = TcpStream::connect((host.as_str(), args.port));
+            let stream = crate::side::connect(host, args.port);
             let stream = stream.map_err(|source| PerfError::Connect {
                 to: format!("{host} port {}", args.port),
                 source,

@@ -5,9 +5,9 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use ringverbs::{
-    AccessFlags, AddressHandle, Buffer, Completion, CompletionQueue, Context, Endpoint,
-    LocalAddress, Operation, PortAddress, PostError, ProtectionDomain, QueuePair, RemoteAddr,
-    RemoteRegion, SharedBuffer, Transport, WorkRequest,
+    AccessFlags, Buffer, Completion, CompletionQueue, Context, Endpoint, LocalAddress, Operation,
+    PortAddress, PostError, ProtectionDomain, RemoteAddr, RemoteRegion, SharedBuffer, Transport,
+    WorkRequest,
 };
 
 use super::error::PerfError;
@@ -17,6 +17,7 @@ use super::protocol::{
 use super::stats::Samples;
 use crate::error::Error;
 use crate::poller::Poller;
+use crate::side::{AddressedQp, GRH, local_address};
 
 /// Time without completions after which the measurement fails.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -36,8 +37,6 @@ const BATCH: usize = 32;
 const MEMORY_LIMIT: u64 = 1 << 30;
 /// Default of the maximum number of outstanding operations of a queue pair.
 pub const DEFAULT_DEPTH: u32 = 64;
-/// Length of the global route header (GRH) before a received datagram.
-const GRH: usize = 40;
 /// The bit of a token that the other side in this process sets.
 const OTHER_SIDE: u64 = 1 << 32;
 /// The bits of a token below [`OTHER_SIDE`]: the index of the connection.
@@ -45,8 +44,6 @@ const CONNECTION: u64 = OTHER_SIDE - 1;
 /// The first bit of a token's number of operations that complete with a signaled one: itself,
 /// and the unsignaled ones posted before it.
 const COUNT_SHIFT: u32 = 33;
-/// The Q_Key of datagrams.
-const QKEY: u32 = 0x1111_1111;
 
 /// The common setup, and the local port.
 #[derive(Clone, Copy, Debug)]
@@ -145,9 +142,7 @@ impl Setup {
 
 /// A queue pair with its outstanding operations.
 struct Connection {
-    qp: QueuePair,
-    /// Destination of datagrams.
-    path: Option<(AddressHandle, u32)>,
+    addressed: AddressedQp,
     outstanding: u32,
 }
 
@@ -275,10 +270,7 @@ impl Side {
         token_base: u64,
     ) -> Result<Self, Error> {
         let setup = options.setup;
-        let local = match options.gid_index {
-            Some(index) => context.local_address_with(options.port, index),
-            None => context.local_address(options.port),
-        };
+        let local = local_address(context, options.port, options.gid_index);
         let local = local.map_err(failed("the port's address"))?;
         let transport = setup.transport.qp_transport();
         let mtu = local.mtu.bytes();
@@ -319,20 +311,11 @@ impl Side {
             domain: domain.clone(),
         };
         for _ in 0..count {
-            let mut qp = domain
-                .queue_pair(transport, cq)
-                .send_depth(depth)
-                .recv_depth(recv_depth.max(1))
-                .build()
-                .map_err(failed("queue pair"))?;
-            let ready = match transport {
-                Transport::Datagram => qp.activate(&local, QKEY),
-                _ => qp.initialize(&local),
-            };
-            ready.map_err(failed("queue pair to INIT"))?;
+            let builder = domain.queue_pair(transport, cq);
+            let builder = builder.send_depth(depth).recv_depth(recv_depth.max(1));
+            let addressed = AddressedQp::new(builder, &local).map_err(failed("queue pair"))?;
             side.connections.push(Connection {
-                qp,
-                path: None,
+                addressed,
                 outstanding: 0,
             });
         }
@@ -367,7 +350,7 @@ impl Side {
 
     /// Returns the addresses of the queue pairs and the memory.
     fn address(&self) -> Address {
-        let endpoint = |it: &Connection| it.qp.endpoint(&self.local).to_string();
+        let endpoint = |it: &Connection| it.addressed.qp.endpoint(&self.local).to_string();
         let key = self.region.as_ref().map(RemoteRegion::key);
         let key = key.unwrap_or_default();
         Address {
@@ -388,13 +371,14 @@ impl Side {
             let endpoint: Endpoint = endpoint
                 .parse()
                 .map_err(Error::verb("reading the other side's endpoint"))?;
-            let connected = match connection.qp.transport() {
+            let addressed = &mut connection.addressed;
+            let connected = match addressed.qp.transport() {
                 Transport::Datagram => {
                     let peer = PortAddress::from(&endpoint);
                     let handle = self.domain.address_handle_to(&self.local, peer);
-                    handle.map(|handle| connection.path = Some((handle, endpoint.qp_num)))
+                    handle.map(|handle| addressed.set_destination(handle, endpoint.qp_num))
                 }
-                _ => connection.qp.connect(&self.local, &endpoint),
+                _ => addressed.qp.connect(&self.local, &endpoint),
             };
             connected.map_err(failed("connecting the queue pairs"))?;
         }
@@ -449,7 +433,10 @@ impl Side {
         let Some(connection) = self.connections.get_mut(at) else {
             return Ok(());
         };
-        let posted = connection.qp.receive(buffer, self.token_base | at as u64);
+        let posted = connection
+            .addressed
+            .qp
+            .receive(buffer, self.token_base | at as u64);
         posted.map_err(|error| failed("posting a receive")(error.into_error()))
     }
 
@@ -477,11 +464,8 @@ impl Side {
         let posted = match &self.message {
             Some(message) => {
                 let message = message.clone();
-                let request = match (self.setup.operation, &connection.path) {
-                    (PerfOperation::Send, Some((path, qpn))) => {
-                        WorkRequest::send(message).to(path, *qpn, QKEY)
-                    }
-                    (PerfOperation::Send, None) => WorkRequest::send(message),
+                let request = match self.setup.operation {
+                    PerfOperation::Send => connection.addressed.send(message),
                     _ => WorkRequest::write(message, self.remote),
                 };
                 let request = match immediate {
@@ -492,7 +476,7 @@ impl Side {
                     Some(_) => request,
                     None => request.unsignaled(),
                 };
-                let posted = connection.qp.post(request.token(token));
+                let posted = connection.addressed.qp.post(request.token(token));
                 posted.map_err(PostError::into_error)
             }
             None => {
@@ -503,7 +487,7 @@ impl Side {
                     PerfOperation::Atomic => WorkRequest::fetch_add(buffer, self.remote, 1),
                     _ => WorkRequest::read(buffer, self.remote),
                 };
-                let posted = connection.qp.post(request.token(token));
+                let posted = connection.addressed.qp.post(request.token(token));
                 posted.map_err(PostError::into_error)
             }
         };

@@ -6,10 +6,11 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use super::destination::{DONE, Destination, MESSAGE_LEN, MessageError};
+use crate::side;
 
 /// Time in which the other side must respond.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -103,23 +104,8 @@ pub fn client(
     ours: &[Destination],
 ) -> Result<Vec<Destination>, ExchangeError> {
     let to = || format!("{host} port {port}");
-    let connect = |source| ExchangeError::Connect { to: to(), source };
-    let addresses = (host, port).to_socket_addrs().map_err(connect)?;
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    let mut stream = None;
-    for address in addresses {
-        match TcpStream::connect_timeout(&address, TIMEOUT) {
-            Ok(connected) => {
-                stream = Some(connected);
-                break;
-            }
-            Err(error) => last = error,
-        }
-    }
-    let mut stream = stream.ok_or(ExchangeError::Connect {
-        to: to(),
-        source: last,
-    })?;
+    let connected = side::connect(host, port);
+    let mut stream = connected.map_err(|source| ExchangeError::Connect { to: to(), source })?;
     set_timeouts(&stream)?;
     send(&mut stream, ours)?;
     let theirs = receive(&mut stream, ours.len())?;
@@ -136,10 +122,10 @@ pub struct Server {
 impl Server {
     /// Listens on IPv6 and IPv4; without IPv6, on IPv4.
     pub fn listen(port: u16) -> Result<Self, ExchangeError> {
-        let listener = TcpListener::bind(("::", port))
-            .or_else(|_| TcpListener::bind(("0.0.0.0", port)))
-            .map_err(|source| ExchangeError::Listen { port, source })?;
-        Ok(Self { listener })
+        match side::listen(port) {
+            Ok(listener) => Ok(Self { listener }),
+            Err(source) => Err(ExchangeError::Listen { port, source }),
+        }
     }
 
     /// Serves one client: receives its addresses, connects to them with

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use ringverbs::qp::{ReadyToReceive, ReadyToSend};
 use ringverbs::{
-    AddressHandle, Buffer, Completion, Context, Gid, LocalAddress, Operation, ProtectionDomain,
-    QueuePair, SharedReceiveQueue, Transport, WorkRequest,
+    Buffer, Completion, Context, Gid, LocalAddress, Operation, ProtectionDomain,
+    SharedReceiveQueue, Transport,
 };
 
 use super::destination::{Destination, SRQ_MESSAGES};
@@ -17,6 +17,7 @@ use super::error::PingPongError;
 use super::options::{Options, Type};
 use crate::error::Error;
 use crate::poller::Poller;
+use crate::side::{AddressedQp, GRH, local_address};
 
 /// Time without completions after which the ping-pong fails.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,10 +25,6 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const BATCH: usize = 16;
 /// Page size of the C tools' check (`--chk`).
 const PAGE: usize = 4096;
-/// Length of the global route header (GRH) before a received datagram.
-const GRH: usize = 40;
-/// The Q_Key of ibv_ud_pingpong.
-const QKEY: u32 = 0x1111_1111;
 
 /// The role of a side. The client creates the messages, and the server sends each one
 /// back.
@@ -55,15 +52,13 @@ pub struct Side {
 
 /// A queue pair with its message.
 struct Connection {
-    qp: QueuePair,
+    addressed: AddressedQp,
     /// `None` while it is being sent.
     outgoing: Option<Buffer>,
     /// A received message that has no reply yet.
     received: Option<Buffer>,
     /// Whether the queue pair waits for a message.
     waiting: bool,
-    /// Destination of datagrams.
-    path: Option<(AddressHandle, u32)>,
 }
 
 /// The result of a ping-pong.
@@ -125,10 +120,7 @@ impl Side {
         options: Options,
         role: Role,
     ) -> Result<Self, Error> {
-        let local = match options.gid_index {
-            Some(index) => context.local_address_with(options.ib_port, index),
-            None => context.local_address(options.ib_port),
-        };
+        let local = local_address(context, options.ib_port, options.gid_index);
         let local = local.map_err(failed("the port's address"))?;
         let datagrams = options.transport == Type::Ud;
         let mtu = local.mtu.bytes();
@@ -187,25 +179,19 @@ impl Side {
             Some(srq) => builder.srq(srq),
             None => builder.recv_depth(self.options.rx_depth),
         };
-        let mut qp = builder.build().map_err(failed("queue pair"))?;
-        let ready = match transport {
-            Transport::Datagram => qp.activate(&self.local, QKEY),
-            _ => qp.initialize(&self.local),
-        };
-        ready.map_err(failed("queue pair to INIT"))?;
+        let addressed = AddressedQp::new(builder, &self.local);
         Ok(Connection {
-            qp,
+            addressed: addressed.map_err(failed("queue pair"))?,
             outgoing: Some(outgoing),
             received: None,
             waiting: true,
-            path: None,
         })
     }
 
     fn post_receive(&mut self, connection: usize, buffer: Buffer) -> Result<(), Error> {
         let posted = match (&mut self.srq, self.connections.get_mut(connection)) {
             (Some(srq), _) => srq.receive(buffer, 0),
-            (None, Some(connection)) => connection.qp.receive(buffer, 0),
+            (None, Some(connection)) => connection.addressed.qp.receive(buffer, 0),
             (None, None) => Ok(()),
         };
         posted.map_err(|error| failed("posting a receive")(error.into_error()))
@@ -215,7 +201,7 @@ impl Side {
     /// zero.
     pub fn destinations(&self) -> Vec<Destination> {
         let destination = |connection: &Connection| {
-            let endpoint = connection.qp.endpoint(&self.local);
+            let endpoint = connection.addressed.qp.endpoint(&self.local);
             Destination {
                 lid: endpoint.lid,
                 qpn: endpoint.qp_num,
@@ -254,11 +240,12 @@ impl Side {
             let mut path = local.path_to(Gid(theirs.gid), theirs.lid);
             path.sl = options.sl;
             let (qpn, psn, mtu) = (theirs.qpn, theirs.psn, options.mtu);
-            let qp = &mut connection.qp;
+            let addressed = &mut connection.addressed;
+            let qp = &mut addressed.qp;
             let ready = match qp.transport() {
                 Transport::Datagram => domain
                     .address_handle(&path)
-                    .map(|handle| connection.path = Some((handle, qpn))),
+                    .map(|handle| addressed.set_destination(handle, qpn)),
                 Transport::Unreliable => qp
                     .transition(ReadyToReceive::unreliable(path, qpn, psn, mtu))
                     .and_then(|()| qp.transition(ReadyToSend::unreliable(ours.psn))),
@@ -299,7 +286,7 @@ impl Side {
 
     /// Returns the index of a queue pair of this side.
     fn connection(&self, qp_num: u32) -> Option<usize> {
-        let has_number = |connection: &Connection| connection.qp.qp_num() == qp_num;
+        let has_number = |connection: &Connection| connection.addressed.qp.qp_num() == qp_num;
         self.connections.iter().position(has_number)
     }
 
@@ -402,13 +389,7 @@ impl Connection {
             return Ok(());
         };
         self.waiting = true;
-        let posted = match &self.path {
-            Some((handle, qpn)) => {
-                let request = WorkRequest::send(buffer).to(handle, *qpn, QKEY);
-                self.qp.post(request)
-            }
-            None => self.qp.send(buffer, 0),
-        };
+        let posted = self.addressed.qp.post(self.addressed.send(buffer));
         posted.map_err(|error| failed("posting a send")(error.into_error()))
     }
 }
