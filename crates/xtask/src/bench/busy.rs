@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use super::embedded;
+use super::{embedded, report};
 
 /// Maximum of the time on the busy machine over that on the idle one.
 const MAX_SLOWDOWN: f64 = 3.0;
@@ -73,11 +73,10 @@ pub fn bench(runs: usize) -> Result<Vec<String>> {
     let loops = 2 * available_parallelism().map_or(1, usize::from);
     println!(
         "Whole programs, {runs} runs each; busy: beside {loops} busy loops. \
-         The load average was {} before.\n\n\
-         | | idle, median s | busy, median s | ratio | busy, longest s |\n|---|---|---|---|---|",
+         The load average was {} before.\n",
         embedded::load()
     );
-    let mut slow = Vec::new();
+    let (mut rows, mut slow) = (Vec::new(), Vec::new());
     for (name, case) in CASES {
         let run_all = || {
             (0..runs)
@@ -89,15 +88,32 @@ pub fn bench(runs: usize) -> Result<Vec<String>> {
         let longest = busy.iter().copied().fold(0.0, f64::max);
         let busy = median(busy);
         let ratio = busy / idle;
-        println!("| {name} | {idle:.3} | {busy:.3} | {ratio:.1} | {longest:.3} |");
+        let row = [idle, busy, longest].map(|seconds| format!("{seconds:.3}"));
+        let [idle, busy, longest] = row;
+        rows.push(vec![
+            (*name).to_owned(),
+            idle,
+            busy,
+            format!("{ratio:.1}"),
+            longest,
+        ]);
         if ratio > MAX_SLOWDOWN {
             slow.push(format!(
                 "{name}: {ratio:.1} times as long as idle, at most {MAX_SLOWDOWN}"
             ));
         }
     }
+    println!("{}", report::markdown(&HEADINGS, &rows));
     Ok(slow)
 }
+
+const HEADINGS: [&str; 5] = [
+    "",
+    "idle, median s",
+    "busy, median s",
+    "ratio",
+    "busy, longest s",
+];
 
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);

@@ -198,23 +198,35 @@ fn processor() -> String {
 
 fn table(curves: &[Curve; 2]) -> String {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut text = format!(
-        "{COUNT} sends of each size, {processors} processors ({}), load average {} afterwards.\n\n\
-         | bytes | one process, µs p50 (p99) | messages/s | two processes, µs p50 (p99) | messages/s |\n\
-         |---|---|---|---|---|\n",
+    let [one, two] = curves;
+    let rows: Vec<Vec<String>> = (one.rows.iter().zip(&two.rows))
+        .map(|(one, two)| {
+            let cells = |row: &Row| {
+                let latency = format!("{:.1} ({:.0})", row.p50, row.p99);
+                [latency, format!("{:.0}", row.rate)]
+            };
+            let size = [one.size.to_string()];
+            size.into_iter()
+                .chain(cells(one))
+                .chain(cells(two))
+                .collect()
+        })
+        .collect();
+    format!(
+        "{COUNT} sends of each size, {processors} processors ({}), load average {} afterwards.\n\n{}",
         processor(),
         load(),
-    );
-    let [one, two] = curves;
-    for (one, two) in one.rows.iter().zip(&two.rows) {
-        let _ = writeln!(
-            text,
-            "| {} | {:.1} ({:.0}) | {:.0} | {:.1} ({:.0}) | {:.0} |",
-            one.size, one.p50, one.p99, one.rate, two.p50, two.p99, two.rate
-        );
-    }
-    text
+        report::markdown(&HEADINGS, &rows)
+    )
 }
+
+const HEADINGS: [&str; 5] = [
+    "bytes",
+    "one process, µs p50 (p99)",
+    "messages/s",
+    "two processes, µs p50 (p99)",
+    "messages/s",
+];
 
 const WIDTH: f64 = 330.0;
 const HEIGHT: f64 = 220.0;

@@ -2,12 +2,12 @@
 //! in processor time (`figures` of `crates/embedded/benches/rate.rs`), sends between two,
 //! and both between hosts (`crates/cli/benches/hosts.rs`).
 
-use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
+use super::report::markdown;
 use crate::driver;
 
 /// A figure of the device and its reference. In one process: operations, and copies of the
@@ -61,12 +61,12 @@ fn figure(line: &str) -> Option<Figure> {
 /// per second of 64 bytes and of 64 KiB between two processes.
 pub fn table(figures: &[Figure], latency: Option<(f64, f64)>, bulk: Option<(f64, f64)>) -> String {
     let find = |name: &str| figures.iter().find(|figure| figure.name == name);
-    let mut text = String::from("| | measured | memcpy of as much | share |\n|---|---|---|---|\n");
+    let mut rows = Vec::new();
     let mut row = |what: &str, measured: String, reference: Option<(f64, f64)>| {
-        let reference = reference.map_or(" | ".into(), |(rate, share)| {
-            format!("{rate:.1} GB/s | {share:.2}")
+        let (copy, share) = reference.map_or_else(Default::default, |(rate, share)| {
+            (format!("{rate:.1} GB/s"), format!("{share:.2}"))
         });
-        let _ = writeln!(text, "| {what} | {measured} | {reference} |");
+        rows.push(vec![what.to_owned(), measured, copy, share]);
     };
     let gigabytes = |rate: f64, size: f64| rate * size / 1e9;
     if let Some(small) = find("write-64") {
@@ -112,14 +112,13 @@ pub fn table(figures: &[Figure], latency: Option<(f64, f64)>, bulk: Option<(f64,
             Some(reference),
         );
     }
-    text
+    markdown(&["", "measured", "memcpy of as much", "share"], &rows)
 }
 
 /// Returns the table that compares RoCE v2 between hosts with UDP sockets, if measured.
 pub fn hosts_table(figures: &[Figure]) -> Option<String> {
     let find = |name: &str| figures.iter().find(|figure| figure.name == name);
-    let mut text =
-        String::from("| between hosts | measured | UDP sockets | ratio |\n|---|---|---|---|\n");
+    let mut rows = Vec::new();
     let rates = [
         ("hosts-write-65536", "writes"),
         ("hosts-read-65536", "reads"),
@@ -128,30 +127,36 @@ pub fn hosts_table(figures: &[Figure]) -> Option<String> {
         let Figure {
             rate, reference, ..
         } = find(name)?;
-        let _ = writeln!(
-            text,
-            "| {what} of 64 KiB | {:.2} GB/s | {:.2} GB/s | {:.2} |",
-            rate * 1e-9,
-            reference * 1e-9,
-            rate / reference,
-        );
+        let [measured, sockets] = [rate, reference].map(|rate| format!("{:.2} GB/s", rate * 1e-9));
+        let ratio = format!("{:.2}", rate / reference);
+        rows.push(vec![format!("{what} of 64 KiB"), measured, sockets, ratio]);
     }
     let Figure {
         rate, reference, ..
     } = find("hosts-send-64")?;
-    let _ = writeln!(
-        text,
-        "| 64 bytes one way | {:.1} µs | {:.1} µs | {:.1} |",
-        rate * 1e6,
-        reference * 1e6,
-        rate / reference,
-    );
-    Some(text)
+    let [measured, sockets] = [rate, reference].map(|time| format!("{:.1} µs", time * 1e6));
+    let ratio = format!("{:.1}", rate / reference);
+    rows.push(vec![
+        "64 bytes one way".to_owned(),
+        measured,
+        sockets,
+        ratio,
+    ]);
+    Some(markdown(
+        &["between hosts", "measured", "UDP sockets", "ratio"],
+        &rows,
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Returns a table without the spaces that align it.
+    fn unpadded(table: &str) -> String {
+        let words: Vec<&str> = table.split(' ').filter(|word| !word.is_empty()).collect();
+        words.join(" ")
+    }
 
     #[test]
     fn figures_are_compared_with_memcpy() {
@@ -162,7 +167,7 @@ mod tests {
             "copy-65536 2e4 4e4",
         ];
         let figures: Vec<Figure> = lines.map(|line| figure(line).unwrap()).into();
-        let table = table(&figures, Some((3.5, 1.0)), Some((1.0, 1e4)));
+        let table = unpadded(&table(&figures, Some((3.5, 1.0)), Some((1.0, 1e4))));
         for part in [
             "2.00 million",
             "2.00 times",
@@ -179,6 +184,7 @@ mod tests {
             "hosts-send-64 6e-6 2e-6",
         ];
         let hosts = hosts_table(&lines.map(|line| figure(line).unwrap())).unwrap();
+        let hosts = unpadded(&hosts);
         assert!(hosts.contains("1.00 GB/s | 2.00 GB/s | 0.50"), "{hosts}");
         assert!(hosts.contains("6.0 µs | 2.0 µs | 3.0"), "{hosts}");
         for wrong in [

@@ -76,6 +76,7 @@ impl Row {
 }
 
 /// Everything that was measured.
+#[derive(Default)]
 pub struct Results {
     /// The rows in the bench program's order.
     pub rows: Vec<Row>,

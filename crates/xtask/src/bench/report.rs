@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use serde_json::json;
 
 use super::measure::{Results, Row, Spread};
 use super::{layers, limits};
@@ -144,8 +145,8 @@ pub(super) fn markdown(headings: &[&str], rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..headings.len())
         .map(|i| {
             rows.iter()
-                .map(|row| row[i].len())
-                .chain([headings[i].len(), 3])
+                .map(|row| row[i].chars().count())
+                .chain([headings[i].chars().count(), 3])
                 .max()
                 .unwrap_or(3)
         })
@@ -267,100 +268,51 @@ fn replace_between(old: &str, begin: &str, end: &str, new: &str) -> Option<Strin
     Some(format!("{before}{begin}\n\n{new}\n{end}{after}"))
 }
 
-/// Returns the results as a JSON object.
+/// Returns the results as a JSON object. Without rounds, times are null.
 pub fn json(results: &Results) -> String {
-    let mut text = format!(
-        "{{\n  \"processor\": {},\n  \"load\": {},\n  \"stock\": {},\n  \"ours\": {},\n  \
-         \"thread_domain\": {},\n  \"rounds\": {},\n  \"rows\": [\n",
-        quoted(&results.processor),
-        quoted(&results.load),
-        quoted(&results.stock_file),
-        quoted(&results.ours_file),
-        results.thread_domain,
-        results.rounds
-    );
-    for (i, row) in results.rows.iter().enumerate() {
-        let comma = if i + 1 < results.rows.len() { "," } else { "" };
+    let timed = |value: f64| (results.rounds > 0).then_some(value);
+    let quartiles = |spread: Spread| [timed(spread.low), timed(spread.high)];
+    let row = |row: &Row| {
         let limit = limits::for_row(&row.name);
-        let number = |value: Option<f64>| value.map_or("null".to_owned(), |v| v.to_string());
-        let timed = |value: f64| number((results.rounds > 0).then_some(value));
-        let _ = writeln!(
-            text,
-            "    {{\"row\": {}, \"stock_ns\": {}, \"ours_ns\": {}, \"ratio\": {}, \
-             \"ratio_quartiles\": [{}, {}], \"noise_quartiles\": [{}, {}], \
-             \"ratio_limit\": {}, \"stock_instructions\": {}, \"ours_instructions\": {}, \
-             \"instructions_limit\": {}, \"stock_locked\": {}, \"ours_locked\": {}, \
-             \"stock_fences\": {}, \"ours_fences\": {}}}{comma}",
-            quoted(&row.name),
-            timed(row.stock_ns),
-            timed(row.ours_ns),
-            timed(row.ratio.median),
-            timed(row.ratio.low),
-            timed(row.ratio.high),
-            timed(row.noise.low),
-            timed(row.noise.high),
-            number(limit.ratio),
-            row.stock_count.instructions,
-            row.ours_count.instructions,
-            number(limit.instructions),
-            row.stock_count.locked,
-            row.ours_count.locked,
-            row.stock_count.fences,
-            row.ours_count.fences,
-        );
-    }
-    text.push_str("  ],\n  \"layers\": [\n");
-    for (i, operation) in results.layers.iter().enumerate() {
-        let comma = if i + 1 < results.layers.len() {
-            ","
-        } else {
-            ""
-        };
-        let layer = |layer: &layers::Layer| {
-            let timed = |value: f64| match results.rounds {
-                0 => "null".to_owned(),
-                _ => value.to_string(),
-            };
-            format!(
-                "{{\"ns\": {}, \"ratio\": {}, \"ratio_quartiles\": [{}, {}], \
-                 \"instructions\": {}, \"locked\": {}, \"fences\": {}}}",
-                timed(layer.ns),
-                timed(layer.ratio.median),
-                timed(layer.ratio.low),
-                timed(layer.ratio.high),
-                layer.count.instructions,
-                layer.count.locked,
-                layer.count.fences,
-            )
-        };
-        let _ = writeln!(
-            text,
-            "    {{\"row\": {}, \"raw\": {}, \"safe\": {}}}{comma}",
-            quoted(operation.name),
-            layer(&operation.raw),
-            layer(&operation.safe),
-        );
-    }
-    text.push_str("  ]\n}\n");
-    text
-}
-
-fn quoted(text: &str) -> String {
-    let mut out = String::from('"');
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => {
-                out.push('\\');
-                out.push(c);
-            }
-            c if c < ' ' => {
-                let _ = write!(out, "\\u{:04x}", c as u32);
-            }
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
+        json!({
+            "row": row.name,
+            "stock_ns": timed(row.stock_ns),
+            "ours_ns": timed(row.ours_ns),
+            "ratio": timed(row.ratio.median),
+            "ratio_quartiles": quartiles(row.ratio),
+            "noise_quartiles": quartiles(row.noise),
+            "ratio_limit": limit.ratio,
+            "stock_instructions": row.stock_count.instructions,
+            "ours_instructions": row.ours_count.instructions,
+            "instructions_limit": limit.instructions,
+            "stock_locked": row.stock_count.locked,
+            "ours_locked": row.ours_count.locked,
+            "stock_fences": row.stock_count.fences,
+            "ours_fences": row.ours_count.fences,
+        })
+    };
+    let layer = |layer: &layers::Layer| {
+        json!({
+            "ns": timed(layer.ns),
+            "ratio": timed(layer.ratio.median),
+            "ratio_quartiles": quartiles(layer.ratio),
+            "instructions": layer.count.instructions,
+            "locked": layer.count.locked,
+            "fences": layer.count.fences,
+        })
+    };
+    let operation = |it: &layers::Operation| json!({"row": it.name, "raw": layer(&it.raw), "safe": layer(&it.safe)});
+    let whole = json!({
+        "processor": results.processor,
+        "load": results.load,
+        "stock": results.stock_file,
+        "ours": results.ours_file,
+        "thread_domain": results.thread_domain,
+        "rounds": results.rounds,
+        "rows": results.rows.iter().map(row).collect::<Vec<_>>(),
+        "layers": results.layers.iter().map(operation).collect::<Vec<_>>(),
+    });
+    format!("{whole:#}\n")
 }
 
 /// Returns whether a page of the repository has the lines around its tables.
@@ -410,7 +362,22 @@ mod tests {
     }
 
     #[test]
-    fn json_strings_are_escaped() {
-        assert_eq!(quoted("a\"b\\c\n"), "\"a\\\"b\\\\c\\u000a\"");
+    fn json_has_null_for_what_was_not_measured() {
+        let row = Row {
+            name: "recv/1".to_owned(),
+            ours_ns: 4.0,
+            ..Row::default()
+        };
+        let mut results = Results {
+            rows: vec![row],
+            ..Results::default()
+        };
+        let ours = |results: &Results| {
+            let report: serde_json::Value = serde_json::from_str(&json(results)).unwrap();
+            report["rows"][0]["ours_ns"].clone()
+        };
+        assert_eq!(ours(&results), serde_json::Value::Null);
+        results.rounds = 1;
+        assert_eq!(ours(&results), 4.0);
     }
 }
