@@ -654,3 +654,35 @@ fn a_gid_table_has_empty_entries() {
         assert_eq!(entry(length as u32), libc::EINVAL);
     }
 }
+
+/// Returns the numbers of the first queue pair and memory key of two devices of a network.
+fn first_numbers(network: &Network) -> [(u32, u32); 2] {
+    [(); 2].map(|()| {
+        let host = Host::new(&network.strict_device("roce").unwrap());
+        let mut cq = host.cq(16);
+        let qp = host.qp(QpType::RC, &mut cq);
+        (qp.object.qp_num(), host.memory(64).keys.rkey)
+    })
+}
+
+/// A program that takes its own numbers for its peer's fails, as on cards. In simulated time
+/// numbers are always the same.
+#[test]
+fn devices_have_numbers_of_their_own() {
+    let new = || Network::new(Drive::Caller).unwrap();
+    let [a, b] = first_numbers(&new());
+    let [c, _] = first_numbers(&new());
+    assert!(a.0 != b.0 && a.0 != c.0 && b.0 != c.0, "{a:?} {b:?} {c:?}");
+    assert!(a.1 != b.1 && a.1 != c.1 && b.1 != c.1, "{a:?} {b:?} {c:?}");
+    let seeded = |seed| {
+        let network = new();
+        network.set_seed(seed);
+        let [(a, _), (b, _)] = first_numbers(&network);
+        (a, b)
+    };
+    assert_eq!(seeded(7), seeded(7));
+    assert_ne!(seeded(7), seeded(8));
+    let simulated = || first_numbers(&Network::simulated(7).unwrap());
+    assert_eq!(simulated(), simulated());
+    assert_eq!(simulated()[0].0, 0x40);
+}

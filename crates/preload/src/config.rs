@@ -16,6 +16,8 @@ pub(crate) struct Config {
     pub(crate) host: Option<String>,
     /// The GID table of Ethernet ports that reach no other hosts.
     pub(crate) gids: GidTable,
+    /// The seed of the devices' numbers.
+    pub(crate) seed: Option<u64>,
     /// Directory of the network, and of the files that stand for sysfs.
     pub(crate) directory: PathBuf,
     /// File in which the processes of a program count what they use.
@@ -46,6 +48,8 @@ const DEVICES: &str = "RINGVERBS_EMBEDDED";
 const DIRECTORY: &str = "RINGVERBS_DIRECTORY";
 /// Lists the entries of the GID table ([`GidTable`]).
 const GIDS: &str = "RINGVERBS_GIDS";
+/// The seed of the devices' numbers, in decimal.
+const SEED: &str = "RINGVERBS_SEED";
 /// Names the file for [`Config::usage`]; `ringverbs run` sets it.
 const USAGE: &str = "RINGVERBS_USAGE";
 /// Names [`Config::explain`].
@@ -69,8 +73,17 @@ fn read() -> Option<Config> {
             return None;
         }
     };
+    let seed = environment::variable(SEED).filter(|seed| !seed.is_empty());
+    let seed = match seed.as_ref().map(|seed| seed.to_str()?.parse().ok()) {
+        Some(None) => {
+            print_error(&format!("{SEED}: not a number from 0 to 2^64 - 1"));
+            return None;
+        }
+        seed => seed.flatten(),
+    };
     match devices(&requested) {
         Ok((profiles, host)) => Some(Config {
+            seed,
             profiles,
             host,
             gids,

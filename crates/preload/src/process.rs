@@ -318,6 +318,9 @@ fn join() -> Result<&'static [Embedded], Errno> {
         None => Network::joined(Drive::Watch, &config.directory),
     };
     let network = network.map_err(failed)?;
+    if let Some(seed) = config.seed {
+        network.set_seed(seed);
+    }
     let devices = config.profiles.iter();
     let device = |profile| network.device_with_gids(profile, &config.gids);
     let devices = devices.map(|profile| device(profile).map_err(failed));

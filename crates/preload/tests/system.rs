@@ -94,6 +94,44 @@ fn shapes(provider: Provider) {
     world.finish();
 }
 
+/// Numbers of queue pairs repeat with a seed alone.
+fn seeds(provider: Provider) {
+    let _turn = turn();
+    if !installed(&["ibv_rc_pingpong"]) {
+        return;
+    }
+    let numbers = |seed: &str| {
+        let world = World::new(provider, "roce");
+        let line = format!(
+            "env RINGVERBS_SEED={seed} ibv_rc_pingpong -g 1 -p {}",
+            free_port()
+        );
+        let said = world.pair(&line, &format!("{line} localhost"));
+        let mut numbers: Vec<_> = said
+            .split("QPN ")
+            .skip(1)
+            .map(|it| it.split(',').next().unwrap().to_owned())
+            .collect();
+        assert!(numbers.len() == 2 && numbers[0] != numbers[1], "{said}");
+        // The order in which the programs start decides which one is whose.
+        numbers.sort_unstable();
+        world.finish();
+        numbers
+    };
+    assert_eq!(numbers("7"), numbers("7"));
+    assert_ne!(numbers("7"), numbers("8"));
+    assert_ne!(numbers(""), numbers(""));
+    let world = World::new(Provider::Stock, "roce");
+    let mut wrong = world.start("env RINGVERBS_SEED=-1 ibv_devinfo", "output.txt");
+    assert_ne!(wrong.end(), Some(0));
+    let said = wrong.said();
+    assert!(
+        said.contains("RINGVERBS_SEED: not a number from 0"),
+        "{said}"
+    );
+    world.finish();
+}
+
 /// Capability flags, limits and port attributes.
 fn promises(provider: Provider) {
     let _turn = turn();
@@ -135,5 +173,6 @@ with_each_provider! {
     gids_are_shown: gids;
     violations_and_traffic_are_counted: shared_programs;
     gid_tables_have_other_shapes: shapes;
+    numbers_follow_from_a_seed: seeds;
     each_gid_carries_packets: each_gid;
 }

@@ -62,6 +62,10 @@ pub struct Options {
     /// repetition is another address), none (an empty entry) [default: v1,v2,v1-ipv4,v2-ipv4]
     #[arg(long, value_name = "LIST", requires = "embedded")]
     gids: Option<String>,
+    /// The numbers of queue pairs and memory keys follow from this seed, and from the order in
+    /// which programs open the devices of a directory. Default: other numbers each time
+    #[arg(long, value_name = "N", requires = "embedded")]
+    seed: Option<u64>,
     /// Report, on standard error or in a file, why embedded devices refuse commands, fail work
     /// requests and drop packets
     #[arg(
@@ -504,6 +508,9 @@ impl Settings {
             if let Some(gids) = &options.gids {
                 check_gids(gids, devices)?;
                 settings.set("RINGVERBS_GIDS", gids.into());
+            }
+            if let Some(seed) = options.seed {
+                settings.set("RINGVERBS_SEED", seed.to_string().into());
             }
             if let Some(target) = &options.explain {
                 settings.set("RINGVERBS_EXPLAIN", explanations(target)?);

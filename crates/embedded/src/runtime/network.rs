@@ -20,6 +20,7 @@ use crate::driver::gids::GidTable;
 use crate::driver::memory::Process;
 use crate::driver::state::State;
 use crate::links::PortLink;
+use crate::random::{Random, random};
 use crate::runtime::device::Device;
 use crate::runtime::embedded::Embedded;
 use crate::runtime::runner::{Runner, WireConfig};
@@ -45,6 +46,16 @@ fn refused(command: Command) -> impl Fn(Errno) -> Error {
         handle: None,
         errno,
     }
+}
+
+/// Sets the first numbers of queue pairs and memory keys. Those of different devices differ, so
+/// that a program that takes one for the other fails; and who sends datagrams must guess them.
+fn number_from(random: u64, settings: &mut Settings) {
+    // The ranges are those of `Settings`; the last queue pair number is that of multicast.
+    const QUEUES: u32 = (1 << 24) - 1 - (1 << 17);
+    const KEYS: u32 = (1 << 24) - (1 << 22);
+    settings.first_qpn = 0x40 + random as u32 % (QUEUES - 0x40);
+    settings.first_mkey = 0x10 + (random >> 32) as u32 % (KEYS - 0x10);
 }
 
 impl Network {
@@ -227,6 +238,13 @@ impl Network {
             .map_err(refused(Command::Open))
     }
 
+    /// Lets the numbers of queue pairs and memory keys of devices that are added from now on
+    /// follow from a seed and the device's number in the network. Without this they begin at
+    /// random numbers, but in simulated time always at the same. Only the first call counts.
+    pub fn set_seed(&self, seed: u64) {
+        self.runner.set_seed(seed);
+    }
+
     fn add(&self, profile: &str, strict: bool, gids: &GidTable) -> Result<Embedded> {
         let Some(profile) = Profile::named(profile) else {
             return refuse(libc::ENODEV);
@@ -243,6 +261,13 @@ impl Network {
             settings.mac[2..4].copy_from_slice(&self.runner.network().to_be_bytes());
             let process = Process::new(self.runner.time().map(SimulatedTime::clock));
             let addresses = self.runner.addresses();
+            if self.runner.time().is_none() {
+                let random = match self.runner.seed() {
+                    Some(seed) => Random::seeded(seed ^ u64::from(number) << 48).next(),
+                    None => random(),
+                };
+                number_from(random, &mut settings);
+            }
             if let Some(addresses) = addresses {
                 if settings.profile.port != PortKind::Ethernet {
                     return Err(Errno::new(libc::ENODEV));

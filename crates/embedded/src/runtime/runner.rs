@@ -40,6 +40,8 @@ pub(crate) struct Runner {
     shared: Arc<Shared>,
     /// Identifier of the network.
     network: u16,
+    /// Seed of its devices' numbers.
+    seed: OnceLock<u64>,
     /// Numbers of its devices.
     numbers: Range<usize>,
     /// Addresses of its device, if they are the host's.
@@ -394,6 +396,7 @@ impl Runner {
         Ok(Arc::new(Self {
             shared,
             network,
+            seed: OnceLock::new(),
             numbers,
             addresses,
             links,
@@ -589,6 +592,15 @@ impl Runner {
     /// Returns the simulated time.
     pub(crate) fn time(&self) -> Option<&SimulatedTime> {
         self.shared.time.as_ref()
+    }
+
+    pub(crate) fn seed(&self) -> Option<u64> {
+        self.seed.get().copied()
+    }
+
+    /// Sets the seed of the devices' numbers, if it is not set.
+    pub(crate) fn set_seed(&self, seed: u64) {
+        self.seed.get_or_init(|| seed);
     }
 
     /// Returns the fabric that connects the devices.

@@ -462,13 +462,10 @@ impl HostAddresses {
         settings.starts_at_ip = true;
         settings.mtu = self.mtu;
         settings.guid = self.guid();
-        // Random, as an attacker who sends datagrams must guess these numbers. The ranges are
-        // those of `Settings`.
-        const QUEUES: u64 = 1 << (QPN_BITS - 1);
-        const KEYS: u64 = (1 << 24) - (1 << 22);
-        let qpn = 0x40 + (random() % (QUEUES - 0x40)) as u32;
+        // The upper bits of a number are the member's; half of the rest are the first one's.
+        const QUEUES: u32 = 1 << (QPN_BITS - 1);
+        let qpn = 0x40 + settings.first_qpn % (QUEUES - 0x40);
         settings.first_qpn = u32::from(self.member) << QPN_BITS | qpn;
-        settings.first_mkey = 0x10 + (random() % (KEYS - 0x10)) as u32;
     }
 
     /// Returns the device's GUID, different on each host: locally administered, derived from
@@ -563,14 +560,14 @@ mod tests {
                 member,
             };
             let profile = softhca::profile::Profile::named("roce").unwrap();
-            for _ in 0..100 {
+            for first_qpn in [0x40, 0x1_ffff, 0x2_0000, 0xfd_fffe] {
                 let mut settings = Settings::numbered(profile, 0);
+                settings.first_qpn = first_qpn;
                 addresses.apply_to(&mut settings);
                 let last = settings.first_qpn + (1 << 17) - 1;
                 for qpn in [settings.first_qpn, last] {
                     assert_eq!(qpn >> QPN_BITS, u32::from(member));
                 }
-                assert!(settings.first_mkey + (1 << 22) <= 1 << 24);
             }
         }
     }
