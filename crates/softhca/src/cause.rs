@@ -6,10 +6,11 @@
 use std::fmt;
 
 use roce::rule::Violation;
-use roce::transport;
+use roce::transport::{self, Operation, Service};
 
 use crate::engine::eq::event;
 use crate::engine::mkey::Rights;
+use crate::engine::wqe::LocalBuffers;
 use crate::status::CommandError;
 
 /// The cause of a failure, or an event.
@@ -33,6 +34,9 @@ pub enum Cause {
     /// An access to memory failed. A cause of the transport follows that says what became of
     /// the request.
     Access(AccessError),
+    /// The work request that ends. The cause of the transport about its queue pair that
+    /// follows says why.
+    WorkRequest(WorkRequest),
     /// The driver or a program has misused the device.
     Misuse(Misuse),
     /// A frame of an Ethernet port was dropped, or ends its receive with an error.
@@ -72,6 +76,90 @@ impl Observer {
 impl fmt::Debug for Observer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Observer")
+    }
+}
+
+/// A work request that ended with an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkRequest {
+    /// The queue pair.
+    pub qpn: u32,
+    /// Its service.
+    pub service: Service,
+    /// Number of the work requests that the queue had before it, since the queue pair was in
+    /// RESET; it wraps, of a receive after 16 bits. `None` for a receive of an SRQ.
+    pub number: Option<u32>,
+    /// The operation; `None` for a receive.
+    pub operation: Option<Operation>,
+    /// Bytes of the message, or of the receive.
+    pub length: u32,
+    /// The first buffers.
+    pub buffers: [Buffer; 4],
+    /// Number of all buffers. Inline data have none.
+    pub buffer_count: usize,
+    /// Remote address and rkey.
+    pub remote: Option<(u64, u32)>,
+    /// Number of the queue pair at the other end.
+    pub peer: Option<u32>,
+    /// That queue pair is one of the same port.
+    pub is_loopback: bool,
+    /// It is malformed: the operation is not known.
+    pub is_malformed: bool,
+}
+
+/// A local buffer of a work request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Buffer {
+    /// First address.
+    pub va: u64,
+    /// Length in bytes.
+    pub length: u32,
+    /// The lkey.
+    pub key: u32,
+}
+
+impl WorkRequest {
+    /// Returns the first buffers of a list, and the number of all.
+    pub(crate) fn listed(local: &LocalBuffers) -> ([Buffer; 4], usize) {
+        let mut buffers = [Buffer::default(); 4];
+        let count = local.segments.iter().count();
+        for (buffer, segment) in buffers.iter_mut().zip(local.segments.iter()) {
+            *buffer = Buffer {
+                va: segment.va,
+                length: segment.length,
+                key: segment.key,
+            };
+        }
+        (buffers, count)
+    }
+
+    /// Returns the buffers that are known.
+    pub fn buffers(&self) -> &[Buffer] {
+        &self.buffers[..self.buffer_count.min(self.buffers.len())]
+    }
+}
+
+impl fmt::Display for WorkRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_malformed {
+            return f.write_str("malformed");
+        }
+        let name = self.operation.map_or("receive", |it| it.name());
+        write!(f, "{name}, {} bytes", self.length)?;
+        for Buffer { va, length, key } in self.buffers() {
+            write!(f, ", {length} at {va:#x} with lkey {key:#x}")?;
+        }
+        if self.buffer_count > self.buffers.len() {
+            let more = self.buffer_count - self.buffers.len();
+            write!(f, ", {more} more buffers")?;
+        }
+        if let Some((va, rkey)) = self.remote {
+            write!(f, ", remote {va:#x} with rkey {rkey:#x}")?;
+        }
+        match self.peer {
+            Some(peer) => write!(f, ", to queue pair {peer:#x}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -434,6 +522,7 @@ impl fmt::Display for Cause {
                 None => cause.fmt(f),
             },
             Self::Access(error) => write!(f, "queue pair {:#x}: {error}", error.qpn),
+            Self::WorkRequest(work) => write!(f, "queue pair {:#x}: {work}", work.qpn),
             Self::Misuse(misuse) => misuse.fmt(f),
             Self::Frame {
                 queue,

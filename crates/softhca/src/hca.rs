@@ -12,7 +12,7 @@ use roce::transport::{self, Transport};
 use crate::cause::{Misuse, Observer};
 use crate::command::queue::{self, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
-use crate::engine::counters::{QCounters, Stats};
+use crate::engine::counters::{OperationCounts, QCounters, Stats};
 use crate::engine::device_memory::{self, Access};
 use crate::engine::faults::Faults;
 use crate::engine::loopback::Origin;
@@ -174,6 +174,11 @@ impl<P: Platform> Hca<P> {
     /// Returns the engine's counters.
     pub fn stats(&self) -> Stats {
         self.core.stats
+    }
+
+    /// Returns the work requests of send queues by operation, as far as there was an observer.
+    pub fn operations(&self) -> &OperationCounts {
+        &self.core.operations
     }
 
     /// Returns the transport's counters.

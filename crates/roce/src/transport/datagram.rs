@@ -138,6 +138,9 @@ impl<L> Qp<L> {
             }),
             xrc_srqn: None,
         };
+        if cause.is_some() {
+            host.recv_failed(self.number, &recv);
+        }
         host.recv_done(self.number, recv, done);
         if let Some(cause) = cause {
             host.report(Some(self.number), cause);

@@ -4,7 +4,7 @@ use std::fmt::{self, Display, Formatter};
 
 use super::cause::{Cause, DropCause, EngineError, Failure, Refusal};
 use super::config::{QpState, Service};
-use super::host::{Access, Fault, Operation};
+use super::host::{Access, Fault};
 use crate::packet::NakCode;
 
 impl Display for Cause {
@@ -73,21 +73,6 @@ impl Display for NakCode {
             Self::RemoteAccess => "remote access error",
             Self::RemoteOperation => "remote operation error",
         })
-    }
-}
-
-/// Returns the name of an operation.
-fn operation_name(operation: &Operation) -> &'static str {
-    match operation {
-        Operation::Send => "send",
-        Operation::SendImm => "send with immediate data",
-        Operation::SendInvalidate => "send with invalidate",
-        Operation::Write => "RDMA write",
-        Operation::WriteImm => "RDMA write with immediate data",
-        Operation::Read => "RDMA read",
-        Operation::FetchAdd { .. } => "fetch and add",
-        Operation::CompareSwap { .. } => "compare and swap",
-        Operation::Local => "local operation",
     }
 }
 
@@ -221,7 +206,7 @@ impl Display for Failure {
                 write!(f, "{length} bytes are more than the service permits")
             }
             Self::Operation { operation, service } => {
-                write!(f, "{service} has no {}", operation_name(operation))
+                write!(f, "{service} has no {}", operation.name())
             }
             Self::NoReads => f.write_str("a read or atomic, but max_rd_atomic is 0"),
             Self::NoDestination => f.write_str("it names no destination"),

@@ -35,6 +35,22 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// Returns its name.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::SendImm => "send with immediate data",
+            Self::SendInvalidate => "send with invalidate",
+            Self::Write => "RDMA write",
+            Self::WriteImm => "RDMA write with immediate data",
+            Self::Read => "RDMA read",
+            Self::FetchAdd { .. } => "fetch and add",
+            Self::CompareSwap { .. } => "compare and swap",
+            Self::Local => "local operation",
+        }
+    }
+
     /// Returns whether the peer takes a receive for it.
     #[must_use]
     pub fn takes_receive(self) -> bool {
@@ -461,6 +477,9 @@ pub trait Host {
         xrc_srqn: Option<u32>,
         start: Option<&MessageStart<'_>>,
     ) -> Option<RecvWork<Self::LocalBuffers>>;
+
+    /// Called before a receive work request ends with an error, whose cause is reported next.
+    fn recv_failed(&mut self, _qpn: u32, _work: &RecvWork<Self::LocalBuffers>) {}
 
     /// Completes a receive work request. Returns whether the engine has a work request of
     /// its own for the send queue now.

@@ -253,7 +253,10 @@ impl<L> Qp<L> {
         };
         match result {
             Ok(_) => self.send_rung |= host.recv_done(self.number, recv, done),
-            Err(_) => self.resp.failed = Some((recv, done)),
+            Err(_) => {
+                host.recv_failed(self.number, &recv);
+                self.resp.failed = Some((recv, done));
+            }
         }
     }
 

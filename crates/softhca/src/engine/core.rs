@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use roce::rule::Violation;
 
 use super::capabilities::Capabilities;
-use super::counters::{QCounters, Stats};
+use super::counters::{OperationCounts, QCounters, Stats};
 use super::cq::Cq;
 use super::device_memory::DeviceMemory;
 use super::eq::Eq;
@@ -65,6 +65,7 @@ pub struct Core<P> {
     pub(crate) registers: Registers,
     pub(crate) capabilities: Capabilities,
     pub(crate) stats: Stats,
+    pub(crate) operations: OperationCounts,
     pub(crate) faults: Faults,
     pub(crate) issi: u8,
     pub(crate) pages: Vec<u64>,
@@ -133,6 +134,7 @@ impl<P> Core<P> {
             registers: Registers::default(),
             capabilities: Capabilities::new(settings.profile),
             stats: Stats::default(),
+            operations: OperationCounts::default(),
             faults: Faults::default(),
             issi: 0,
             pages: Vec::new(),

@@ -1,5 +1,7 @@
 //! Counters.
 
+use roce::transport::Operation;
+
 /// A counter set that queue pairs are assigned to. All counters wrap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -120,5 +122,32 @@ impl Stats {
             ethernet_dropped,
             complaints
         )
+    }
+}
+
+/// Work requests and bytes of send queues by operation, counted while there is an observer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OperationCounts(Vec<(&'static str, u64, u64)>);
+
+impl OperationCounts {
+    pub(crate) fn count(&mut self, operation: &Operation, length: u32) {
+        let length = match operation {
+            Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => 8,
+            Operation::Local => 0,
+            _ => u64::from(length),
+        };
+        let name = operation.name();
+        match self.0.iter_mut().find(|(known, ..)| *known == name) {
+            Some((_, requests, bytes)) => {
+                *requests += 1;
+                *bytes += length;
+            }
+            None => self.0.push((name, 1, length)),
+        }
+    }
+
+    /// Returns the name of each operation, the number of its work requests, and their bytes.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64, u64)> {
+        self.0.iter().copied()
     }
 }

@@ -3,8 +3,9 @@
 use roce::packet::{L3, Link, Payload};
 use roce::rule::{Rule, Violation};
 use roce::transport::{
-    Access, AtomicOp, Counted, EngineError, Failure, Fault, Host, MessageStart, QpConfig, QpEvent,
-    QpState, RecvDone, RecvKind, RecvWork, SendDone, SendWork, Service, Source, Status, Target,
+    Access, AtomicOp, Counted, EngineError, Failure, Fault, Host, MessageStart, Operation,
+    QpConfig, QpEvent, QpState, RecvDone, RecvKind, RecvWork, SendDone, SendWork, Service, Source,
+    Status, Target,
 };
 
 use super::core::Core;
@@ -16,7 +17,7 @@ use super::signed::AccessingQp;
 use super::srq::{SRQN_SHIFT, Srq};
 use super::tag_matching::{self, MatchResult, TaggedReceive};
 use super::wqe::{CqeScatter, LocalBuffers, opcode};
-use crate::cause::{AccessError, AccessRule, Cause};
+use crate::cause::{AccessError, AccessRule, Cause, WorkRequest};
 use crate::platform::{LONGEST_COPY, Platform};
 use crate::profile::{Group, cap};
 
@@ -222,6 +223,57 @@ impl<P: Platform> Core<P> {
                 inner,
             }))
         });
+    }
+
+    /// Describes a failed work request of a send queue.
+    fn failed_send(&self, qpn: u32, work: &SendWork<LocalBuffers>) -> Option<Cause> {
+        let config = &self.qp(qpn)?.config;
+        let is_malformed = work.refused.is_some();
+        let is_local = is_malformed || matches!(work.operation, Operation::Local);
+        let has_remote = !is_malformed
+            && (work.operation.is_read_or_atomic()
+                || matches!(work.operation, Operation::Write | Operation::WriteImm));
+        let connected = (config.service != Service::Ud).then_some(config.remote_qpn);
+        let datagram = work.datagram.as_ref();
+        let path = datagram.map(|it| &it.path).or(config.path.as_ref());
+        let is_loopback = path.is_some_and(|path| match (path.grh, path.link) {
+            (Some(grh), _) => grh.sgid == grh.dgid,
+            (None, Link::Ib { slid, dlid, .. }) => slid == dlid,
+            _ => false,
+        });
+        let (buffers, buffer_count) = WorkRequest::listed(&work.local);
+        Some(Cause::WorkRequest(WorkRequest {
+            qpn,
+            service: config.service,
+            number: Some(SendId::unpack(work.id).number),
+            operation: Some(work.operation),
+            length: if is_local { 0 } else { work.length },
+            buffers,
+            buffer_count: if is_local { 0 } else { buffer_count },
+            remote: has_remote.then_some((work.va, work.rkey)),
+            peer: datagram.map(|it| it.qpn).or(connected),
+            is_loopback,
+            is_malformed,
+        }))
+    }
+
+    /// Describes a failed work request of a receive queue.
+    fn failed_receive(&self, qpn: u32, work: &RecvWork<LocalBuffers>) -> Option<Cause> {
+        let (buffers, buffer_count) = WorkRequest::listed(&work.local);
+        Some(Cause::WorkRequest(WorkRequest {
+            qpn,
+            service: self.qp(qpn)?.service,
+            // Those of an SRQ are not taken in the order of its ring.
+            number: (work.id >> SRQN_SHIFT == 0).then_some(work.id as u32),
+            operation: None,
+            length: work.length,
+            buffers,
+            buffer_count,
+            remote: None,
+            peer: None,
+            is_loopback: false,
+            is_malformed: false,
+        }))
     }
 
     fn store(
@@ -526,6 +578,9 @@ impl<P: Platform> Host for Core<P> {
                 _ => {}
             }
         });
+        if done.status() != Status::Flushed {
+            self.observe(|core| core.failed_send(qpn, &work));
+        }
         self.complete(
             cqn,
             &Completion {
@@ -612,6 +667,10 @@ impl<P: Platform> Host for Core<P> {
                 None
             }
         }
+    }
+
+    fn recv_failed(&mut self, qpn: u32, work: &RecvWork<LocalBuffers>) {
+        self.observe(|core| core.failed_receive(qpn, work));
     }
 
     fn recv_done(&mut self, qpn: u32, work: RecvWork<LocalBuffers>, done: RecvDone) -> bool {
@@ -787,6 +846,8 @@ impl<P: Platform> Host for Core<P> {
         self.count_access(target.qpn, Access::Atomic, &found);
         found?;
         self.stats.remote_writes += 1;
+        self.stats.bytes_gathered += 8;
+        self.stats.bytes_scattered += 8;
         let location = location.ok_or(Fault::Protection)?;
         let little_endian = self.has_little_endian_atomics();
         let number = |bytes: [u8; 8]| {
@@ -860,7 +921,8 @@ impl<P: Platform> Host for Core<P> {
 
     fn give_back(&mut self, qpn: u32, work: SendWork<LocalBuffers>) {
         if let Some(ring) = self.qp_mut(qpn).and_then(|qp| qp.send.as_mut()) {
-            ring.head = SendId::unpack(work.id).index;
+            let id = SendId::unpack(work.id);
+            (ring.head, ring.taken) = (id.index, id.number);
         }
     }
 

@@ -33,6 +33,8 @@ pub(crate) struct Ring {
     pub(crate) doorbell: u64,
     pub(crate) head: u16,
     pub(crate) tail: u16,
+    /// Of a send queue: number of the work requests that were taken since the reset; it wraps.
+    pub(crate) taken: u32,
     /// Of a send queue: its doorbell has rung since the reset. Before, the record may be
     /// that of the work requests before the reset.
     pub(crate) rung: bool,
@@ -41,7 +43,7 @@ pub(crate) struct Ring {
 impl Ring {
     /// Empties the queue.
     pub(crate) fn reset(&mut self) {
-        (self.head, self.tail, self.rung) = (0, 0, false);
+        (self.head, self.tail, self.taken, self.rung) = (0, 0, 0, false);
     }
 
     fn mask(&self) -> u16 {
@@ -205,11 +207,16 @@ pub(crate) struct SendId {
     pub(crate) index: u16,
     pub(crate) opcode: u8,
     pub(crate) signaled: bool,
+    /// Number of the work requests of the queue before this one; it wraps.
+    pub(crate) number: u32,
 }
 
 impl SendId {
     fn pack(self) -> u64 {
-        u64::from(self.index) | u64::from(self.opcode) << 16 | u64::from(self.signaled) << 24
+        u64::from(self.index)
+            | u64::from(self.opcode) << 16
+            | u64::from(self.signaled) << 24
+            | u64::from(self.number) << 32
     }
 
     pub(crate) fn unpack(id: u64) -> SendId {
@@ -217,6 +224,7 @@ impl SendId {
             index: id as u16,
             opcode: (id >> 16) as u8,
             signaled: id & 1 << 24 != 0,
+            number: (id >> 32) as u32,
         }
     }
 }
@@ -348,6 +356,7 @@ impl<P: Platform> Core<P> {
         };
         if let Some(ring) = ring {
             ring.head = ring.head.wrapping_add(blocks);
+            ring.taken = ring.taken.wrapping_add(1);
         }
         FetchedWqe::Entry(length)
     }
@@ -381,10 +390,11 @@ impl<P: Platform> Core<P> {
             strict,
         };
         let limit = qp.read_scatter_limit;
-        let (index, head) = match &qp.send {
-            Some(ring) => (wqe::index(bytes), ring.head),
+        let (index, head, taken) = match &qp.send {
+            Some(ring) => (wqe::index(bytes), ring.head, ring.taken),
             None => return None,
         };
+        let is_entry = matches!(fetched, FetchedWqe::Entry(_));
         let work = match fetched {
             FetchedWqe::Nothing => return None,
             FetchedWqe::Malformed(violation) => {
@@ -412,12 +422,18 @@ impl<P: Platform> Core<P> {
                 work
             }
         };
+        // A malformed one was not counted.
+        let number = taken.wrapping_sub(u32::from(is_entry));
         let id = SendId {
             index: work.index,
             opcode: work.opcode,
             signaled: work.signaled,
+            number,
         };
         self.stats.send_requests += 1;
+        if self.observer.is_some() {
+            self.operations.count(&work.operation, work.length);
+        }
         let mut local = work.local;
         // For local operations, `inline` holds the WQE rather than data.
         let has_data = !matches!(work.operation, Operation::Local) && work.violation.is_none();
@@ -662,6 +678,7 @@ mod tests {
             index: 0xfffe,
             opcode: 0x12,
             signaled: true,
+            number: u32::MAX - 1,
         };
         assert_eq!(SendId::unpack(id.pack()), id);
     }
