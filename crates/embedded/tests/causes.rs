@@ -92,13 +92,18 @@ fn a_refused_command_is_explained() {
     let [
         Cause::Verb {
             method,
+            write,
             error: cause,
         },
     ] = told[..]
     else {
         panic!("one cause expected: {told:?}");
     };
-    assert_eq!(method, Some((OBJECT_PD, METHOD_PD_DESTROY)));
+    assert_eq!(
+        (method, write),
+        (Some((OBJECT_PD, METHOD_PD_DESTROY)), None)
+    );
+    assert!(told[0].to_string().starts_with("ibv_dealloc_pd refused: "));
     assert_eq!(error.errno(), cause.errno());
     assert_eq!(
         (cause.what, cause.rule),

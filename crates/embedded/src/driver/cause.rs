@@ -9,6 +9,7 @@ use std::sync::Arc;
 use softhca::rule::Rule;
 use softhca::status::{CommandError, Status};
 use uverbs::abi::ids;
+use uverbs::abi::write::cmd;
 use uverbs::{AsyncEventType, Errno};
 
 pub use crate::management::DropCause;
@@ -158,7 +159,18 @@ impl fmt::Display for VerbError {
                 write!(f, "the device refused {}: {error}", self.what)?;
             }
             Class::System(errno) => write!(f, "{} {:#x}: {errno}", self.what, self.value)?,
-            _ => write!(f, "{} {:#x} {}", self.what, self.value, self.rule)?,
+            _ => match (self.what, self.rule) {
+                ("path_mtu", Rule::AtMost(limit)) => {
+                    let bytes = |code: u64| 128u64.checked_shl(code.min(32) as u32).unwrap_or(0);
+                    let (asked, limit) = (bytes(self.value), bytes(limit));
+                    write!(f, "path MTU {asked} is above the port's {limit}")?;
+                }
+                (_, Rule::Transition { from, to }) => {
+                    let (from, to) = (state_name(from), state_name(to));
+                    write!(f, "there is no transition from {from} to {to}")?;
+                }
+                (what, rule) => write!(f, "{what} {:#x} {rule}", self.value)?,
+            },
         }
         match self.of {
             Some(of) => write!(f, " (of {of:#x})"),
@@ -177,6 +189,8 @@ pub enum Cause {
     Verb {
         /// Its object and its method, unless they could not be read.
         method: Option<(u16, u16)>,
+        /// The number of a command of write(2) that the method stands for.
+        write: Option<u32>,
         /// What broke which rule.
         error: VerbError,
     },
@@ -198,23 +212,76 @@ impl fmt::Display for Cause {
         match self {
             Self::Verb {
                 method: Some((object, method)),
+                write,
                 error,
             } => {
-                match object_name(*object) {
-                    Some(name) => write!(f, "{name}: command {method:#x}")?,
-                    None => write!(f, "command {method:#x} of object type {object:#x}")?,
+                match (verb_name(*object, *method, *write), object_name(*object)) {
+                    (Some(verb), _) => f.write_str(verb)?,
+                    (None, Some(name)) => write!(f, "{name}: command {method:#x}")?,
+                    (None, None) => write!(f, "command {method:#x} of object type {object:#x}")?,
                 }
                 write!(f, " refused: {error}; {}", error.errno())
             }
             Self::Verb {
                 method: None,
                 error,
+                ..
             } => write!(f, "command refused: {error}; {}", error.errno()),
             Self::Device(cause) => cause.fmt(f),
             Self::Management(cause) => write!(f, "management datagram dropped: {cause}"),
             Self::Event { event, element } => write!(f, "event {event:?}: {element}"),
         }
     }
+}
+
+/// Returns the name of an `ibv_qp_state`.
+fn state_name(state: u8) -> &'static str {
+    let names = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
+    names.get(usize::from(state)).unwrap_or(&"no state")
+}
+
+/// Returns the function of libibverbs that gives a command.
+fn verb_name(object: u16, method: u16, write: Option<u32>) -> Option<&'static str> {
+    if let Some(command) = write {
+        return Some(match command {
+            cmd::CMD_ALLOC_PD => "ibv_alloc_pd",
+            cmd::CMD_REG_MR => "ibv_reg_mr",
+            cmd::CMD_REREG_MR => "ibv_rereg_mr",
+            cmd::CMD_ALLOC_MW => "ibv_alloc_mw",
+            cmd::CMD_CREATE_COMP_CHANNEL => "ibv_create_comp_channel",
+            cmd::CMD_RESIZE_CQ => "ibv_resize_cq",
+            cmd::CMD_QUERY_QP => "ibv_query_qp",
+            cmd::CMD_MODIFY_QP => "ibv_modify_qp",
+            cmd::CMD_ATTACH_MCAST => "ibv_attach_mcast",
+            cmd::CMD_DETACH_MCAST => "ibv_detach_mcast",
+            cmd::CMD_MODIFY_SRQ => "ibv_modify_srq",
+            cmd::CMD_QUERY_SRQ => "ibv_query_srq",
+            cmd::CMD_OPEN_XRCD => "ibv_open_xrcd",
+            cmd::CMD_OPEN_QP => "ibv_open_qp",
+            cmd::CMD_CREATE_AH => "ibv_create_ah",
+            _ => return None,
+        });
+    }
+    Some(match (object, method) {
+        (ids::OBJECT_PD, ids::METHOD_PD_DESTROY) => "ibv_dealloc_pd",
+        (ids::OBJECT_CQ, ids::METHOD_CQ_CREATE) => "ibv_create_cq",
+        (ids::OBJECT_CQ, ids::METHOD_CQ_DESTROY) => "ibv_destroy_cq",
+        (ids::OBJECT_QP, ids::METHOD_QP_CREATE) => "ibv_create_qp",
+        (ids::OBJECT_QP, ids::METHOD_QP_DESTROY) => "ibv_destroy_qp",
+        (ids::OBJECT_SRQ, ids::METHOD_SRQ_CREATE) => "ibv_create_srq",
+        (ids::OBJECT_SRQ, ids::METHOD_SRQ_DESTROY) => "ibv_destroy_srq",
+        (ids::OBJECT_MR, ids::METHOD_MR_DESTROY) => "ibv_dereg_mr",
+        (ids::OBJECT_MR, ids::METHOD_ADVISE_MR) => "ibv_advise_mr",
+        (ids::OBJECT_MR, ids::METHOD_REG_DMABUF_MR) => "ibv_reg_dmabuf_mr",
+        (ids::OBJECT_MW, ids::METHOD_MW_DESTROY) => "ibv_dealloc_mw",
+        (ids::OBJECT_AH, ids::METHOD_AH_DESTROY) => "ibv_destroy_ah",
+        (ids::OBJECT_XRCD, ids::METHOD_XRCD_DESTROY) => "ibv_close_xrcd",
+        (ids::OBJECT_WQ, ids::METHOD_WQ_CREATE) => "ibv_create_wq",
+        (ids::OBJECT_WQ, ids::METHOD_WQ_DESTROY) => "ibv_destroy_wq",
+        (ids::OBJECT_DM, ids::METHOD_DM_ALLOC) => "ibv_alloc_dm",
+        (ids::OBJECT_DM, ids::METHOD_DM_FREE) => "ibv_free_dm",
+        _ => return None,
+    })
 }
 
 /// Returns the name of an object type; `None` for the driver's own.

@@ -3,7 +3,57 @@
 use std::fmt;
 use std::os::fd::RawFd;
 
-use uverbs::Errno;
+use uverbs::{AccessFlags, Errno, QpState, QpType};
+
+/// A change of a program's objects.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectChange {
+    /// A queue pair was created.
+    QueuePairCreated {
+        /// Its number.
+        number: u32,
+        /// Its type.
+        kind: QpType,
+        /// The user handle of the command: in libibverbs the address of the `ibv_qp`.
+        user_handle: u64,
+        /// Sizes of its send and its receive queue, as far as it has them.
+        entries: [u32; 2],
+    },
+    /// A queue pair was moved to a state. RESET empties its queues.
+    QueuePairModified {
+        /// Its number.
+        number: u32,
+        /// The state.
+        state: QpState,
+    },
+    /// A queue pair was destroyed.
+    QueuePairDestroyed {
+        /// Its number.
+        number: u32,
+    },
+    /// A completion queue was created.
+    CompletionQueueCreated {
+        /// Its number.
+        number: u32,
+    },
+    /// A memory region was registered, or registered anew.
+    RegionRegistered {
+        /// Its key.
+        key: u32,
+        /// First address that requests use.
+        iova: u64,
+        /// Length in bytes.
+        length: u64,
+        /// Its rights.
+        access: AccessFlags,
+    },
+    /// A memory region was deregistered.
+    RegionDeregistered {
+        /// Its key.
+        key: u32,
+    },
+}
 
 /// Translates between the descriptors of a device and those of a program, which it may
 /// duplicate and close in any order. Called under the device's lock: must not call the
@@ -24,4 +74,8 @@ pub trait Descriptors: Send + Sync + fmt::Debug {
     /// Called when the program has created a completion queue, with the user handle of the
     /// command: in libibverbs the queue's address.
     fn queue_created(&self, _user_handle: u64) {}
+
+    /// Called when a command of the program has changed an object, if the device has an
+    /// observer.
+    fn object_changed(&self, _change: &ObjectChange) {}
 }

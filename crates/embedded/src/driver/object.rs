@@ -16,6 +16,7 @@ use uverbs::{AccessFlags, QpType};
 
 use crate::driver::cause::{Class, Result, invalid, is, refuse};
 use crate::driver::data::{Counters, Packet, Target, WorkQueue};
+use crate::driver::descriptors::ObjectChange;
 use crate::driver::event::{EventCounter, EventFile};
 use crate::driver::request::Request;
 use crate::driver::state::State;
@@ -259,6 +260,16 @@ pub(crate) trait ObjectData: AsAny + Debug + Send {
         None
     }
 
+    /// Describes its creation to an observer of the program's objects.
+    fn creation(&self) -> Option<ObjectChange> {
+        None
+    }
+
+    /// Describes its destruction.
+    fn destruction(&self) -> Option<ObjectChange> {
+        None
+    }
+
     /// Returns the number of a queue with sends.
     fn send_queue(&self) -> Option<u32> {
         None
@@ -377,6 +388,8 @@ pub(crate) struct Objects {
     /// Length, as a logarithm rounded up, address and handle of pinned regions.
     regions: BTreeSet<(u32, u64, u32)>,
     last: u32,
+    /// What a command has changed, if somebody is told.
+    pub(crate) changes: Option<Vec<ObjectChange>>,
 }
 
 macro_rules! typed {
@@ -426,6 +439,9 @@ impl Objects {
         loop {
             self.last = self.last.wrapping_add(1);
             if !self.objects.contains_key(&self.last) {
+                if let Some(changes) = &mut self.changes {
+                    changes.extend(object.data.creation());
+                }
                 self.restore(self.last, object);
                 return self.last;
             }
@@ -434,6 +450,9 @@ impl Objects {
 
     /// Adds an object that was removed, by its former handle.
     pub(crate) fn restore(&mut self, handle: u32, object: Object) {
+        if let (Some(changes), Some(destroyed)) = (&mut self.changes, object.data.destruction()) {
+            changes.retain(|change| *change != destroyed);
+        }
         if let Some(number) = object.data.number() {
             self.numbered.insert((object.data.kind(), number, handle));
         }
@@ -526,6 +545,9 @@ impl Objects {
     /// Removes an object.
     pub(crate) fn remove(&mut self, handle: u32) -> Option<Object> {
         let object = self.objects.remove(&handle)?;
+        if let Some(changes) = &mut self.changes {
+            changes.extend(object.data.destruction());
+        }
         if let Some(number) = object.data.number() {
             self.numbered.remove(&(object.data.kind(), number, handle));
         }
@@ -579,6 +601,10 @@ impl Objects {
         let mr = self.objects.get_mut(&handle).and_then(Object::of_mut::<Mr>);
         if let Some(mr) = mr {
             let before = std::mem::replace(mr, new);
+            if let Some(changes) = &mut self.changes {
+                changes.extend(before.destruction());
+                changes.extend(new.creation());
+            }
             if let Some(entry) = before.region_entry(handle) {
                 self.regions.remove(&entry);
             }

@@ -18,6 +18,7 @@ use crate::driver::cause::{
 };
 use crate::driver::command::{Input, NUMBER, run};
 use crate::driver::data::Packet;
+use crate::driver::descriptors::ObjectChange;
 use crate::driver::dynamic;
 use crate::driver::gids::multicast_mac;
 use crate::driver::object::{Created, Events, ObjectData, Qp, Summary};
@@ -260,6 +261,21 @@ impl ObjectData for Qp {
         OBJECT_QP
     }
 
+    fn creation(&self) -> Option<ObjectChange> {
+        let [sends, receives, ..] = self.cap;
+        Some(ObjectChange::QueuePairCreated {
+            number: self.number,
+            kind: QpType(self.kind),
+            user_handle: self.events.user_handle,
+            entries: [sends, receives],
+        })
+    }
+
+    fn destruction(&self) -> Option<ObjectChange> {
+        let number = self.number;
+        Some(ObjectChange::QueuePairDestroyed { number })
+    }
+
     fn summary(&self) -> Summary {
         Summary {
             name: "queue pair",
@@ -385,7 +401,18 @@ impl State {
         knows: u32,
     ) -> Result<()> {
         let modified = self.modify_qp_attributes(fd, request, given, knows);
-        modified.map_err(|error| error.of(given.qp_handle))
+        modified.map_err(|error| error.of(given.qp_handle))?;
+        let has_state = Mask::from_bits_retain(given.attr_mask).contains(Mask::STATE);
+        if has_state && self.objects.changes.is_some() {
+            let number = self.objects.qp(fd, given.qp_handle)?.number;
+            let state = QpState(given.qp_state);
+            let change = ObjectChange::QueuePairModified { number, state };
+            self.objects
+                .changes
+                .iter_mut()
+                .for_each(|it| it.push(change));
+        }
+        Ok(())
     }
 
     fn modify_qp_attributes(

@@ -28,6 +28,7 @@ use crate::driver::cause::{
     require_support, supported_bits, unsupported,
 };
 use crate::driver::command::{Input, NUMBER, make, run};
+use crate::driver::descriptors::ObjectChange;
 use crate::driver::event::EventCounter;
 use crate::driver::object::{
     Cq, Created, Events, MemoryRange, Object, ObjectData, Qp, Srq, SrqKind, Summary,
@@ -299,6 +300,11 @@ impl QpRequest {
 impl ObjectData for Cq {
     fn kind(&self) -> u16 {
         OBJECT_CQ
+    }
+
+    fn creation(&self) -> Option<ObjectChange> {
+        let number = self.number;
+        Some(ObjectChange::CompletionQueueCreated { number })
     }
 
     fn summary(&self) -> Summary {

@@ -16,6 +16,7 @@ use crate::driver::cause::{
     supported_bits,
 };
 use crate::driver::command::{Input, NUMBER, make, run};
+use crate::driver::descriptors::ObjectChange;
 use crate::driver::moved;
 use crate::driver::object::{Mr, Mw, Object, ObjectData, Summary, log_length};
 use crate::driver::request::Request;
@@ -141,6 +142,19 @@ fn rights(access: AccessFlags) -> Result<u32> {
 impl ObjectData for Mr {
     fn kind(&self) -> u16 {
         OBJECT_MR
+    }
+
+    fn creation(&self) -> Option<ObjectChange> {
+        Some(ObjectChange::RegionRegistered {
+            key: self.key,
+            iova: self.iova,
+            length: self.length,
+            access: self.access,
+        })
+    }
+
+    fn destruction(&self) -> Option<ObjectChange> {
+        Some(ObjectChange::RegionDeregistered { key: self.key })
     }
 
     fn summary(&self) -> Summary {
@@ -310,8 +324,11 @@ impl State {
         let before = self.objects.get(fd, handle)?.dependencies.first().copied();
         let mr = self.objects.mr_mut(fd, handle)?;
         mr.access = wanted.access;
-        let key = mr.key;
+        let (key, registered) = (mr.key, mr.creation());
         self.hca.change_key(key >> 8, number, rights);
+        if let Some(changes) = &mut self.objects.changes {
+            changes.extend(registered);
+        }
         if let Some(before) = before {
             self.objects.replace_dependency(handle, before, wanted.pd);
         }

@@ -208,6 +208,11 @@ impl State {
         self.observer = observer;
     }
 
+    /// Returns whether somebody is told of causes.
+    pub(crate) fn has_observer(&self) -> bool {
+        self.observer.is_some()
+    }
+
     /// Tells the observer a cause, and logs it.
     pub(crate) fn report(&self, cause: &Cause) {
         tracing::debug!("{cause}");

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use roce::transport::Counters;
-use softhca::engine::counters::QCounters;
+use softhca::engine::counters::{OperationCounts, QCounters};
 
 use crate::driver::cause::Observer;
 use crate::driver::files::uar_counts;
@@ -19,6 +19,21 @@ use crate::runtime::device::Device;
 use crate::runtime::runner::Runner;
 use crate::runtime::time::{self, Limit};
 use crate::runtime::wait;
+
+/// What a device has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Activity {
+    /// Work requests of send queues, by operation.
+    pub operations: OperationCounts,
+    /// Number of work requests of send queues.
+    pub sends: u64,
+    /// Number of receives that were taken.
+    pub receives: u64,
+    /// Bytes read from memory, also for reads of peers.
+    pub bytes_sent: u64,
+    /// Bytes written to memory, also by writes of peers.
+    pub bytes_received: u64,
+}
 
 /// A software HCA in this process.
 ///
@@ -215,6 +230,20 @@ impl Embedded {
             self.runner.manager().drops().observe();
         }
         self.device.lock().observe(observer);
+    }
+
+    /// Returns what the device has done since it exists; operations are counted while it has an
+    /// observer.
+    pub fn activity(&self) -> Activity {
+        let state = self.device.lock();
+        let stats = state.hca.stats();
+        Activity {
+            operations: state.hca.operations().clone(),
+            sends: stats.send_requests,
+            receives: stats.receive_requests,
+            bytes_sent: stats.bytes_gathered,
+            bytes_received: stats.bytes_scattered,
+        }
     }
 
     /// Returns the first complaints of the device about invalid input.

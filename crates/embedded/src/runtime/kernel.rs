@@ -9,7 +9,9 @@ use mlx5_abi::ids::{METHOD_DEVX_OBJ_DESTROY, OBJECT_DEVX_OBJ};
 use nix::poll::{PollFd, PollFlags, PollTimeout, ppoll};
 use nix::sys::time::TimeSpec;
 use softhca::rule::Rule;
-use uverbs::abi::ids::{ATTR_DESTROY_QP_HANDLE, METHOD_QP_DESTROY, OBJECT_QP};
+use uverbs::abi::ids::{
+    ATTR_DESTROY_QP_HANDLE, METHOD_INVOKE_WRITE, METHOD_QP_DESTROY, OBJECT_DEVICE, OBJECT_QP,
+};
 use uverbs::abi::ioctl::RDMA_VERBS_IOCTL;
 use uverbs::discovery::DriverId;
 use uverbs::kernel::Kernel;
@@ -112,8 +114,18 @@ impl EmbeddedKernel {
                 let number = qp.map(|qp| qp.number);
                 state.flush_sends(number);
             }
+            let descriptors = self.descriptors.as_ref().filter(|_| state.has_observer());
+            state.objects.changes = descriptors.map(|_| Vec::new());
             // SAFETY: guaranteed by the caller.
-            unsafe { state.execute(fd, request) }
+            let done = unsafe { state.execute(fd, request) };
+            let changes = state.objects.changes.take();
+            if let Some(descriptors) = descriptors {
+                changes
+                    .iter()
+                    .flatten()
+                    .for_each(|it| descriptors.object_changed(it));
+            }
+            done
         })
     }
 }
@@ -157,18 +169,26 @@ unsafe impl Kernel for EmbeddedKernel {
         }
         // SAFETY: the caller guarantees a command with its attributes.
         let request = unsafe { Request::read(argument, self.descriptors.clone()) };
-        let (method, done) = match request {
+        let (method, write, done) = match request {
             Ok(mut request) => {
                 let method = (request.object, request.method);
                 // SAFETY: guaranteed by the caller.
-                (Some(method), unsafe { self.execute(fd, &mut request) })
+                let done = unsafe { self.execute(fd, &mut request) };
+                let is_write = method == (OBJECT_DEVICE, METHOD_INVOKE_WRITE);
+                let write = done.is_err() && is_write;
+                let write = write.then(|| request.write_command().ok()).flatten();
+                (Some(method), write, done)
             }
-            Err(error) => (None, Err(error)),
+            Err(error) => (None, None, Err(error)),
         };
         match done {
             Ok(()) => Ok(0),
             Err(error) => {
-                let cause = Cause::Verb { method, error };
+                let cause = Cause::Verb {
+                    method,
+                    write,
+                    error,
+                };
                 self.embedded.device.lock().report(&cause);
                 Err(error.errno())
             }
