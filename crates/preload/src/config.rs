@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 use embedded::{GidTable, GidTableError, Network};
 use uverbs::environment;
 
+use crate::explain::Format;
+
 /// Devices, and the network that they are on.
 #[derive(Debug)]
 pub(crate) struct Config {
@@ -24,6 +26,8 @@ pub(crate) struct Config {
     pub(crate) usage: Option<PathBuf>,
     /// Where causes of failures are reported: a file, or `1` for standard error.
     pub(crate) explain: Option<PathBuf>,
+    /// The form of these reports.
+    pub(crate) explain_format: Format,
 }
 
 impl Config {
@@ -54,6 +58,8 @@ const SEED: &str = "RINGVERBS_SEED";
 const USAGE: &str = "RINGVERBS_USAGE";
 /// Names [`Config::explain`].
 const EXPLAIN: &str = "RINGVERBS_EXPLAIN";
+/// Names [`Config::explain_format`].
+const EXPLAIN_FORMAT: &str = "RINGVERBS_EXPLAIN_FORMAT";
 /// Maximum number of devices of a process.
 const MAX_DEVICES: usize = 16;
 
@@ -81,9 +87,15 @@ fn read() -> Option<Config> {
         }
         seed => seed.flatten(),
     };
+    let format = environment::variable(EXPLAIN_FORMAT).filter(|format| !format.is_empty());
+    let Some(explain_format) = format.as_deref().map_or(Some(Format::Text), Format::named) else {
+        print_error(&format!("{EXPLAIN_FORMAT}: use text or json"));
+        return None;
+    };
     match devices(&requested) {
         Ok((profiles, host)) => Some(Config {
             seed,
+            explain_format,
             profiles,
             host,
             gids,

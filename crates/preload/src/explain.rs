@@ -1,28 +1,46 @@
 //! Reports of causes: why a command was refused, a work request failed or a packet was dropped.
 //!
-//! With `RINGVERBS_EXPLAIN`, each device has an observer that writes a line for each kind of
-//! cause, when it is first met and then at the tenth, hundredth time and so on. The line is
-//! written at once, under the device's lock: a reader that does not read delays the device.
+//! With `RINGVERBS_EXPLAIN`, each device has an observer that reports each kind of cause, when it
+//! is first met at a place in the program and then at the tenth, hundredth time and so on. The
+//! report is written at once, under the device's lock: a reader that does not read delays the
+//! device.
+//!
+//! ```text
+//! device ── Cause ──► Explainer ──► Report ── text, JSON ──► Target
+//! ioctl ── ObjectChange ──► Objects ──┘  ▲
+//! post ── hooks::posts ── Post ──► Objects
+//! ```
 
+mod json;
+mod objects;
+mod report;
+mod stack;
+
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
-use std::fmt::Write as _;
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::hash::{Hash, Hasher};
 use std::io::Write as _;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
-use embedded::Embedded;
 use embedded::cause::{Cause, Class};
 use embedded::roce::transport::{self, DropCause, Failure, QpState, Refusal};
 #[cfg(test)]
 use embedded::softhca::cause::AccessRule;
-use embedded::softhca::cause::{AccessError, Cause as DeviceCause, FrameDrop};
+use embedded::softhca::cause::{AccessError, Cause as DeviceCause, FrameDrop, Misuse, WorkRequest};
 use embedded::softhca::engine::eq::event;
 use embedded::softhca::rule::Rule;
+use embedded::{Embedded, ObjectChange};
 
 use crate::config::write_stderr;
+use crate::{internal, process};
+pub(crate) use objects::{Objects, Origin, Post, QueuePair, lock};
+use report::{Report, Summary};
+use stack::Symbols;
 
 /// Maximum number of kinds of causes; others are not reported.
 const MAX_KINDS: usize = 1024;
@@ -55,66 +73,399 @@ impl Target {
     }
 }
 
+/// The form of reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Format {
+    #[default]
+    Text,
+    /// An object on each line.
+    Json,
+}
+
+impl Format {
+    /// Returns the form of a name.
+    pub(crate) fn named(name: &OsStr) -> Option<Self> {
+        match name.to_str()? {
+            "text" => Some(Self::Text),
+            "json" => Some(Self::Json),
+            _ => None,
+        }
+    }
+}
+
+/// A kind of cause that was met.
+struct Met {
+    count: u64,
+    /// The first message, without numbers that differ.
+    message: String,
+}
+
 /// Causes that a process has reported.
-#[derive(Default)]
 struct Reports {
-    /// Numbers of causes by kind.
-    counts: HashMap<u64, u64>,
+    /// Kinds of causes.
+    met: HashMap<u64, Met>,
     /// An access that failed: the cause that follows says of which request.
     access: Option<AccessError>,
+    /// A work request that ends: the cause that follows says why.
+    work: Option<WorkRequest>,
+    /// The last refusal or drop of each queue pair, by device and number.
+    refusals: HashMap<(usize, u32), String>,
+    symbols: Symbols,
 }
 
 impl Reports {
-    /// Returns the line for a cause of a device, if it is to be reported.
-    fn line(&mut self, device: usize, cause: &Cause) -> Option<String> {
-        if let Cause::Device(DeviceCause::Access(error)) = cause {
-            self.access = Some(*error);
+    /// # Safety
+    /// There are no others in this process.
+    unsafe fn new() -> Self {
+        Self {
+            met: HashMap::new(),
+            access: None,
+            work: None,
+            refusals: HashMap::new(),
+            // SAFETY: guaranteed by the caller.
+            symbols: unsafe { Symbols::new() },
+        }
+    }
+
+    /// Counts a cause. Returns how often its kind was met, if it is to be reported.
+    fn count(&mut self, kind: u64, message: impl FnOnce() -> String) -> Option<u64> {
+        if self.met.len() >= MAX_KINDS && !self.met.contains_key(&kind) {
             return None;
+        }
+        let met = self.met.entry(kind).or_insert_with(|| Met {
+            count: 0,
+            message: message(),
+        });
+        met.count += 1;
+        is_power_of_ten(met.count).then_some(met.count)
+    }
+
+    /// Returns the report of a device's cause, if it is to be reported.
+    fn report(&mut self, device: usize, cause: &Cause, objects: &Objects) -> Option<Report> {
+        match cause {
+            Cause::Device(DeviceCause::Access(error)) => {
+                self.access = Some(*error);
+                return None;
+            }
+            Cause::Device(DeviceCause::WorkRequest(work)) => {
+                self.work = Some(*work);
+                return None;
+            }
+            _ => {}
         }
         let access = self.access.take();
-        if !is_worth_a_report(cause) || (access.is_none() && is_refused_by_engine(cause)) {
+        let work = self.work.take_if(|work| is_about(cause, work));
+        if let Cause::Device(DeviceCause::Transport {
+            qpn: Some(qpn),
+            cause,
+        }) = cause
+        {
+            self.note_refusal((device, *qpn), cause, access.as_ref());
+        }
+        // A peer may send until it learns that the queue pair was destroyed.
+        let late = late_for(cause).is_some_and(|number| objects.was_destroyed(device, number));
+        if late || !is_worth_a_report(cause) {
             return None;
         }
-        let kind = kind(device, cause, access.as_ref());
-        if self.counts.len() >= MAX_KINDS && !self.counts.contains_key(&kind) {
+        let queue_pair = queue_pair_of(cause);
+        let known = queue_pair.and_then(|number| objects.queue_pair(device, number));
+        let post = (known.as_ref().zip(work.as_ref())).and_then(|(it, work)| it.post_of(work));
+        // The failure of the work request follows, with the same reason.
+        if is_malformed_request(cause) && known.as_ref().is_some_and(|it| !it.is_raw()) {
             return None;
         }
-        let count = self.counts.entry(kind).or_default();
-        *count += 1;
-        if !is_power_of_ten(*count) {
-            return None;
+        // A command is refused in the thread that gives it.
+        let call = matches!(cause, Cause::Verb { .. }).then(Origin::here);
+        let origin = post.as_ref().map(|post| &post.origin).or(call.as_ref());
+        let site = origin.map_or(0, |origin| origin.stack.site());
+        let mut message = cause.to_string();
+        if let Some(access) = &access {
+            message = format!("{message} ({access})");
         }
-        let mut line = format!("ringverbs: mlx5_{device}: {cause}");
-        // Writing to a string does not fail.
-        let _ = access.map_or(Ok(()), |access| write!(line, " ({access})"));
-        if *count > 1 {
-            let _ = write!(line, " ({count} such)");
+        let kind = kind(device, cause, access.as_ref(), site);
+        let count = self.count(kind, || message.clone())?;
+        let mut other_end = None;
+        if let Some(work) = work.as_ref().filter(|work| work.is_loopback) {
+            let key = work.peer.map(|peer| (device, peer));
+            other_end = key.and_then(|key| self.describe_other_end(key, objects));
         }
-        line.push('\n');
-        Some(line)
+        if matches!(
+            cause,
+            Cause::Device(DeviceCause::Transport {
+                cause: transport::Cause::Dropped(DropCause::NoReceive),
+                ..
+            })
+        ) {
+            let never = known.as_ref().is_some_and(|it| has_had_no_receive(it));
+            message.push_str(if never { NEVER_POSTED } else { "" });
+        }
+        let key = access.map(|access| access.key);
+        let region = key.and_then(|key| Some((key, objects.region(device, key)?)));
+        Some(Report {
+            device,
+            class: class_name(cause),
+            message,
+            count,
+            queue_pair: queue_pair.zip(known),
+            work: work.map(|work| (work, post)),
+            region,
+            other_end,
+            call,
+        })
+    }
+
+    /// Remembers why a queue pair has refused a request or dropped a packet, for the report of
+    /// its peer.
+    fn note_refusal(
+        &mut self,
+        key: (usize, u32),
+        cause: &transport::Cause,
+        access: Option<&AccessError>,
+    ) {
+        if matches!(cause, transport::Cause::Failed(_)) {
+            return;
+        }
+        if self.refusals.len() >= MAX_KINDS && !self.refusals.contains_key(&key) {
+            self.refusals.clear();
+        }
+        let text = match access {
+            Some(access) => format!("{cause} ({access})"),
+            None => cause.to_string(),
+        };
+        self.refusals.insert(key, text);
+    }
+
+    /// Describes what the queue pair at the other end has refused last.
+    fn describe_other_end(&self, key: (usize, u32), objects: &Objects) -> Option<String> {
+        let (device, number) = key;
+        let Some(queue_pair) = objects.queue_pair(device, number) else {
+            return Some(match objects.was_destroyed(device, number) {
+                true => format!("queue pair {number:#x} was destroyed"),
+                false => format!("there is no queue pair {number:#x}"),
+            });
+        };
+        let refusal = self.refusals.get(&key)?;
+        let never = refusal.ends_with("no receive is posted") && has_had_no_receive(&queue_pair);
+        let never = if never { NEVER_POSTED } else { "" };
+        let state = queue_pair.state_name();
+        Some(format!(
+            "queue pair {number:#x} ({state}): {refusal}{never}"
+        ))
     }
 }
 
-/// Reports the causes of devices.
-pub(crate) fn observe(devices: &[Embedded], target: Target) {
-    let shared = Arc::new((Mutex::<Reports>::default(), target));
-    for (number, device) in devices.iter().enumerate() {
-        let shared = Arc::clone(&shared);
-        device.observe(Some(Arc::new(move |cause: &Cause| {
-            let (reports, target) = &*shared;
-            let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(line) = reports.line(number, cause) {
-                target.write(&line);
+/// What is added to "no receive is posted".
+const NEVER_POSTED: &str = ", and none was since it was created";
+
+/// Returns whether no receive was ever posted to a queue pair.
+fn has_had_no_receive(queue_pair: &QueuePair) -> bool {
+    lock(&queue_pair.receives).total == 0
+}
+
+/// Returns whether a cause ends a work request.
+fn is_about(cause: &Cause, work: &WorkRequest) -> bool {
+    match cause {
+        Cause::Device(DeviceCause::Transport {
+            qpn: Some(qpn),
+            cause,
+        }) if *qpn == work.qpn => {
+            work.operation.is_some() == matches!(cause, transport::Cause::Failed(_))
+        }
+        _ => false,
+    }
+}
+
+fn is_malformed_request(cause: &Cause) -> bool {
+    let Cause::Device(DeviceCause::Misuse(misuse)) = cause else {
+        return false;
+    };
+    matches!(misuse, Misuse::WorkRequest { .. })
+}
+
+/// Returns the number of a queue pair that does not exist, to which a packet was sent.
+fn late_for(cause: &Cause) -> Option<u32> {
+    match cause {
+        Cause::Device(DeviceCause::Transport {
+            cause: transport::Cause::Dropped(DropCause::UnknownQp(number)),
+            ..
+        }) => Some(*number),
+        _ => None,
+    }
+}
+
+/// Returns the number of the queue pair that a cause is about.
+fn queue_pair_of(cause: &Cause) -> Option<u32> {
+    match cause {
+        Cause::Device(DeviceCause::Transport { qpn, .. }) => *qpn,
+        Cause::Device(DeviceCause::Misuse(
+            Misuse::WorkRequest { queue, .. } | Misuse::BlueFlame { queue, .. },
+        )) => Some(*queue),
+        Cause::Device(DeviceCause::Event { kind, number, .. }) => matches!(
+            *kind,
+            event::WQ_CATASTROPHIC | event::WQ_ACCESS | event::WQ_INVALID_REQUEST
+        )
+        .then_some(*number),
+        _ => None,
+    }
+}
+
+/// Returns a name for what a cause is about, which does not change between releases.
+fn class_name(cause: &Cause) -> &'static str {
+    match cause {
+        Cause::Verb { .. } => "command",
+        Cause::Device(DeviceCause::Transport { cause, .. }) => match cause {
+            transport::Cause::Failed(_) => "work request",
+            transport::Cause::Refused(_) => "request",
+            transport::Cause::Dropped(_) => "packet",
+        },
+        Cause::Device(DeviceCause::Misuse(_)) => "misuse",
+        Cause::Device(DeviceCause::Frame { .. }) => "frame",
+        Cause::Device(DeviceCause::Event { .. }) | Cause::Event { .. } => "event",
+        _ => "other",
+    }
+}
+
+/// Reports the causes of a process's devices.
+pub(crate) struct Explainer {
+    target: Target,
+    format: Format,
+    pub(crate) objects: Objects,
+    reports: Mutex<Reports>,
+    has_summary: AtomicBool,
+}
+
+thread_local! {
+    /// What the command of this thread that is under way has changed.
+    static CHANGES: RefCell<Vec<ObjectChange>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Called in a command that has changed an object.
+pub(crate) fn object_changed(change: &ObjectChange) {
+    let _ = CHANGES.try_with(|changes| changes.borrow_mut().push(*change));
+}
+
+impl Explainer {
+    /// # Safety
+    /// There is no other one in this process.
+    pub(crate) unsafe fn new(target: Target, format: Format) -> Self {
+        Self {
+            target,
+            format,
+            objects: Objects::default(),
+            // SAFETY: guaranteed by the caller.
+            reports: Mutex::new(unsafe { Reports::new() }),
+            has_summary: AtomicBool::new(false),
+        }
+    }
+
+    /// Reports the causes of devices, and a summary at the exit of the process.
+    pub(crate) fn observe(&'static self, devices: &[Embedded]) {
+        for (number, device) in devices.iter().enumerate() {
+            device.observe(Some(Arc::new(move |cause: &Cause| {
+                let _scope = internal::enter();
+                let reports = &mut *lock(&self.reports);
+                if let Some(report) = reports.report(number, cause, &self.objects) {
+                    self.write(&report, &mut reports.symbols);
+                }
+            })));
+        }
+        extern "C" fn at_exit() {
+            if let Some(explainer) = process::explainer() {
+                explainer.summarise();
             }
-        })));
+        }
+        // SAFETY: the function may be called at any time, and exists until the process ends.
+        unsafe { libc::atexit(at_exit) };
+    }
+
+    fn write(&self, report: &Report, symbols: &mut Symbols) {
+        self.target.write(&match self.format {
+            Format::Text => report.text(symbols),
+            Format::Json => report.json(symbols),
+        });
+    }
+
+    /// Handles what a command of this thread has changed. Returns the changes.
+    pub(crate) fn after_command(&self, device: usize) -> Vec<ObjectChange> {
+        let changes = CHANGES.try_with(RefCell::take).unwrap_or_default();
+        for change in &changes {
+            self.objects.changed(device, change);
+        }
+        changes
+    }
+
+    /// Reports a post that the provider refused.
+    pub(crate) fn post_refused(
+        &self,
+        (device, number): (usize, u32),
+        queue_pair: &Arc<QueuePair>,
+        (what, errno): (&'static str, i32),
+        post: &Post,
+    ) {
+        let mut hasher = DefaultHasher::new();
+        ("post", device, what, errno, post.origin.stack.site()).hash(&mut hasher);
+        let error = std::io::Error::from_raw_os_error(errno);
+        let wr_id = post.wr_id;
+        let full = match errno {
+            libc::ENOMEM => ", the queue is full",
+            _ => "",
+        };
+        let message =
+            format!("queue pair {number:#x}: {what} with wr_id {wr_id:#x} refused: {error}{full}");
+        let reports = &mut *lock(&self.reports);
+        let Some(count) = reports.count(hasher.finish(), || message.clone()) else {
+            return;
+        };
+        let report = Report {
+            device,
+            class: "post",
+            message,
+            count,
+            queue_pair: Some((number, Arc::clone(queue_pair))),
+            work: None,
+            region: None,
+            other_end: None,
+            call: Some(post.origin.clone()),
+        };
+        self.write(&report, &mut reports.symbols);
+    }
+
+    /// Writes the summary, once.
+    pub(crate) fn summarise(&self) {
+        // Locks may be held by what a signal handler interrupts.
+        if internal::is_internal() || internal::is_interrupted() {
+            return;
+        }
+        if self.has_summary.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let _scope = internal::enter();
+        let devices = process::ready_devices();
+        let summary = Summary {
+            devices: devices.iter().map(Embedded::activity).collect(),
+            queue_pairs: self.objects.queue_pairs_created(),
+            errors: {
+                let reports = lock(&self.reports);
+                let mut errors: Vec<(u64, String)> = (reports.met.values())
+                    .map(|met| (met.count, met.message.clone()))
+                    .collect();
+                errors.sort_unstable_by(|a, b| b.cmp(a));
+                errors
+            },
+        };
+        self.target.write(&match self.format {
+            Format::Text => summary.text(),
+            Format::Json => summary.json(),
+        });
     }
 }
 
-/// Returns the kind of a cause: causes that differ in numbers only are of one kind.
-fn kind(device: usize, cause: &Cause, access: Option<&AccessError>) -> u64 {
+/// Returns the kind of a cause: causes that differ in numbers only, and have the same place in
+/// the program, are of one kind.
+fn kind(device: usize, cause: &Cause, access: Option<&AccessError>, site: usize) -> u64 {
     let text = format!("{cause:?} {access:?}");
     let mut hasher = DefaultHasher::new();
-    device.hash(&mut hasher);
+    (device, site).hash(&mut hasher);
     let words = text.split(|letter: char| !letter.is_ascii_alphanumeric());
     words
         .filter(|word| !word.starts_with(|letter: char| letter.is_ascii_digit()))
@@ -172,23 +523,11 @@ fn is_worth_a_report(cause: &Cause) -> bool {
     }
 }
 
-/// Returns whether a cause is that of a work request which the engine refused. Unless an
-/// access failed, it has been reported as misuse before, with the index of the work request.
-fn is_refused_by_engine(cause: &Cause) -> bool {
-    matches!(
-        cause,
-        Cause::Device(DeviceCause::Transport {
-            cause: transport::Cause::Failed(Failure::Engine(_)),
-            ..
-        })
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use embedded::roce::transport::EngineError;
-    use embedded::softhca::cause::Misuse;
     use embedded::softhca::rule::Violation;
+    use uverbs::QpType;
 
     use super::*;
 
@@ -203,29 +542,37 @@ mod tests {
         device_cause(DropCause::QueueKey { packet, own: 1 })
     }
 
+    /// Reports that symbolise nothing.
+    fn reports() -> Reports {
+        // SAFETY: no stack is symbolised.
+        unsafe { Reports::new() }
+    }
+
     #[test]
     fn numbers_do_not_make_a_kind() {
-        let kind = |device, cause: &Cause| kind(device, cause, None);
-        assert_eq!(kind(0, &dropped(2)), kind(0, &dropped(33)));
-        assert_ne!(kind(0, &dropped(2)), kind(1, &dropped(2)));
+        let kind = |device, cause: &Cause, site| kind(device, cause, None, site);
+        assert_eq!(kind(0, &dropped(2), 9), kind(0, &dropped(33), 9));
+        assert_ne!(kind(0, &dropped(2), 9), kind(1, &dropped(2), 9));
+        assert_ne!(kind(0, &dropped(2), 9), kind(0, &dropped(2), 8));
         let other = device_cause(DropCause::NoReceive);
-        assert_ne!(kind(0, &dropped(2)), kind(0, &other));
+        assert_ne!(kind(0, &dropped(2), 9), kind(0, &other, 9));
     }
 
     #[test]
     fn repetitions_are_reported_ever_more_rarely() {
-        let mut reports = Reports::default();
-        let lines: Vec<String> = (1..=1000)
-            .filter_map(|number| reports.line(0, &dropped(number)))
+        let (mut reports, objects) = (reports(), Objects::default());
+        let found: Vec<Report> = (1..=1000)
+            .filter_map(|number| reports.report(0, &dropped(number), &objects))
             .collect();
-        assert_eq!(lines.len(), 4);
-        assert!(lines[0].ends_with(": Q_Key 0x1 is not 0x1 of the queue pair\n"));
-        assert!(lines[3].ends_with(" (1000 such)\n"), "{}", lines[3]);
+        assert_eq!(found.len(), 4);
+        let ending = ": Q_Key 0x1 is not 0x1 of the queue pair";
+        assert!(found[0].message.ends_with(ending), "{}", found[0].message);
+        assert_eq!(found[3].count, 1000);
     }
 
     #[test]
     fn a_failed_access_is_told_with_its_request() {
-        let mut reports = Reports::default();
+        let (mut reports, objects) = (reports(), Objects::default());
         let access = AccessError {
             qpn: 2,
             key: 3,
@@ -235,41 +582,58 @@ mod tests {
             inner: None,
         };
         let access = Cause::Device(DeviceCause::Access(access));
-        assert_eq!(reports.line(0, &access), None);
-        let failed = Failure::LocalMemory(transport::Fault::Protection);
-        let line = reports.line(0, &device_cause(failed)).unwrap();
-        assert!(line.contains("the key is not valid)"), "{line}");
+        assert!(reports.report(0, &access, &objects).is_none());
+        let failed = device_cause(Failure::LocalMemory(transport::Fault::Protection));
+        let report = reports.report(0, &failed, &objects).unwrap();
+        let message = report.message;
+        assert!(message.contains("the key is not valid)"), "{message}");
         // Flushing follows: it is no cause of its own.
-        assert_eq!(reports.line(0, &device_cause(Failure::Flushed)), None);
+        let flushed = device_cause(Failure::Flushed);
+        assert!(reports.report(0, &flushed, &objects).is_none());
     }
 
     #[test]
-    fn a_refused_work_request_is_told_once() {
-        let mut reports = Reports::default();
+    fn a_malformed_work_request_is_told_once() {
+        let (mut reports, objects) = (reports(), Objects::default());
         let violation = Violation::new("opcode", 0x3f, Rule::Known);
         let misuse = Cause::Device(DeviceCause::Misuse(Misuse::WorkRequest {
             queue: 2,
             index: 7,
             violation,
         }));
-        let line = reports.line(0, &misuse).unwrap();
-        let expected = "ringverbs: mlx5_0: queue 2, index 7: opcode 0x3f is not a known value\n";
-        assert_eq!(line, expected);
         let status = transport::Status::LocalQpOperation;
         let failed = device_cause(Failure::Engine(EngineError { status, violation }));
-        assert_eq!(reports.line(0, &failed), None);
-        // An access alone is told with the work request.
-        let access = AccessError {
-            qpn: 2,
-            key: 3,
-            va: 0,
-            length: 0,
-            rule: AccessRule::Invalidation,
-            inner: None,
+        // Queues that are no queue pairs have no completion with the reason.
+        assert!(reports.report(0, &misuse, &objects).is_some());
+        let created = ObjectChange::QueuePairCreated {
+            number: 2,
+            kind: QpType::RC,
+            user_handle: 0,
+            entries: [1, 1],
         };
-        let access = Cause::Device(DeviceCause::Access(access));
-        assert_eq!(reports.line(0, &access), None);
-        let line = reports.line(0, &failed).unwrap();
-        assert!(line.contains("the key may not be invalidated)"), "{line}");
+        objects.changed(0, &created);
+        assert!(reports.report(0, &misuse, &objects).is_none());
+        let message = reports.report(0, &failed, &objects).unwrap().message;
+        assert!(
+            message.ends_with("opcode 0x3f is not a known value"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn packets_for_a_destroyed_queue_pair_are_not_reported() {
+        let (mut reports, objects) = (reports(), Objects::default());
+        let unknown = |number| device_cause(DropCause::UnknownQp(number));
+        assert!(reports.report(0, &unknown(5), &objects).is_some());
+        objects.changed(0, &ObjectChange::QueuePairDestroyed { number: 7 });
+        assert!(reports.report(0, &unknown(7), &objects).is_none());
+    }
+
+    #[test]
+    fn forms_have_names() {
+        let named = |name: &str| Format::named(name.as_ref());
+        assert_eq!(named("json"), Some(Format::Json));
+        assert_eq!(named("text"), Some(Format::Text));
+        assert_eq!(named("xml"), None);
     }
 }

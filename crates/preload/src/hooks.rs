@@ -23,18 +23,19 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use embedded::ObjectChange;
 use libc::{pthread_cond_t, pthread_mutex_t};
 use uverbs::environment;
 
 use crate::config::print_error;
-use crate::process;
+use crate::{posts, process};
 
 /// The part of `struct ibv_context` that programs are compiled with.
 #[repr(C)]
-struct Context {
+pub(crate) struct Context {
     device: *mut c_void,
-    operations: [*mut c_void; 32],
-    command_fd: c_int,
+    pub(crate) operations: [*mut c_void; 32],
+    pub(crate) command_fd: c_int,
 }
 
 /// The part of `struct ibv_cq_ex`, which begins as `struct ibv_cq`, up to `start_poll`.
@@ -75,13 +76,13 @@ type StartPoll = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 const MAX_FUNCTIONS: usize = 32;
 
 /// Functions of one kind, and the hooks that call them, in the same order.
-struct Hooked {
-    functions: [AtomicPtr<c_void>; MAX_FUNCTIONS],
-    hooks: [*const (); MAX_FUNCTIONS],
+pub(crate) struct Hooked<const MAX: usize = MAX_FUNCTIONS> {
+    functions: [AtomicPtr<c_void>; MAX],
+    hooks: [*const (); MAX],
 }
 
 // SAFETY: the hooks are addresses of functions.
-unsafe impl Sync for Hooked {}
+unsafe impl<const MAX: usize> Sync for Hooked<MAX> {}
 
 /// The functions `$hook::<0>` and so on.
 macro_rules! hooked {
@@ -90,12 +91,10 @@ macro_rules! hooked {
             28 29 30 31)
     };
     ($hook:ident: $($number:literal)*) => {
-        Hooked {
-            functions: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_FUNCTIONS],
-            hooks: [$($hook::<$number> as *const ()),*],
-        }
+        $crate::hooks::Hooked::new([$($hook::<$number> as *const ()),*])
     };
 }
+pub(crate) use hooked;
 
 static POLLS: Hooked = hooked!(poll);
 static NOTIFICATIONS: Hooked = hooked!(notify);
@@ -104,7 +103,28 @@ static EXTENDED_POLLS: Hooked = hooked!(start_poll);
 /// Entries of a context's table that are hooked.
 static CONTEXT_HOOKS: [(usize, &Hooked); 2] = [(POLL_CQ, &POLLS), (REQ_NOTIFY_CQ, &NOTIFICATIONS)];
 
-impl Hooked {
+impl<const MAX: usize> Hooked<MAX> {
+    pub(crate) const fn new(hooks: [*const (); MAX]) -> Self {
+        Self {
+            functions: [const { AtomicPtr::new(ptr::null_mut()) }; MAX],
+            hooks,
+        }
+    }
+
+    /// Puts the hook into an entry that contains a function, unless that is a hook.
+    ///
+    /// # Safety
+    /// The entry must be readable and writable, and only changed by atomic accesses.
+    pub(crate) unsafe fn exchange(&self, entry: *mut *mut c_void, function: *mut c_void) {
+        let Some(hook) = self.hook_of(function) else {
+            return;
+        };
+        // SAFETY: guaranteed by the caller.
+        let entry = unsafe { AtomicPtr::from_ptr(entry) };
+        let order = Ordering::Relaxed;
+        let _ = entry.compare_exchange(function, hook, order, order);
+    }
+
     /// Returns the hook for a function; `None` if it is one, or if there are too many.
     fn hook_of(&self, function: *mut c_void) -> Option<*mut c_void> {
         if function.is_null() || self.hooks.contains(&function.cast_const().cast()) {
@@ -123,12 +143,12 @@ impl Hooked {
         Some(hook.cast_mut().cast())
     }
 
-    fn function(&self, number: usize) -> *mut c_void {
+    pub(crate) fn function(&self, number: usize) -> *mut c_void {
         self.functions[number].load(Ordering::Relaxed)
     }
 
     /// Returns the provider's function, given what is called instead.
-    fn provider_of(&self, called: *mut c_void) -> *mut c_void {
+    pub(crate) fn provider_of(&self, called: *mut c_void) -> *mut c_void {
         let mut hooks = self.hooks.iter();
         let number = hooks.position(|hook| *hook == called.cast_const().cast());
         number.map_or(called, |number| self.function(number))
@@ -201,7 +221,7 @@ pub(crate) fn queue_created(user_handle: u64) {
 }
 
 /// Reads memory of this process that may not be mapped; `None` if it is not.
-fn read<T>(address: usize) -> Option<MaybeUninit<T>> {
+pub(crate) fn read<T>(address: usize) -> Option<MaybeUninit<T>> {
     let mut value = MaybeUninit::<T>::uninit();
     let size = size_of::<T>();
     let to = libc::iovec {
@@ -219,7 +239,7 @@ fn read<T>(address: usize) -> Option<MaybeUninit<T>> {
 }
 
 /// Returns the file that has a function.
-fn file_of(function: *const c_void) -> Option<libc::Dl_info> {
+pub(crate) fn file_of(function: *const c_void) -> Option<libc::Dl_info> {
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: the call looks the address up, and fills the structure if it returns nonzero.
     (unsafe { libc::dladdr(function, found.as_mut_ptr()) } != 0)
@@ -227,9 +247,19 @@ fn file_of(function: *const c_void) -> Option<libc::Dl_info> {
         .then(|| unsafe { found.assume_init() })
 }
 
-/// Called after a command of the program on a descriptor: hooks the functions for a completion
+/// Called after a command of the program on a descriptor of a device: hooks the functions for a
 /// queue that it has created.
-pub(crate) fn after_command(fd: RawFd) {
+pub(crate) fn after_command(fd: RawFd, device: usize) {
+    if let Some(explainer) = process::explainer() {
+        for change in explainer.after_command(device) {
+            let ObjectChange::QueuePairModified { number, .. } = change else {
+                continue;
+            };
+            if let Some(queue_pair) = explainer.objects.queue_pair(device, number) {
+                posts::hook_builders(fd, queue_pair.user_handle, number);
+            }
+        }
+    }
     let queue = CREATED.try_with(Cell::take).unwrap_or_default() as usize;
     if queue == 0 || queue % align_of::<Cq>() != 0 {
         return;
@@ -253,26 +283,24 @@ pub(crate) fn after_command(fd: RawFd) {
     if table.command_fd != fd {
         return;
     }
-    let exchange = |entry: *mut *mut c_void, function, hooked: &Hooked| {
-        let Some(hook) = hooked.hook_of(function) else {
-            return;
-        };
-        // SAFETY: the entry is readable, and libibverbs, whose structure it is in, writes it
-        // no more. The program waits for the command, so that the queue and its context exist.
-        let entry = unsafe { AtomicPtr::from_ptr(entry) };
-        let order = Ordering::Relaxed;
-        let _ = entry.compare_exchange(function, hook, order, order);
-    };
     let poll = table.operations[POLL_CQ];
     let provider = POLLS.provider_of(poll);
     if provider == poll {
         // The context's first queue.
         check_provider(provider);
     }
+    // SAFETY: within the context.
+    let entry = |index: usize| unsafe { &raw mut (*context).operations[index] };
     for (index, hooked) in CONTEXT_HOOKS {
-        // SAFETY: within the context.
-        let entry = unsafe { &raw mut (*context).operations[index] };
-        exchange(entry, table.operations[index], hooked);
+        // SAFETY: the entry is readable, and libibverbs, whose structure it is in, writes it
+        // no more. The program waits for the command, so that the queue and its context exist.
+        unsafe { hooked.exchange(entry(index), table.operations[index]) };
+    }
+    if process::explainer().is_some() {
+        for (index, hooked) in posts::CONTEXT_HOOKS {
+            // SAFETY: as above.
+            unsafe { hooked.exchange(entry(index), table.operations[index]) };
+        }
     }
     if extended.is_null() {
         return;
@@ -284,7 +312,8 @@ pub(crate) fn after_command(fd: RawFd) {
         let cq = ptr::with_exposed_provenance_mut::<Cq>(queue);
         // SAFETY: within the queue.
         let entry = unsafe { &raw mut (*cq).start_poll };
-        exchange(entry, extended, &EXTENDED_POLLS);
+        // SAFETY: as above.
+        unsafe { EXTENDED_POLLS.exchange(entry, extended) };
     }
 }
 

@@ -28,6 +28,7 @@ mod internal;
 mod netlink;
 mod own;
 mod paths;
+mod posts;
 mod process;
 mod real;
 mod resources;

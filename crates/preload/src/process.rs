@@ -16,7 +16,7 @@ use uverbs::kernel::Kernel;
 use uverbs::{Errno, Error};
 
 use crate::config::{self, print_error};
-use crate::explain::{self, Target};
+use crate::explain::{Explainer, Target};
 use crate::table::{self, Object, ObjectKind, ProgramDescriptors, Table};
 use crate::{doorbells, fault, internal};
 
@@ -34,6 +34,8 @@ pub(crate) struct ProcessState {
     pub(crate) answers: Mutex<HashMap<u32, VecDeque<Vec<u8>>>>,
     /// The same devices, readable without a lock.
     ready: OnceLock<&'static [Embedded]>,
+    /// What reports the causes of the devices.
+    explainer: OnceLock<&'static Explainer>,
 }
 
 fn pid() -> libc::pid_t {
@@ -78,6 +80,7 @@ impl ProcessState {
             devices: Mutex::new(None),
             answers: Mutex::default(),
             ready: OnceLock::new(),
+            explainer: OnceLock::new(),
         }));
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         match CURRENT.compare_exchange(ptr::null_mut(), new, success, failure) {
@@ -109,10 +112,28 @@ impl ProcessState {
         }
         let _scope = internal::enter();
         let devices = join()?;
+        self.explain(devices);
         *created = Some(devices);
         // Succeeds: only the holder of the lock sets it.
         let _ = self.ready.set(devices);
         Ok(devices)
+    }
+
+    /// Reports the causes of devices, if that is asked for.
+    fn explain(&self, devices: &'static [Embedded]) {
+        let Some(config) = config::get() else { return };
+        let Some(name) = &config.explain else { return };
+        match Target::open(name) {
+            Ok(target) => {
+                // SAFETY: a process joins the network once.
+                let explainer = unsafe { Explainer::new(target, config.explain_format) };
+                let explainer = self
+                    .explainer
+                    .get_or_init(|| Box::leak(Box::new(explainer)));
+                explainer.observe(devices);
+            }
+            Err(error) => print_error(&format!("{}: {error}", name.display())),
+        }
     }
 
     /// Opens a device.
@@ -167,6 +188,31 @@ fn any_device() -> Option<&'static Embedded> {
     }
     // SAFETY: states are never freed.
     unsafe { &*current }.ready.get()?.first()
+}
+
+/// Returns what reports the causes of this process's devices, if that is asked for.
+#[inline]
+pub(crate) fn explainer() -> Option<&'static Explainer> {
+    let current = CURRENT.load(Ordering::Acquire);
+    if current.is_null() {
+        return None;
+    }
+    // SAFETY: states are never freed.
+    unsafe { &*current }.explainer.get().copied()
+}
+
+/// Returns the devices of this process, none before it has joined the network.
+pub(crate) fn ready_devices() -> &'static [Embedded] {
+    let current = CURRENT.load(Ordering::Acquire);
+    if current.is_null() {
+        return &[];
+    }
+    // SAFETY: states are never freed.
+    unsafe { &*current }
+        .ready
+        .get()
+        .copied()
+        .unwrap_or_default()
 }
 
 /// Returns the devices if memory of a range may be registered with them, and the program, not
@@ -325,11 +371,5 @@ fn join() -> Result<&'static [Embedded], Errno> {
     let device = |profile| network.device_with_gids(profile, &config.gids);
     let devices = devices.map(|profile| device(profile).map_err(failed));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
-    if let Some(name) = &config.explain {
-        match Target::open(name) {
-            Ok(target) => explain::observe(&devices, target),
-            Err(error) => print_error(&format!("{}: {error}", name.display())),
-        }
-    }
     Ok(devices.leak())
 }

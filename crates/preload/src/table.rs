@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use embedded::Descriptors;
+use embedded::{Descriptors, ObjectChange};
 use uverbs::Errno;
 use uverbs::kernel::Kernel;
 
@@ -248,5 +248,9 @@ impl Descriptors for ProgramDescriptors {
 
     fn queue_created(&self, user_handle: u64) {
         crate::hooks::queue_created(user_handle);
+    }
+
+    fn object_changed(&self, change: &ObjectChange) {
+        crate::explain::object_changed(change);
     }
 }

@@ -5,15 +5,19 @@
 mod common;
 
 use common::*;
+use testing::hosts::free_port;
 
-/// A mistake of `c/faults.c`, parts of the line that explains it, and the number of lines.
-const MISTAKES: [(&str, &[&str], usize); 10] = [
+/// A mistake of `c/faults.c`, parts of the reports that explain it, and the number of reports.
+const MISTAKES: [(&str, &[&str], usize); 15] = [
     ("well", &[], 0),
     (
         "right",
         &[
             "request of the peer refused: RDMA write of 64 bytes",
             "the key has LOCAL_READ and LOCAL_WRITE and REMOTE_READ, not REMOTE_WRITE",
+            "(RC, last set to RTS): created in process ",
+            ": a region of 4096 bytes from 0x",
+            ", LOCAL_WRITE and REMOTE_READ: registered by thread ",
         ],
         1,
     ),
@@ -27,6 +31,10 @@ const MISTAKES: [(&str, &[&str], usize); 10] = [
         &[
             "work request failed: its local buffers",
             "the key is for 4096 bytes",
+            "work request: wr_id 0x5e, RDMA write, 64 bytes, 64 at 0x",
+            ", to queue pair 0x",
+            "posted by thread ",
+            "        at main (faults.c:POST)",
         ],
         1,
     ),
@@ -36,13 +44,61 @@ const MISTAKES: [(&str, &[&str], usize); 10] = [
         1,
     ),
     (
+        "deregistered",
+        &[
+            "request of the peer refused",
+            "no key has this number",
+            "    deregistered by thread ",
+            "        at main (faults.c:DEREGISTER)",
+        ],
+        1,
+    ),
+    (
         "no-receive",
-        &["the peer had no receive posted", "(RNR)"],
+        &[
+            "the peer had no receive posted",
+            "(RNR)",
+            "wr_id 0x5e, send, 64 bytes",
+            "the other end: queue pair 0x",
+            "no receive is posted, and none was since it was created",
+        ],
         1,
     ),
     (
         "short",
-        &["a message of 64 bytes or more does not fit into the receive of 16"],
+        &[
+            "a message of 64 bytes or more does not fit into the receive of 16",
+            "work request: wr_id 0x4e, receive, 16 bytes, 16 at 0x",
+        ],
+        1,
+    ),
+    (
+        "init",
+        &[
+            "packet dropped: the queue pair is in INIT",
+            "no answer of the peer after 1 retries",
+            "the other end: queue pair 0x",
+            "(INIT): packet dropped: the queue pair is in INIT",
+        ],
+        2,
+    ),
+    (
+        "builder",
+        &[
+            "work request failed: its local buffers",
+            "work request: wr_id 0x71, RDMA write, 64 bytes",
+            "        at build (faults.c:BUILD)",
+        ],
+        1,
+    ),
+    (
+        "full",
+        &[
+            "send with wr_id 0x5e refused: ",
+            "the queue is full",
+            "    called by thread ",
+            "        at main (faults.c:FULL)",
+        ],
         1,
     ),
     (
@@ -50,11 +106,24 @@ const MISTAKES: [(&str, &[&str], usize); 10] = [
         &["packet dropped: Q_Key 0x11 is not 0x22 of the queue pair"],
         1,
     ),
-    ("ud-none", &["packet dropped: no receive is posted"], 1),
+    (
+        "ud-none",
+        &["packet dropped: no receive is posted, and none was since it was created"],
+        1,
+    ),
+    (
+        "states",
+        &[
+            "ibv_modify_qp refused: there is no transition from RESET to RTS",
+            "        at modified_wrongly (faults.c:MODIFY)",
+            "        by main (faults.c:",
+        ],
+        1,
+    ),
     (
         "busy",
         &[
-            "protection domain",
+            "ibv_dealloc_pd refused: protection domain",
             "is used by other objects",
             "(os error 16)",
         ],
@@ -62,47 +131,221 @@ const MISTAKES: [(&str, &[&str], usize); 10] = [
     ),
 ];
 
-fn explains_mistakes(provider: Provider) {
-    let _turn = turn();
-    for port in ["roce", "ib"] {
-        let world = World::new(provider, port);
-        let Some(program) = compiled("cc", "faults.c", &["-libverbs"], &world.directory) else {
-            return;
-        };
-        let file = world.directory.join("explanations");
-        for (mistake, parts, count) in MISTAKES {
-            let line = format!("{} {mistake}", program.display());
-            let run = |target: Option<&str>| {
-                let mut command = world.command(&line);
-                if let Some(target) = target {
-                    command.env("RINGVERBS_EXPLAIN", target);
-                }
-                let output = command.output().unwrap();
-                assert!(output.status.success(), "{port} {mistake}: {output:?}");
-                String::from_utf8(output.stderr).unwrap()
-            };
-            assert_eq!(run(None), "", "{port} {mistake}");
-            let printed = run(Some("1"));
-            assert_eq!(run(Some(file.to_str().unwrap())), "", "{port} {mistake}");
-            let written = std::fs::read_to_string(&file).unwrap();
-            std::fs::remove_file(&file).unwrap();
-            for said in [printed, written] {
-                // A NAK may arrive before the queue pair, which is its own peer, is in error.
-                let lines: Vec<&str> = (said.lines())
-                    .filter(|line| !line.contains("failed: the peer refused it"))
-                    .collect();
-                assert_eq!(lines.len(), count, "{port} {mistake}: {said}");
-                let begins = |line: &&str| line.starts_with("ringverbs: mlx5_0: ");
-                assert!(lines.iter().all(begins), "{port} {mistake}: {said}");
-                for part in parts {
-                    assert!(lines[0].contains(part), "{port} {mistake}: {said}");
-                }
-            }
+/// Lines of `c/faults.c` that are in reports, by the names of [`MISTAKES`].
+const LINES: [(&str, &str); 5] = [
+    ("POST", "\tCHECK(!ibv_post_send(qp, &send, &bad));"),
+    ("DEREGISTER", "\t\tCHECK(!ibv_dereg_mr(other));"),
+    ("BUILD", "\t\tibv_wr_rdma_write("),
+    ("FULL", "\t\tfor (int n = 0; n < 1000 && !ibv_post_send("),
+    ("MODIFY", "\treturn ibv_modify_qp("),
+];
+
+/// Returns a part of a report with the numbers of its lines.
+fn with_lines(part: &str) -> String {
+    let source = include_str!("c/faults.c");
+    LINES.iter().fold(part.to_owned(), |part, (name, text)| {
+        let at = source.lines().position(|line| line.starts_with(text));
+        let number = at.unwrap_or_else(|| panic!("no line {text}")) + 1;
+        part.replace(&format!(":{name})"), &format!(":{number})"))
+    })
+}
+
+/// Returns the reports in what was written, and the summaries: each has a line that is not
+/// indented.
+fn reports(written: &str) -> (Vec<String>, Vec<String>) {
+    let mut reports: Vec<String> = Vec::new();
+    for line in written.lines() {
+        match reports.last_mut() {
+            Some(report) if line.starts_with("    ") => *report += &format!("\n{line}"),
+            _ => reports.push(line.to_owned()),
         }
-        world.finish();
+    }
+    let (summaries, reports) = (reports.into_iter())
+        .partition(|report| report.starts_with("ringverbs: summary of process "));
+    (reports, summaries)
+}
+
+/// The program with mistakes, in a world of its own.
+struct Faults {
+    world: World,
+    program: std::path::PathBuf,
+}
+
+impl Faults {
+    /// Returns `None` if it cannot be built.
+    fn new(provider: Provider, port: &'static str) -> Option<Self> {
+        let world = World::new(provider, port);
+        let options = &["-g", "-O1", "-libverbs"];
+        let program = compiled("cc", "faults.c", options, &world.directory)?;
+        Some(Self { world, program })
+    }
+
+    /// Makes a mistake; returns what is written to standard error.
+    fn run(&self, mistake: &str, variables: &[(&str, &str)]) -> String {
+        let line = format!("{} {mistake}", self.program.display());
+        let mut command = self.world.command(&line);
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        assert!(output.status.success(), "{mistake}: {output:?}");
+        String::from_utf8(output.stderr).unwrap()
     }
 }
 
+fn explains_mistakes(provider: Provider) {
+    let _turn = turn();
+    for port in ["roce", "ib"] {
+        let Some(faults) = Faults::new(provider, port) else {
+            return;
+        };
+        let file = faults.world.directory.join("explanations");
+        for (mistake, parts, count) in MISTAKES {
+            assert_eq!(faults.run(mistake, &[]), "", "{port} {mistake}");
+            let printed = faults.run(mistake, &[("RINGVERBS_EXPLAIN", "1")]);
+            let to_file = [("RINGVERBS_EXPLAIN", file.to_str().unwrap())];
+            assert_eq!(faults.run(mistake, &to_file), "", "{port} {mistake}");
+            let written = std::fs::read_to_string(&file).unwrap();
+            std::fs::remove_file(&file).unwrap();
+            for said in [printed, written] {
+                let (mut found, summaries) = reports(&said);
+                // A NAK may arrive before the queue pair, which is its own peer, is in error.
+                found.retain(|report| !report.contains("failed: the peer refused it"));
+                assert_eq!(found.len(), count, "{port} {mistake}: {said}");
+                assert_eq!(summaries.len(), 1, "{port} {mistake}: {said}");
+                let begins = |report: &String| report.starts_with("ringverbs: mlx5_0: ");
+                assert!(found.iter().all(begins), "{port} {mistake}: {said}");
+                let found = found.join("\n");
+                for part in parts {
+                    let part = with_lines(part);
+                    assert!(found.contains(&part), "{port} {mistake}: no {part}: {said}");
+                }
+            }
+        }
+        faults.world.finish();
+    }
+}
+
+fn reports_are_json(provider: Provider) {
+    let _turn = turn();
+    let Some(faults) = Faults::new(provider, "roce") else {
+        return;
+    };
+    let json = [
+        ("RINGVERBS_EXPLAIN", "1"),
+        ("RINGVERBS_EXPLAIN_FORMAT", "json"),
+    ];
+    let written = faults.run("local", &json);
+    let lines: Vec<serde_json::Value> = (written.lines())
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let [report, summary] = &lines[..] else {
+        panic!("{written}");
+    };
+    assert_eq!(
+        (&report["version"], &report["type"]),
+        (&1.into(), &"report".into())
+    );
+    assert_eq!(report["device"], "mlx5_0");
+    assert_eq!(report["class"], "work request");
+    assert!(
+        report["message"]
+            .as_str()
+            .unwrap()
+            .contains("work request failed")
+    );
+    assert_eq!(report["count"], 1);
+    assert!(report["process"].as_u64().is_some());
+    let queue_pair = &report["queue_pair"];
+    assert_eq!(
+        (&queue_pair["kind"], &queue_pair["state"]),
+        (&"RC".into(), &"RTS".into())
+    );
+    let work = &report["work_request"];
+    assert_eq!(work["wr_id"], "0x5e");
+    assert_eq!(work["operation"], "RDMA write");
+    assert_eq!(
+        (&work["length"], &work["buffer_count"]),
+        (&64.into(), &1.into())
+    );
+    assert_eq!(work["buffers"][0]["lkey"], report["region"]["key"]);
+    assert_eq!(work["peer"], queue_pair["number"]);
+    assert!(
+        work["remote"]["address"]
+            .as_str()
+            .unwrap()
+            .starts_with("0x")
+    );
+    let post = &work["posted"]["stack"][0];
+    assert_eq!(
+        (&post["module"], &post["function"]),
+        (&"faults".into(), &"main".into())
+    );
+    assert!(post["file"].as_str().unwrap().ends_with("faults.c"));
+    let line = with_lines("faults.c:POST)");
+    assert_eq!(line, format!("faults.c:{})", post["line"]));
+    assert_eq!(report["region"]["length"], 4096);
+    let access: Vec<_> = report["region"]["access"].as_array().unwrap().to_vec();
+    assert_eq!(access, ["LOCAL_WRITE", "REMOTE_READ"]);
+    assert!(report["other_end"].is_null() && report["call"].is_null());
+    assert_eq!(
+        (&summary["version"], &summary["type"]),
+        (&1.into(), &"summary".into())
+    );
+    assert_eq!(summary["queue_pairs"], 1);
+    assert_eq!(summary["errors"][0]["count"], 1);
+    let operation = &summary["devices"][0]["operations"][0];
+    assert_eq!(operation["operation"], "RDMA write");
+    assert_eq!(
+        (&operation["requests"], &operation["bytes"]),
+        (&1.into(), &64.into())
+    );
+    // A call that is refused.
+    let written = faults.run("states", &json);
+    let report: serde_json::Value = serde_json::from_str(written.lines().next().unwrap()).unwrap();
+    assert_eq!(report["class"], "command");
+    assert_eq!(report["call"]["stack"][0]["function"], "modified_wrongly");
+    faults.world.finish();
+}
+
+/// Programs without mistakes have summaries, but no reports.
+fn correct_programs_are_silent(provider: Provider) {
+    let _turn = turn();
+    let mut world = World::new(provider, "roce");
+    world.explains = true;
+    let file = world.directory.join("explanations");
+    let silent = |name: &str| {
+        let written = std::fs::read_to_string(&file).unwrap_or_default();
+        let _ = std::fs::remove_file(&file);
+        let (reports, summaries) = reports(&written);
+        assert_eq!(reports, [""; 0], "{name}");
+        assert!(!summaries.is_empty(), "{name}");
+        for summary in summaries {
+            let carried = summary.contains(": RDMA has carried data; ");
+            assert!(carried, "{name}: {summary}");
+        }
+    };
+    if !installed(&["ibv_rc_pingpong", "ib_write_bw", "rping"]) {
+        return;
+    }
+    let port = || free_port();
+    for line in [
+        format!("ibv_rc_pingpong -g 1 -n 200 -p {}", port()),
+        format!("ibv_rc_pingpong -g 1 -e -N -n 200 -p {}", port()),
+        format!("ibv_ud_pingpong -g 1 -n 200 -p {}", port()),
+        format!("ibv_srq_pingpong -g 1 -n 200 -p {}", port()),
+        format!("ib_write_bw -x 1 -n 500 -p {}", port()),
+        format!("ib_send_lat -x 1 -n 200 -p {}", port()),
+        format!("ib_atomic_bw -x 1 -n 200 -p {}", port()),
+    ] {
+        world.pair(&line, &format!("{line} localhost"));
+        silent(&line);
+    }
+    let line = "rping -a 127.0.0.1 -C 20 -V";
+    world.pair(&format!("{line} -s"), &format!("{line} -c"));
+    silent(line);
+    world.finish();
+}
+
 with_each_provider! {
+    correct_programs: correct_programs_are_silent;
     mistakes_are_explained: explains_mistakes;
+    json_has_documented_members: reports_are_json;
 }

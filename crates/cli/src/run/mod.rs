@@ -77,6 +77,14 @@ pub struct Options {
         requires = "embedded"
     )]
     explain: Option<PathBuf>,
+    /// Form of these reports: text, or json with an object on each line
+    #[arg(
+        long,
+        value_name = "FORM",
+        value_parser = ["text", "json"],
+        requires = "explain"
+    )]
+    explain_format: Option<String>,
     /// Kinds of devices that ringverbs serves, separated by commas; default:
     /// RINGVERBS_DEVICES, or all if that is unset
     #[arg(long, value_name = "KINDS")]
@@ -514,6 +522,9 @@ impl Settings {
             }
             if let Some(target) = &options.explain {
                 settings.set("RINGVERBS_EXPLAIN", explanations(target)?);
+                if let Some(form) = &options.explain_format {
+                    settings.set("RINGVERBS_EXPLAIN_FORMAT", form.into());
+                }
             }
         }
         if options.embedded.is_none() || options.plugin.is_some() || options.devices.is_some() {

@@ -338,7 +338,9 @@ export! {
                 // SAFETY: the device keeps its descriptor open while the object exists;
                 // the caller vouches for addresses in the command, as to the kernel.
                 let done = unsafe { object.kernel.ioctl(object.fd, request, argument) };
-                hooks::after_command(fd);
+                if let ObjectKind::Device(number) = object.kind {
+                    hooks::after_command(fd, number);
+                }
                 result(done)
             }
             Lookup::Stale | Lookup::Foreign => failed(libc::EIO),

@@ -31,11 +31,71 @@ static struct ibv_qp *queue_pair(enum ibv_qp_type type)
 	return qp;
 }
 
+/* Connects to a queue pair that is not connected itself. */
+static struct ibv_qp *half_connected(void)
+{
+	struct ibv_qp_init_attr ask = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+	struct ibv_qp_attr attr = { .timeout = 8, .retry_cnt = 1, .rnr_retry = 1,
+				    .min_rnr_timer = 1 };
+	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	struct ibv_qp *qp = ibv_create_qp(pd, &ask), *peer = ibv_create_qp(pd, &ask);
+
+	CHECK(qp && peer);
+	CHECK(!ibv_modify_qp(peer, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+						  IBV_QP_ACCESS_FLAGS));
+	connect_to(qp, peer->qp_num, attr);
+	return qp;
+}
+
+/* Leaves RESET for RTS. */
+static int modified_wrongly(void)
+{
+	struct ibv_qp_init_attr ask = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS };
+	struct ibv_qp *qp = ibv_create_qp(pd, &ask);
+
+	CHECK(qp);
+	return ibv_modify_qp(qp, &attr, IBV_QP_STATE);
+}
+
+/* Posts as a builder what the device refuses for its lkey. */
+static void build(struct ibv_mr *mr)
+{
+	struct ibv_qp_init_attr_ex ask = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .pd = pd,
+		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND,
+	};
+	struct ibv_qp_attr attr = { .qp_access_flags = IBV_ACCESS_REMOTE_WRITE, .timeout = 8,
+				    .retry_cnt = 1, .rnr_retry = 1, .min_rnr_timer = 1 };
+	struct ibv_qp *qp = ibv_create_qp_ex(context, &ask);
+	struct ibv_qp_ex *ex;
+
+	CHECK(qp);
+	connect_to_itself(qp, attr);
+	ex = ibv_qp_to_qp_ex(qp);
+	for (int n = 0; n < 2; n++) {
+		ibv_wr_start(ex);
+		ex->wr_id = 0x70 + n;
+		ex->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_rdma_write(ex, mr->rkey, (uintptr_t)memory + 4096);
+		ibv_wr_set_sge(ex, mr->lkey + (n ? 0x100000 : 0), (uintptr_t)memory + 4096, 64);
+		CHECK(!ibv_wr_complete(ex));
+	}
+}
+
 int main(int count, char **arguments)
 {
-	struct ibv_send_wr send = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+	struct ibv_send_wr send = { .wr_id = 0x5e, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
 				    .num_sge = 1 }, *bad;
-	struct ibv_recv_wr receive = { .num_sge = 1 }, *bad_receive;
+	struct ibv_recv_wr receive = { .wr_id = 0x4e, .num_sge = 1 }, *bad_receive;
 	struct ibv_device **devices = ibv_get_device_list(NULL);
 	struct ibv_ah_attr path = { .is_global = 1, .port_num = 1 };
 	struct ibv_mr *mr, *other;
@@ -68,6 +128,25 @@ int main(int count, char **arguments)
 		CHECK(ibv_dealloc_pd(pd) == EBUSY);
 		return 0;
 	}
+	if (!strcmp(mistake, "states")) {
+		CHECK(modified_wrongly() == EINVAL);
+		return 0;
+	}
+	if (!strcmp(mistake, "builder")) {
+		build(other);
+		for (int n = 0; n < 2; n += ibv_poll_cq(cq, 1, &wc))
+			;
+		puts(ibv_wc_status_str(wc.status));
+		return 0;
+	}
+	if (!strcmp(mistake, "init")) {
+		qp = half_connected();
+		CHECK(!ibv_post_send(qp, &send, &bad));
+		while (!ibv_poll_cq(cq, 1, &wc))
+			;
+		puts(ibv_wc_status_str(wc.status));
+		return 0;
+	}
 	qp = queue_pair(!strncmp(mistake, "ud", 2) ? IBV_QPT_UD : IBV_QPT_RC);
 	if (!strcmp(mistake, "right")) {
 		send.wr.rdma.remote_addr = (uintptr_t)memory + 128;
@@ -79,6 +158,13 @@ int main(int count, char **arguments)
 		list.addr = (uintptr_t)memory + 4064;
 	} else if (!strcmp(mistake, "key")) {
 		send.wr.rdma.rkey += 0x100000;
+	} else if (!strcmp(mistake, "deregistered")) {
+		CHECK(!ibv_dereg_mr(other));
+	} else if (!strcmp(mistake, "full")) {
+		send.send_flags = 0;
+		for (int n = 0; n < 1000 && !ibv_post_send(qp, &send, &bad); n++)
+			;
+		return 0;
 	} else if (!strcmp(mistake, "no-receive")) {
 		send.opcode = IBV_WR_SEND;
 	} else if (!strcmp(mistake, "short")) {

@@ -32,6 +32,8 @@ pub struct World {
     pub directory: PathBuf,
     provider: Provider,
     devices: &'static str,
+    /// Programs report causes to the file `explanations` of the directory.
+    pub explains: bool,
 }
 
 /// Cargo's target directory of this build.
@@ -58,6 +60,7 @@ impl World {
             directory,
             provider,
             devices,
+            explains: false,
         }
     }
 
@@ -83,6 +86,10 @@ impl World {
             .env_remove("IBV_DRIVERS")
             .env_remove("RINGVERBS_DEVICES")
             .stdin(Stdio::null());
+        if self.explains {
+            let file = self.directory.join("explanations");
+            command.env("RINGVERBS_EXPLAIN", file);
+        }
         if self.provider == Provider::Ours {
             // Programs that are linked to libmlx5, as perftest is, register that first.
             let (devices, plugin) = (built("libringverbs_preload.so"), self.plugin());

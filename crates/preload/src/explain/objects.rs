@@ -1,0 +1,459 @@
+//! The program's objects and posts, with the places in the program that made them.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use embedded::ObjectChange;
+use embedded::roce::transport::Operation;
+use embedded::softhca::cause::WorkRequest;
+use uverbs::{AccessFlags, QpState, QpType};
+
+use super::stack::Stack;
+
+/// Posts from one place after which the stack is captured again.
+const POSTS_PER_STACK: u64 = 1024;
+/// Maximum number of places whose stacks are kept.
+const MAX_SITES: usize = 4096;
+/// Number of deregistered regions that are remembered, and of destroyed queue pairs.
+const MAX_DEREGISTERED: usize = 1024;
+const MAX_DESTROYED: usize = 1024;
+/// Entries of a queue that is smaller, or whose size is unknown.
+const MIN_ENTRIES: u32 = 16;
+
+/// Locks, also after a panic: what is guarded is valid at any time.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A call of the program.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    pub(crate) thread: i32,
+    pub(crate) stack: Arc<Stack>,
+    /// The stack is that of an earlier call from the same place.
+    pub(crate) is_earlier: bool,
+}
+
+impl Origin {
+    /// Describes a call of this thread that is under way.
+    pub(crate) fn here() -> Self {
+        Self {
+            thread: thread(),
+            stack: Arc::new(Stack::capture()),
+            is_earlier: false,
+        }
+    }
+}
+
+/// Returns the number of this thread.
+pub(crate) fn thread() -> i32 {
+    // SAFETY: a call without arguments.
+    unsafe { libc::gettid() }
+}
+
+/// A posted work request.
+#[derive(Clone, Debug)]
+pub(crate) struct Post {
+    pub(crate) wr_id: u64,
+    /// An `ibv_wr_opcode`; `None` for a receive.
+    pub(crate) opcode: Option<u32>,
+    /// Address of the first buffer and remote address, as far as they are known.
+    pub(crate) buffer: Option<u64>,
+    pub(crate) remote: Option<u64>,
+    pub(crate) origin: Origin,
+}
+
+impl Post {
+    /// Returns whether it may be the work request that the device has seen.
+    fn matches(&self, work: &WorkRequest) -> bool {
+        if work.is_malformed {
+            return self.opcode.is_some();
+        }
+        let operation = match (self.opcode, &work.operation) {
+            (Some(opcode), Some(operation)) => is_operation(opcode, operation),
+            (None, None) => true,
+            _ => false,
+        };
+        let buffer = work.buffers().first().map(|buffer| buffer.va);
+        let remote = work.remote.map(|(va, _)| va);
+        let same = |known: Option<u64>, seen: Option<u64>| {
+            known.zip(seen).is_none_or(|(known, seen)| known == seen)
+        };
+        operation && same(self.buffer, buffer) && same(self.remote, remote)
+    }
+}
+
+/// Returns whether an `ibv_wr_opcode` stands for an operation.
+fn is_operation(opcode: u32, operation: &Operation) -> bool {
+    match opcode {
+        0 => *operation == Operation::Write,
+        1 => *operation == Operation::WriteImm,
+        2 => *operation == Operation::Send,
+        3 => *operation == Operation::SendImm,
+        4 => *operation == Operation::Read,
+        5 => matches!(operation, Operation::CompareSwap { .. }),
+        6 => matches!(operation, Operation::FetchAdd { .. }),
+        7 | 8 => *operation == Operation::Local,
+        9 => *operation == Operation::SendInvalidate,
+        // Later ones, and those of drivers.
+        _ => true,
+    }
+}
+
+/// Posts of a queue, as the device numbers them.
+#[derive(Debug, Default)]
+pub(crate) struct Posts {
+    /// Number of the next one.
+    next: u32,
+    capacity: usize,
+    recent: VecDeque<Post>,
+    /// Posts of two threads whose order is unknown, or work requests that were written past
+    /// the hooks: numbers mean nothing until RESET.
+    is_unordered: bool,
+    /// Number of posts since the queue pair was created.
+    pub(crate) total: u64,
+}
+
+impl Posts {
+    fn new(entries: u32) -> Self {
+        Self {
+            capacity: entries.max(MIN_ENTRIES) as usize,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn push(&mut self, post: Post) {
+        if self.recent.len() == self.capacity {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(post);
+        self.next = self.next.wrapping_add(1);
+        self.total += 1;
+    }
+
+    /// Takes the last posts back, which were refused. Returns the first of them.
+    pub(crate) fn take_back(&mut self, count: usize) -> Option<Post> {
+        let kept = self.recent.len().saturating_sub(count);
+        let first = self.recent.drain(kept..).next();
+        self.next = self.next.wrapping_sub(count as u32);
+        self.total -= count as u64;
+        first
+    }
+
+    fn reset(&mut self) {
+        self.recent.clear();
+        (self.next, self.is_unordered) = (0, false);
+    }
+
+    /// Returns the post that the device has seen as this work request.
+    fn find(&self, work: &WorkRequest) -> Option<Post> {
+        let number = work.number.filter(|_| !self.is_unordered)?;
+        let after = match work.operation {
+            Some(_) => self.next.wrapping_sub(number),
+            // Numbers of receives have 16 bits.
+            None => u32::from((self.next as u16).wrapping_sub(number as u16)),
+        };
+        let at = self.recent.len().checked_sub(after as usize)?;
+        let post = self.recent.get(at)?;
+        post.matches(work).then(|| post.clone())
+    }
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    pub(crate) kind: QpType,
+    pub(crate) state: Mutex<QpState>,
+    pub(crate) created: Origin,
+    pub(crate) user_handle: u64,
+    /// Posts, and locks that are held while the provider posts, so that the order is its.
+    pub(crate) sends: Mutex<Posts>,
+    pub(crate) receives: Mutex<Posts>,
+    pub(crate) send_order: Mutex<()>,
+    pub(crate) receive_order: Mutex<()>,
+    /// Work requests since `ibv_wr_start`, while builders are used.
+    pub(crate) building: AtomicBool,
+    pub(crate) built: Mutex<usize>,
+}
+
+impl QueuePair {
+    /// Returns the name of its type.
+    pub(crate) fn kind_name(&self) -> &'static str {
+        match self.kind {
+            QpType::RC => "RC",
+            QpType::UC => "UC",
+            QpType::UD => "UD",
+            QpType::RAW_PACKET => "raw packets",
+            QpType::XRC_INI => "XRC initiator",
+            QpType::XRC_TGT => "XRC target",
+            QpType::DRIVER => "DC",
+            _ => "another type",
+        }
+    }
+
+    /// Returns whether it is for raw packets, whose queues are no queue pair in the device.
+    pub(crate) fn is_raw(&self) -> bool {
+        self.kind == QpType::RAW_PACKET
+    }
+
+    /// Returns the name of the state that the program has set last.
+    pub(crate) fn state_name(&self) -> &'static str {
+        match *lock(&self.state) {
+            QpState::RESET => "RESET",
+            QpState::INIT => "INIT",
+            QpState::RTR => "RTR",
+            QpState::RTS => "RTS",
+            QpState::SQD => "SQD",
+            QpState::SQE => "SQE",
+            _ => "ERR",
+        }
+    }
+
+    /// Returns the post that the device has seen as this work request.
+    pub(crate) fn post_of(&self, work: &WorkRequest) -> Option<Post> {
+        match work.operation {
+            Some(_) => lock(&self.sends).find(work),
+            None => lock(&self.receives).find(work),
+        }
+    }
+
+    /// Notes that the order of sends is unknown.
+    pub(crate) fn lose_order(&self) {
+        lock(&self.sends).is_unordered = true;
+    }
+}
+
+/// A memory region.
+#[derive(Clone, Debug)]
+pub(crate) struct Region {
+    pub(crate) start: u64,
+    pub(crate) length: u64,
+    pub(crate) access: AccessFlags,
+    pub(crate) registered: Origin,
+    pub(crate) deregistered: Option<Origin>,
+}
+
+/// Places in the program from which work requests are posted.
+#[derive(Debug, Default)]
+struct Sites(HashMap<usize, (u64, Arc<Stack>)>);
+
+/// The objects of a process, by device.
+#[derive(Debug, Default)]
+pub(crate) struct Objects {
+    queue_pairs: Mutex<HashMap<(usize, u32), Arc<QueuePair>>>,
+    regions: Mutex<HashMap<(usize, u32), Region>>,
+    /// Keys of deregistered regions, oldest first.
+    deregistered: Mutex<VecDeque<(usize, u32)>>,
+    /// Destroyed queue pairs, oldest first.
+    destroyed: Mutex<VecDeque<(usize, u32)>>,
+    sites: Mutex<Sites>,
+    queue_pairs_created: std::sync::atomic::AtomicU64,
+}
+
+impl Objects {
+    /// Handles a change that a command of this thread, which is under way, has made.
+    pub(crate) fn changed(&self, device: usize, change: &ObjectChange) {
+        match *change {
+            ObjectChange::QueuePairCreated {
+                number,
+                kind,
+                user_handle,
+                entries: [sends, receives],
+            } => {
+                let queue_pair = QueuePair {
+                    kind,
+                    state: Mutex::new(QpState::RESET),
+                    created: Origin::here(),
+                    user_handle,
+                    sends: Mutex::new(Posts::new(sends)),
+                    receives: Mutex::new(Posts::new(receives)),
+                    send_order: Mutex::default(),
+                    receive_order: Mutex::default(),
+                    building: AtomicBool::new(false),
+                    built: Mutex::default(),
+                };
+                self.queue_pairs_created.fetch_add(1, Ordering::Relaxed);
+                lock(&self.queue_pairs).insert((device, number), Arc::new(queue_pair));
+            }
+            ObjectChange::QueuePairModified { number, state } => {
+                let Some(queue_pair) = self.queue_pair(device, number) else {
+                    return;
+                };
+                *lock(&queue_pair.state) = state;
+                if state == QpState::RESET {
+                    lock(&queue_pair.sends).reset();
+                    lock(&queue_pair.receives).reset();
+                }
+            }
+            ObjectChange::QueuePairDestroyed { number } => {
+                lock(&self.queue_pairs).remove(&(device, number));
+                let mut destroyed = lock(&self.destroyed);
+                destroyed.push_back((device, number));
+                if destroyed.len() > MAX_DESTROYED {
+                    destroyed.pop_front();
+                }
+            }
+            ObjectChange::RegionRegistered {
+                key,
+                iova,
+                length,
+                access,
+            } => {
+                let region = Region {
+                    start: iova,
+                    length,
+                    access,
+                    registered: Origin::here(),
+                    deregistered: None,
+                };
+                lock(&self.regions).insert((device, key), region);
+            }
+            ObjectChange::RegionDeregistered { key } => {
+                let mut regions = lock(&self.regions);
+                if let Some(region) = regions.get_mut(&(device, key)) {
+                    region.deregistered = Some(Origin::here());
+                }
+                let mut deregistered = lock(&self.deregistered);
+                deregistered.push_back((device, key));
+                if deregistered.len() > MAX_DEREGISTERED {
+                    let oldest = deregistered.pop_front();
+                    let oldest = oldest
+                        .filter(|key| regions.get(key).is_some_and(|it| it.deregistered.is_some()));
+                    oldest.and_then(|key| regions.remove(&key));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn queue_pair(&self, device: usize, number: u32) -> Option<Arc<QueuePair>> {
+        lock(&self.queue_pairs).get(&(device, number)).cloned()
+    }
+
+    /// Returns whether the program has destroyed a queue pair with this number.
+    pub(crate) fn was_destroyed(&self, device: usize, number: u32) -> bool {
+        lock(&self.destroyed).contains(&(device, number))
+    }
+
+    pub(crate) fn region(&self, device: usize, key: u32) -> Option<Region> {
+        lock(&self.regions).get(&(device, key)).cloned()
+    }
+
+    /// Returns the number of queue pairs that were created.
+    pub(crate) fn queue_pairs_created(&self) -> u64 {
+        self.queue_pairs_created.load(Ordering::Relaxed)
+    }
+
+    /// Describes a call of this thread from `site`, whose stack is captured once in
+    /// [`POSTS_PER_STACK`] calls.
+    pub(crate) fn call_from(&self, site: usize) -> Origin {
+        let known = {
+            let Sites(sites) = &mut *lock(&self.sites);
+            sites.get_mut(&site).and_then(|(count, stack)| {
+                *count += 1;
+                (*count % POSTS_PER_STACK != 0).then(|| Arc::clone(stack))
+            })
+        };
+        if let Some(stack) = known {
+            return Origin {
+                thread: thread(),
+                stack,
+                is_earlier: true,
+            };
+        }
+        let here = Origin::here();
+        let Sites(sites) = &mut *lock(&self.sites);
+        if sites.len() < MAX_SITES || sites.contains_key(&site) {
+            let stack = Arc::clone(&here.stack);
+            let (_, known) = sites.entry(site).or_insert((1, Arc::default()));
+            *known = stack;
+        }
+        here
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use embedded::roce::transport::Service;
+
+    use super::*;
+
+    fn post(wr_id: u64, opcode: Option<u32>) -> Post {
+        Post {
+            wr_id,
+            opcode,
+            buffer: None,
+            remote: None,
+            origin: Origin::here(),
+        }
+    }
+
+    fn work(number: u32, operation: Option<Operation>) -> WorkRequest {
+        WorkRequest {
+            qpn: 2,
+            service: Service::Rc,
+            number: Some(number),
+            operation,
+            length: 8,
+            buffers: Default::default(),
+            buffer_count: 0,
+            remote: Some((64, 3)),
+            peer: None,
+            is_loopback: false,
+            is_malformed: false,
+        }
+    }
+
+    #[test]
+    fn posts_are_found_by_number() {
+        let mut posts = Posts::new(4);
+        for number in 0..100 {
+            posts.push(post(number, Some(0)));
+        }
+        let write = Some(Operation::Write);
+        let found = |posts: &Posts, number| posts.find(&work(number, write)).map(|it| it.wr_id);
+        assert_eq!(found(&posts, 99), Some(99));
+        assert_eq!(found(&posts, 84), Some(84));
+        // No longer kept, not posted yet.
+        assert_eq!(found(&posts, 83), None);
+        assert_eq!(found(&posts, 100), None);
+        posts.take_back(1);
+        assert_eq!(found(&posts, 99), None);
+        assert_eq!(found(&posts, 98), Some(98));
+        posts.reset();
+        posts.push(post(7, Some(0)));
+        assert_eq!(found(&posts, 0), Some(7));
+    }
+
+    #[test]
+    fn numbers_of_receives_wrap() {
+        let mut posts = Posts::new(64);
+        for number in 0..=0x1_0003 {
+            posts.push(post(number, None));
+        }
+        let found = |number| posts.find(&work(number, None)).map(|it| it.wr_id);
+        assert_eq!(found(3), Some(0x1_0003));
+        assert_eq!(found(0xffff), Some(0xffff));
+    }
+
+    #[test]
+    fn another_operation_or_address_is_another_work_request() {
+        let mut posts = Posts::new(4);
+        posts.push(post(7, Some(0)));
+        assert!(posts.find(&work(0, Some(Operation::Read))).is_none());
+        posts.push(Post {
+            remote: Some(65),
+            ..post(8, Some(0))
+        });
+        assert!(posts.find(&work(1, Some(Operation::Write))).is_none());
+    }
+
+    #[test]
+    fn stacks_are_captured_once_in_many_calls() {
+        let objects = Objects::default();
+        let calls = (0..2 * POSTS_PER_STACK).map(|_| objects.call_from(5));
+        let captured = calls.filter(|it| !it.is_earlier).count();
+        assert_eq!(captured, 3);
+    }
+}

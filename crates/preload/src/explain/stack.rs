@@ -1,0 +1,169 @@
+//! Call stacks: captured as addresses, and symbolised when they are reported.
+//!
+//! Frames of this library, of libibverbs and of providers are left out at the beginning, so
+//! that a stack begins where the program calls RDMA.
+
+use std::ffi::{CStr, c_void};
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::path::Path;
+
+/// Maximum number of captured frames, and of reported ones.
+const MAX_CAPTURED: usize = 32;
+const MAX_REPORTED: usize = 8;
+
+/// Beginnings of names of libraries whose frames are left out at the beginning of a stack.
+const LEFT_OUT: [&str; 3] = ["libibverbs", "libmlx5", "libringverbs"];
+
+/// Addresses to which calls return, innermost first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stack(Vec<usize>);
+
+impl Stack {
+    /// Captures the stack of this thread.
+    pub(crate) fn capture() -> Self {
+        let mut addresses = Vec::with_capacity(MAX_CAPTURED);
+        // SAFETY: on Unix, unwinding needs no synchronisation.
+        unsafe {
+            backtrace::trace_unsynchronized(|frame| {
+                addresses.push(frame.ip().expose_provenance());
+                addresses.len() < MAX_CAPTURED
+            });
+        }
+        Self(addresses)
+    }
+
+    /// Returns a number of the place in the program, the same for calls from there.
+    pub(crate) fn site(&self) -> usize {
+        let mut addresses = self.0.iter().copied();
+        addresses
+            .find(|address| !is_left_out(*address))
+            .unwrap_or_default()
+    }
+
+    /// Returns the frames from the program's call of RDMA on, up to `main`.
+    pub(crate) fn frames(&self, symbols: &mut Symbols) -> Vec<Frame> {
+        let program = self.0.iter().skip_while(|address| is_left_out(**address));
+        let mut frames = Vec::new();
+        for address in program.take(MAX_REPORTED) {
+            symbols.resolve(*address, &mut frames);
+            let last: Option<&Frame> = frames.last();
+            if last.is_some_and(|frame| frame.function.as_deref() == Some("main")) {
+                break;
+            }
+        }
+        // libibverbs has functions in its header, which call the provider.
+        let is_of_header = |frame: &&Frame| {
+            let file = frame.line.as_ref().map(|(file, _)| Path::new(file));
+            file.is_some_and(|file| file.ends_with("infiniband/verbs.h"))
+        };
+        let before = frames.iter().take_while(is_of_header).count();
+        if before < frames.len() {
+            frames.drain(..before);
+        }
+        frames
+    }
+}
+
+/// Returns the file that contains an address: its name, and where it is loaded.
+fn module(address: usize) -> Option<(String, usize)> {
+    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    let pointer = std::ptr::with_exposed_provenance::<c_void>(address);
+    // SAFETY: the call looks the address up, and fills the structure if it returns nonzero.
+    if unsafe { libc::dladdr(pointer, found.as_mut_ptr()) } == 0 {
+        return None;
+    }
+    // SAFETY: zeros are valid for pointers.
+    let found = unsafe { found.assume_init() };
+    if found.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's name of a file that is loaded.
+    let name = unsafe { CStr::from_ptr(found.dli_fname) }.to_string_lossy();
+    Some((name.into_owned(), found.dli_fbase.addr()))
+}
+
+/// Returns the last component of a path.
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// Returns whether an address is in this library, libibverbs or a provider.
+fn is_left_out(address: usize) -> bool {
+    let Some((name, base)) = module(address) else {
+        return false;
+    };
+    let own = module(is_left_out as *const () as usize).map(|(_, base)| base);
+    let name = file_name(&name);
+    own == Some(base) || LEFT_OUT.iter().any(|beginning| name.starts_with(beginning))
+}
+
+/// A frame of a call stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Frame {
+    /// The address to which the call returns.
+    pub(crate) address: usize,
+    /// The executable or library, and the offset in it.
+    pub(crate) module: String,
+    pub(crate) offset: usize,
+    /// The function, if there are symbols.
+    pub(crate) function: Option<String>,
+    /// The line, if there is debug information.
+    pub(crate) line: Option<(String, u32)>,
+}
+
+/// The right to symbolise, which one thread at a time has: there is one in a process.
+#[derive(Debug)]
+pub(crate) struct Symbols(());
+
+impl Symbols {
+    /// # Safety
+    /// There is no other one in this process.
+    pub(crate) const unsafe fn new() -> Self {
+        Self(())
+    }
+
+    /// Adds the frame of an address, and those of functions that are inlined there.
+    fn resolve(&mut self, address: usize, frames: &mut Vec<Frame>) {
+        let (module, base) = module(address).unwrap_or_default();
+        let frame = Frame {
+            address,
+            module: file_name(&module).to_owned(),
+            offset: address.wrapping_sub(base),
+            ..Frame::default()
+        };
+        let before = frames.len();
+        // The call is before the address to which it returns.
+        let call = std::ptr::without_provenance_mut(address.wrapping_sub(1));
+        // SAFETY: this is the only `Symbols`, and borrowed. The address is looked up, not read.
+        unsafe {
+            backtrace::resolve_unsynchronized(call, |symbol| {
+                let function = symbol.name().map(|name| format!("{name:#}"));
+                let file = symbol.filename().map(|file| file.display().to_string());
+                frames.push(Frame {
+                    function,
+                    line: file.zip(symbol.lineno()),
+                    ..frame.clone()
+                });
+            });
+        }
+        if frames.len() == before {
+            frames.push(frame);
+        }
+    }
+}
+
+impl fmt::Display for Frame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.function, &self.line) {
+            (Some(function), Some((file, line))) => {
+                write!(f, "{function} ({}:{line})", file_name(file))
+            }
+            (Some(function), None) => {
+                write!(f, "{function} ({}+{:#x})", self.module, self.offset)
+            }
+            (None, _) if self.module.is_empty() => write!(f, "{:#x}", self.address),
+            (None, _) => write!(f, "{}+{:#x}", self.module, self.offset),
+        }
+    }
+}

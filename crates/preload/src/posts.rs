@@ -1,0 +1,518 @@
+//! Hooks in the functions by which programs post work requests, with `--explain` only.
+//!
+//! Each post is noted ([`Post`]) before the provider has it, since the device may report it at
+//! once. Of a refused one, or a list of which some are refused, the rest is taken back.
+//! Functions that return to the program by a jump pass the address that they were called from,
+//! which code of Rust cannot read.
+//!
+//! Posts by other functions (of mlx5dv), or written to the queues directly, are not seen: the
+//! numbers of the device and of this process differ then, and the work request is not known.
+
+use std::arch::global_asm;
+use std::ffi::{c_int, c_void};
+use std::mem::offset_of;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::explain::{Explainer, Objects, Post, QueuePair, lock};
+use crate::hooks::{Context, Hooked, hooked};
+use crate::process;
+use crate::table::{self, Lookup, ObjectKind};
+
+/// Indices in `struct ibv_context_ops`.
+const BIND_MW: usize = 8;
+const POST_SEND: usize = 25;
+const POST_RECV: usize = 26;
+
+/// The part of `struct ibv_qp` before its mutex.
+#[repr(C)]
+pub(crate) struct IbvQp {
+    pub(crate) context: *mut Context,
+    program: *mut c_void,
+    pd: *mut c_void,
+    queues: [*mut c_void; 3],
+    handle: u32,
+    pub(crate) number: u32,
+    state: c_int,
+    kind: c_int,
+}
+
+const _: () = assert!(offset_of!(IbvQp, number) == 52);
+const _: () = assert!(size_of::<IbvQp>() == 64);
+
+/// `struct ibv_qp_ex` after its `ibv_qp`, up to `wr_abort`.
+#[repr(C)]
+struct Extension {
+    comp_mask: u64,
+    wr_id: u64,
+    wr_flags: u32,
+    functions: [*mut c_void; FUNCTIONS],
+}
+
+/// Offset of [`Extension`] in `struct ibv_qp_ex`: the size of `struct ibv_qp`.
+const EXTENSION: usize = (size_of::<IbvQp>()
+    + size_of::<libc::pthread_mutex_t>()
+    + size_of::<libc::pthread_cond_t>()
+    + size_of::<u32>())
+.next_multiple_of(8);
+#[cfg(target_arch = "x86_64")]
+const _: () = assert!(EXTENSION == 160);
+
+/// Number of the functions of a builder, and indices among them.
+const FUNCTIONS: usize = 20;
+const WR_START: usize = 17;
+const WR_COMPLETE: usize = 18;
+const WR_ABORT: usize = 19;
+
+/// `enum ibv_wr_opcode` of the first functions of a builder, in their order.
+const BUILDERS: [u32; 11] = [5, 6, BIND, 7, 4, 0, 1, 2, 3, 9, 10];
+const BIND: u32 = 8;
+
+/// The beginning of `struct ibv_send_wr`, up to the remote address.
+#[repr(C)]
+struct SendWr {
+    wr_id: u64,
+    next: *mut SendWr,
+    sg_list: *const Sge,
+    num_sge: c_int,
+    opcode: u32,
+    send_flags: u32,
+    immediate: u32,
+    remote_address: u64,
+}
+
+/// `struct ibv_recv_wr`.
+#[repr(C)]
+struct RecvWr {
+    wr_id: u64,
+    next: *mut RecvWr,
+    sg_list: *const Sge,
+    num_sge: c_int,
+}
+
+/// The beginning of `struct ibv_sge`.
+#[repr(C)]
+struct Sge {
+    address: u64,
+}
+
+const INLINE: u32 = 1 << 3;
+
+type PostFunction = unsafe extern "C" fn(*mut IbvQp, *mut c_void, *mut c_void) -> c_int;
+type BuildFunction = unsafe extern "C" fn(*mut IbvQp, usize, usize, usize, usize);
+type CompleteFunction = unsafe extern "C" fn(*mut IbvQp) -> c_int;
+
+/// Declares functions that add the address of their caller to the arguments of a function, and
+/// jump to it: as the last argument in the register `$x86` or `$arm`.
+macro_rules! with_caller {
+    ($name:expr, $function:expr, $x86:literal, $arm:literal) => {
+        #[cfg(target_arch = "x86_64")]
+        global_asm!(
+            ".p2align 4",
+            concat!(".globl ", $name, "\n.hidden ", $name),
+            concat!(".type ", $name, ", @function\n", $name, ":"),
+            concat!("mov ", $x86, ", [rsp]"),
+            "jmp {function}",
+            function = sym $function,
+        );
+        #[cfg(target_arch = "aarch64")]
+        global_asm!(
+            ".p2align 4",
+            concat!(".globl ", $name, "\n.hidden ", $name),
+            concat!(".type ", $name, ", %function\n", $name, ":"),
+            concat!("mov ", $arm, ", x30"),
+            "b {function}",
+            function = sym $function,
+        );
+    };
+}
+
+/// The address of a function of [`with_caller`].
+macro_rules! entry_of {
+    ($name:expr) => {{
+        unsafe extern "C" {
+            #[link_name = $name]
+            fn entry();
+        }
+        entry as *const ()
+    }};
+}
+
+/// Hooks that know their caller, for functions of three arguments.
+macro_rules! post_hooks {
+    ($list:ident, $hook:ident, $name:literal) => {
+        post_hooks!($list, $hook, $name: 0 1 2 3 4 5 6 7);
+    };
+    ($list:ident, $hook:ident, $name:literal: $($number:literal)*) => {
+        $(with_caller!(
+            concat!("ringverbs_", $name, "_", $number), $hook::<$number>, "rcx", "x3"
+        );)*
+        static $list: Hooked<VARIANTS> =
+            Hooked::new([$(entry_of!(concat!("ringverbs_", $name, "_", $number))),*]);
+    };
+}
+
+/// As above, for the functions of builders, which have up to five arguments.
+macro_rules! build_hooks {
+    ($list:ident: $($builder:literal)*) => {
+        $(build_hooks!(@declare $builder: 0 1 2 3 4 5 6 7);)*
+        static $list: [Hooked<VARIANTS>; BUILDERS.len()] =
+            [$(build_hooks!(@list $builder: 0 1 2 3 4 5 6 7)),*];
+    };
+    (@declare $builder:literal: $($number:literal)*) => {
+        $(with_caller!(
+            concat!("ringverbs_build_", $builder, "_", $number),
+            build::<$builder, $number>, "r9", "x5"
+        );)*
+    };
+    (@list $builder:literal: $($number:literal)*) => {
+        Hooked::new([$(entry_of!(concat!("ringverbs_build_", $builder, "_", $number))),*])
+    };
+}
+
+/// Maximum number of functions of providers of one kind.
+const VARIANTS: usize = 8;
+
+post_hooks!(SENDS, post_send, "post_send");
+post_hooks!(RECEIVES, post_receive, "post_receive");
+post_hooks!(BINDINGS, bind_window, "bind_window");
+build_hooks!(BUILDS: 0 1 2 3 4 5 6 7 8 9 10);
+static STARTS: Hooked<VARIANTS> = hooked!(start: 0 1 2 3 4 5 6 7);
+static COMPLETES: Hooked<VARIANTS> = hooked!(complete: 0 1 2 3 4 5 6 7);
+static ABORTS: Hooked<VARIANTS> = hooked!(abort: 0 1 2 3 4 5 6 7);
+
+/// Entries of a context's table that are hooked.
+pub(crate) static CONTEXT_HOOKS: [(usize, &Hooked<VARIANTS>); 3] = [
+    (POST_SEND, &SENDS),
+    (POST_RECV, &RECEIVES),
+    (BIND_MW, &BINDINGS),
+];
+
+/// A queue pair that the program posts to, by device and number.
+struct Posting {
+    explainer: &'static Explainer,
+    key: (usize, u32),
+    queue_pair: Arc<QueuePair>,
+}
+
+/// Returns the queue pair that the program posts to; `None` if it is not known.
+///
+/// # Safety
+/// The queue pair must exist, and its context must be open.
+unsafe fn posting(queue_pair: *mut IbvQp) -> Option<Posting> {
+    let explainer = process::explainer()?;
+    // SAFETY: guaranteed by the caller.
+    let (fd, number) = unsafe { ((*(*queue_pair).context).command_fd, (*queue_pair).number) };
+    let Lookup::Open(object) = table::find(fd) else {
+        return None;
+    };
+    let ObjectKind::Device(device) = object.kind else {
+        return None;
+    };
+    let queue_pair = explainer.objects.queue_pair(device, number)?;
+    Some(Posting {
+        explainer,
+        key: (device, number),
+        queue_pair,
+    })
+}
+
+/// Returns the address of the first buffer of a list.
+///
+/// # Safety
+/// The list must have `count` elements.
+unsafe fn first_buffer(list: *const Sge, count: c_int) -> Option<u64> {
+    // SAFETY: guaranteed by the caller.
+    (count > 0 && !list.is_null()).then(|| unsafe { (*list).address })
+}
+
+/// Notes the work requests of a list, from first to last.
+///
+/// # Safety
+/// A list of work requests, of sends if `sends`.
+unsafe fn note_list(objects: &Objects, list: *mut c_void, sends: bool, site: usize) -> Vec<Post> {
+    let origin = objects.call_from(site);
+    let mut posts = Vec::new();
+    let mut next = list;
+    while !next.is_null() {
+        // SAFETY: an element of the list.
+        let post = unsafe {
+            if sends {
+                let wr = next.cast::<SendWr>();
+                next = (*wr).next.cast();
+                let is_inline = (*wr).send_flags & INLINE != 0;
+                let has_remote = matches!((*wr).opcode, 0 | 1 | 4);
+                Post {
+                    wr_id: (*wr).wr_id,
+                    opcode: Some((*wr).opcode),
+                    buffer: first_buffer((*wr).sg_list, (*wr).num_sge).filter(|_| !is_inline),
+                    remote: has_remote.then(|| (*wr).remote_address),
+                    origin: origin.clone(),
+                }
+            } else {
+                let wr = next.cast::<RecvWr>();
+                next = (*wr).next.cast();
+                Post {
+                    wr_id: (*wr).wr_id,
+                    opcode: None,
+                    buffer: first_buffer((*wr).sg_list, (*wr).num_sge),
+                    remote: None,
+                    origin: origin.clone(),
+                }
+            }
+        };
+        posts.push(post);
+    }
+    posts
+}
+
+/// Posts a list, and returns what the provider has returned.
+///
+/// # Safety
+/// As for `ibv_post_send`, or `ibv_post_recv` unless `sends`.
+unsafe fn post(
+    provider: *mut c_void,
+    queue_pair: *mut IbvQp,
+    list: *mut c_void,
+    bad: *mut c_void,
+    (sends, site): (bool, usize),
+) -> c_int {
+    // SAFETY: the address of a provider's function of this type, stored before its hook was
+    // put into a table.
+    let provider: PostFunction = unsafe { std::mem::transmute(provider) };
+    // SAFETY: the program passes a queue pair.
+    let Some(posting) = (unsafe { posting(queue_pair) }) else {
+        // SAFETY: guaranteed by the caller.
+        return unsafe { provider(queue_pair, list, bad) };
+    };
+    let known = &posting.queue_pair;
+    if sends && known.building.load(Ordering::Relaxed) {
+        known.lose_order();
+    }
+    let (posts, order) = match sends {
+        true => (&known.sends, &known.send_order),
+        false => (&known.receives, &known.receive_order),
+    };
+    let _order = lock(order);
+    // SAFETY: guaranteed by the caller.
+    let noted = unsafe { note_list(&posting.explainer.objects, list, sends, site) };
+    noted.iter().for_each(|post| lock(posts).push(post.clone()));
+    // SAFETY: guaranteed by the caller.
+    let result = unsafe { provider(queue_pair, list, bad) };
+    if result != 0 {
+        // SAFETY: the provider has set it to the first work request that it refused.
+        let refused = unsafe { *bad.cast::<*mut c_void>() };
+        let mut accepted = 0;
+        let mut next = list;
+        while !next.is_null() && next != refused {
+            accepted += 1;
+            // SAFETY: an element of the list.
+            next = unsafe {
+                match sends {
+                    true => (*next.cast::<SendWr>()).next.cast(),
+                    false => (*next.cast::<RecvWr>()).next.cast(),
+                }
+            };
+        }
+        lock(posts).take_back(noted.len().saturating_sub(accepted));
+        if let Some(post) = noted.get(accepted) {
+            let what = if sends { "send" } else { "receive" };
+            let refusal = (what, result.abs());
+            (posting.explainer).post_refused(posting.key, known, refusal, post);
+        }
+    }
+    result
+}
+
+unsafe extern "C" fn post_send<const N: usize>(
+    queue_pair: *mut IbvQp,
+    list: *mut c_void,
+    bad: *mut c_void,
+    site: usize,
+) -> c_int {
+    // SAFETY: guaranteed by the caller.
+    unsafe { post(SENDS.function(N), queue_pair, list, bad, (true, site)) }
+}
+
+unsafe extern "C" fn post_receive<const N: usize>(
+    queue_pair: *mut IbvQp,
+    list: *mut c_void,
+    bad: *mut c_void,
+    site: usize,
+) -> c_int {
+    // SAFETY: guaranteed by the caller.
+    unsafe { post(RECEIVES.function(N), queue_pair, list, bad, (false, site)) }
+}
+
+/// `ibv_bind_mw`, whose provider posts a work request itself. The last argument begins with the
+/// `wr_id`.
+unsafe extern "C" fn bind_window<const N: usize>(
+    queue_pair: *mut IbvQp,
+    window: *mut c_void,
+    binding: *mut c_void,
+    site: usize,
+) -> c_int {
+    // SAFETY: as in `post`.
+    let provider: PostFunction = unsafe { std::mem::transmute(BINDINGS.function(N)) };
+    // SAFETY: the program passes a queue pair.
+    let Some(posting) = (unsafe { posting(queue_pair) }) else {
+        // SAFETY: guaranteed by the caller.
+        return unsafe { provider(queue_pair, window, binding) };
+    };
+    let known = &posting.queue_pair;
+    let _order = lock(&known.send_order);
+    let post = Post {
+        // SAFETY: guaranteed by the caller.
+        wr_id: unsafe { *binding.cast::<u64>() },
+        opcode: Some(BIND),
+        buffer: None,
+        remote: None,
+        origin: posting.explainer.objects.call_from(site),
+    };
+    lock(&known.sends).push(post.clone());
+    // SAFETY: guaranteed by the caller.
+    let result = unsafe { provider(queue_pair, window, binding) };
+    if result != 0 {
+        lock(&known.sends).take_back(1);
+        let refusal = ("memory window binding", result.abs());
+        (posting.explainer).post_refused(posting.key, known, refusal, &post);
+    }
+    result
+}
+
+/// Returns what follows the `ibv_qp` of a queue pair with builders.
+fn extension(queue_pair: *mut IbvQp) -> *mut Extension {
+    queue_pair.wrapping_byte_add(EXTENSION).cast()
+}
+
+unsafe extern "C" fn build<const BUILDER: usize, const N: usize>(
+    queue_pair: *mut IbvQp,
+    a: usize,
+    b: usize,
+    c: usize,
+    d: usize,
+    site: usize,
+) {
+    // The functions have fewer arguments: the others are what registers contain.
+    // SAFETY: as in `post`. More arguments in registers are ignored.
+    let provider: BuildFunction = unsafe { std::mem::transmute(BUILDS[BUILDER].function(N)) };
+    // SAFETY: the program passes a queue pair, which has an extension.
+    let (posting, wr_id) = unsafe { (posting(queue_pair), (*extension(queue_pair)).wr_id) };
+    if let Some(posting) = posting {
+        let opcode = BUILDERS[BUILDER];
+        let has_remote = matches!(opcode, 0 | 1 | 4);
+        let post = Post {
+            wr_id,
+            opcode: Some(opcode),
+            buffer: None,
+            remote: has_remote.then_some(b as u64),
+            origin: posting.explainer.objects.call_from(site),
+        };
+        lock(&posting.queue_pair.sends).push(post);
+        *lock(&posting.queue_pair.built) += 1;
+    }
+    // SAFETY: guaranteed by the caller.
+    unsafe { provider(queue_pair, a, b, c, d) }
+}
+
+unsafe extern "C" fn start<const N: usize>(queue_pair: *mut IbvQp) {
+    // SAFETY: as in `post`.
+    let provider: unsafe extern "C" fn(*mut IbvQp) =
+        unsafe { std::mem::transmute(STARTS.function(N)) };
+    // SAFETY: guaranteed by the caller. The provider's lock is held when it returns.
+    unsafe { provider(queue_pair) };
+    // SAFETY: the program passes a queue pair.
+    if let Some(posting) = unsafe { posting(queue_pair) } {
+        posting.queue_pair.building.store(true, Ordering::Relaxed);
+        *lock(&posting.queue_pair.built) = 0;
+    }
+}
+
+unsafe extern "C" fn complete<const N: usize>(queue_pair: *mut IbvQp) -> c_int {
+    // SAFETY: as in `post`.
+    let provider: CompleteFunction = unsafe { std::mem::transmute(COMPLETES.function(N)) };
+    // SAFETY: the program passes a queue pair.
+    let posting = unsafe { posting(queue_pair) };
+    let built = posting.as_ref().map(|posting| {
+        // While the provider's lock is held.
+        posting.queue_pair.building.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *lock(&posting.queue_pair.built))
+    });
+    // SAFETY: guaranteed by the caller.
+    let result = unsafe { provider(queue_pair) };
+    if let Some((posting, built)) = posting.zip(built).filter(|_| result != 0) {
+        let known = &posting.queue_pair;
+        let refused = lock(&known.sends).take_back(built);
+        if let Some(post) = refused {
+            let refusal = ("send", result.abs());
+            (posting.explainer).post_refused(posting.key, known, refusal, &post);
+        }
+    }
+    result
+}
+
+unsafe extern "C" fn abort<const N: usize>(queue_pair: *mut IbvQp) {
+    // SAFETY: as in `post`.
+    let provider: unsafe extern "C" fn(*mut IbvQp) =
+        unsafe { std::mem::transmute(ABORTS.function(N)) };
+    // SAFETY: the program passes a queue pair.
+    if let Some(posting) = unsafe { posting(queue_pair) } {
+        let known = &posting.queue_pair;
+        known.building.store(false, Ordering::Relaxed);
+        let built = std::mem::take(&mut *lock(&known.built));
+        lock(&known.sends).take_back(built);
+    }
+    // SAFETY: guaranteed by the caller.
+    unsafe { provider(queue_pair) }
+}
+
+/// Hooks the builders of a queue pair that a command has modified, if it has any. `address` is
+/// its user handle.
+pub(crate) fn hook_builders(fd: c_int, address: u64, number: u32) {
+    let address = address as usize;
+    if address == 0 || address % align_of::<IbvQp>() != 0 {
+        return;
+    }
+    // A program that makes the system calls itself may have any user handle.
+    let Some(found) = crate::hooks::read::<IbvQp>(address) else {
+        return;
+    };
+    // SAFETY: all members may have any value.
+    let found = unsafe { found.assume_init() };
+    if found.number != number || !found.context.is_aligned() {
+        return;
+    }
+    let Some(context) = crate::hooks::read::<Context>(found.context.expose_provenance()) else {
+        return;
+    };
+    // SAFETY: all members may have any value.
+    let context = unsafe { context.assume_init() };
+    let Some(found) = crate::hooks::read::<Extension>(address + EXTENSION) else {
+        return;
+    };
+    // SAFETY: all members may have any value.
+    let functions = unsafe { found.assume_init() }.functions;
+    let provider = SENDS.provider_of(context.operations[POST_SEND]);
+    let file = |function| crate::hooks::file_of(function).map(|it| it.dli_fbase);
+    let base = file(provider);
+    let start = STARTS.provider_of(functions[WR_START]);
+    // What follows the queue pair may be something else.
+    if context.command_fd != fd || start.is_null() || base.is_none() || file(start) != base {
+        return;
+    }
+    let queue_pair = ptr::with_exposed_provenance_mut::<IbvQp>(address);
+    let others = [
+        (WR_START, &STARTS),
+        (WR_COMPLETE, &COMPLETES),
+        (WR_ABORT, &ABORTS),
+    ];
+    let hooks = BUILDS.iter().enumerate().chain(others);
+    for (index, hooked) in hooks {
+        // SAFETY: within the queue pair, which has an extension.
+        let entry = unsafe { &raw mut (*extension(queue_pair)).functions[index] };
+        // SAFETY: the program waits for the command, so that the queue pair exists, and does
+        // not post.
+        unsafe { hooked.exchange(entry, functions[index]) };
+    }
+}
