@@ -40,6 +40,7 @@ mod driver;
 pub mod hostile;
 mod links;
 mod management;
+mod peers;
 mod poll;
 mod random;
 mod readiness;

@@ -3,6 +3,8 @@
 //! A front end implements these traits, and passes the guest's register accesses to
 //! [`crate::Hca::read`] and [`crate::Hca::write`].
 
+use roce::packet::Path;
+
 /// The address is not mapped for the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unmapped {
@@ -89,7 +91,15 @@ pub trait Clock {
     fn now(&self) -> u64;
 }
 
-/// Everything that the device needs.
-pub trait Platform: Memory + Interrupts + Clock {}
+/// The processes that have the peers of queue pairs.
+pub trait Peers {
+    /// Returns whether that of a queue pair, by its path and number, is known to be stopped.
+    fn is_stopped(&self, _path: &Path, _qpn: u32) -> bool {
+        false
+    }
+}
 
-impl<T: Memory + Interrupts + Clock> Platform for T {}
+/// Everything that the device needs.
+pub trait Platform: Memory + Interrupts + Clock + Peers {}
+
+impl<T: Memory + Interrupts + Clock + Peers> Platform for T {}

@@ -10,10 +10,12 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use ring::copy;
-use softhca::platform::{Clock, Interrupts, Memory, Unmapped, copy_through_buffer};
+use roce::packet::Path;
+use softhca::platform::{Clock, Interrupts, Memory, Peers, Unmapped, copy_through_buffer};
 
 use crate::driver::moved::{MovedRegions, Part};
 use crate::driver::pages::{read_protected, write_protected};
+use crate::peers::PeerProcesses;
 use crate::user::{Access, fault_in};
 
 thread_local! {
@@ -121,6 +123,8 @@ pub(crate) struct Process {
     /// Regions whose pages the program has moved, unmapped or protected.
     pub(crate) moved: MovedRegions,
     time: Time,
+    /// The processes that have the peers; `None` if they are all this one.
+    peers: Option<Arc<dyn PeerProcesses>>,
 }
 
 /// The source of the time.
@@ -140,7 +144,13 @@ impl Process {
             on_demand: Ranges::default(),
             moved: MovedRegions::default(),
             time: clock.map_or_else(|| Time::Real(Instant::now()), Time::Simulated),
+            peers: None,
         }
+    }
+
+    /// Sets the processes that have the peers of queue pairs.
+    pub(crate) fn set_peers(&mut self, peers: Arc<dyn PeerProcesses>) {
+        self.peers = Some(peers);
     }
 
     /// Returns the wall clock time in nanoseconds since 1970. Simulated time begins then.
@@ -394,6 +404,13 @@ impl Memory for Process {
 impl Interrupts for Process {
     /// The event queue is checked after every turn.
     fn interrupt(&mut self, _: u16) {}
+}
+
+impl Peers for Process {
+    fn is_stopped(&self, path: &Path, qpn: u32) -> bool {
+        let peers = self.peers.as_ref();
+        peers.is_some_and(|peers| peers.is_stopped(path, qpn))
+    }
 }
 
 impl Clock for Process {

@@ -259,7 +259,10 @@ impl Network {
                 ..Settings::numbered(profile, number)
             };
             settings.mac[2..4].copy_from_slice(&self.runner.network().to_be_bytes());
-            let process = Process::new(self.runner.time().map(SimulatedTime::clock));
+            let mut process = Process::new(self.runner.time().map(SimulatedTime::clock));
+            if let Some(peers) = self.runner.peers() {
+                process.set_peers(Arc::clone(peers));
+            }
             let addresses = self.runner.addresses();
             if self.runner.time().is_none() {
                 let random = match self.runner.seed() {

@@ -23,6 +23,7 @@ use crate::drive::Drive;
 use crate::driver::cause::Cause;
 use crate::driver::files::uar_counts;
 use crate::links::Links;
+use crate::peers::PeerProcesses;
 use crate::runtime::device::Device;
 use crate::runtime::exit_flush::{Flush, flush_at_exit};
 use crate::runtime::nodes::Nodes;
@@ -48,6 +49,8 @@ pub(crate) struct Runner {
     addresses: Option<HostAddresses>,
     /// Links of its devices' ports, if a wire decides about them.
     links: Option<Arc<Links>>,
+    /// Processes that have the devices which a wire reaches.
+    peers: Option<Arc<dyn PeerProcesses>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -299,6 +302,7 @@ impl Runner {
         let mut numbers = 0..usize::MAX;
         let mut addresses = None;
         let mut links = None;
+        let mut peers: Option<Arc<dyn PeerProcesses>> = None;
         let mut network = match time {
             Some(_) => 0,
             None => RandomState::new().hash_one(()) as u16,
@@ -323,6 +327,7 @@ impl Runner {
                     let member = (directory, segment.number());
                     let made = manager.insert(Manager::new(Some(member), Clock::Host));
                     segment.set_agents(made.agents());
+                    peers = Some(segment.processes());
                     segment.set_links(Arc::clone(links.insert(Arc::default())));
                     Ok(Wire::Directory(Box::new(segment)))
                 })?;
@@ -336,6 +341,7 @@ impl Runner {
                 numbers = 0..1;
                 let own = ports.addresses();
                 links = Some(ports.links());
+                peers = ports.processes();
                 let manager = Manager::of_hosts(Arc::clone(&own.list), ports.shared(), Clock::Host);
                 let agents = manager.agents();
                 addresses = Some(own);
@@ -400,6 +406,7 @@ impl Runner {
             numbers,
             addresses,
             links,
+            peers,
             thread,
         }))
     }
@@ -648,6 +655,11 @@ impl Runner {
     /// Returns the links of its devices' ports, if a wire decides about them.
     pub(crate) fn links(&self) -> Option<&Arc<Links>> {
         self.links.as_ref()
+    }
+
+    /// Returns the processes that have the devices which a wire reaches.
+    pub(crate) fn peers(&self) -> Option<&Arc<dyn PeerProcesses>> {
+        self.peers.as_ref()
     }
 
     /// Wakes the threads that drive the network, after a command.

@@ -9,7 +9,7 @@ use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use nix::sys::socket::{ControlMessage, MsgFlags, recv, send, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, getsockopt, recv, send, sendmsg, sockopt};
 use ring::{FrameReceiver, FrameSender, ProtocolViolation};
 use roce::packet::{LinkKind, Packet, Pool};
 use softhca::ancillary;
@@ -105,6 +105,12 @@ impl Outgoing {
     /// Returns whether the receiver has not read all frames.
     pub(crate) fn is_unread(&mut self) -> bool {
         self.ring.is_unread().unwrap_or(false)
+    }
+
+    /// Returns the id of the process that listens, 0 if it is not visible.
+    pub(crate) fn process(&self) -> u32 {
+        let peer = getsockopt(&self.socket, sockopt::PeerCredentials);
+        peer.map_or(0, |it| it.pid().try_into().unwrap_or(0))
     }
 
     /// Closes the connection. A child of fork may keep the socket open, so it must be removed

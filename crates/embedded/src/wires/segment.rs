@@ -15,6 +15,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::fcntl::Flock;
@@ -28,6 +29,7 @@ use crate::Result;
 use crate::directory::{Directory, OTHER_VERSION};
 use crate::links::Links;
 use crate::management::DropCause;
+use crate::peers::{PeerProcesses, StoppedProcesses};
 use crate::wires::agent::{self, Agents, MemberEnd, Outgoing as Datagram, Peer, PortAddress};
 use crate::wires::frames::{Incoming, Outgoing, VERSION};
 use crate::wires::link_file;
@@ -80,6 +82,7 @@ pub(crate) struct Segment {
     blocked: Option<(Packet, u16, Instant)>,
     /// The links of this process's ports.
     links: Arc<Links>,
+    processes: Arc<Processes>,
     /// The agents of queue pair 1.
     agents: Agents,
     /// Management datagrams to send, with the receiver's number and the time since when each
@@ -99,6 +102,54 @@ pub(crate) struct Segment {
     searched: Option<(SystemTime, Instant)>,
     /// Dropped last, so that the number is released after the socket is closed.
     _lock: Flock<File>,
+}
+
+/// The processes to which this one is connected.
+#[derive(Debug)]
+struct Processes {
+    /// Identifier of the network, in MAC addresses.
+    network: u16,
+    /// Process ids by member, 0 if there is no connection.
+    ids: Vec<AtomicU32>,
+    stopped: StoppedProcesses,
+}
+
+impl Processes {
+    fn new(network: u16) -> Self {
+        Self {
+            network,
+            ids: (0..MAX_MEMBERS).map(|_| AtomicU32::new(0)).collect(),
+            stopped: StoppedProcesses::default(),
+        }
+    }
+
+    fn set(&self, member: u16, id: u32) {
+        if let Some(entry) = self.ids.get(usize::from(member)) {
+            entry.store(id, Ordering::Relaxed);
+        }
+    }
+}
+
+impl PeerProcesses for Processes {
+    fn is_stopped(&self, path: &Path, _qpn: u32) -> bool {
+        let number = match path.link {
+            Link::Ib { dlid, .. } => dlid,
+            Link::Ether { dmac, .. } => {
+                let number = u16::from_be_bytes([dmac[4], dmac[5]]);
+                if dmac != mac(self.network, number) {
+                    return false;
+                }
+                number
+            }
+            Link::Ip => return false,
+        };
+        let FrameTarget::Member(member) = owner(number) else {
+            return false;
+        };
+        let id = self.ids.get(usize::from(member));
+        let id = id.map_or(0, |id| id.load(Ordering::Relaxed));
+        id != 0 && self.stopped.contains(id)
+    }
 }
 
 #[derive(Default)]
@@ -260,6 +311,7 @@ impl Segment {
             outgoing: VecDeque::new(),
             blocked: None,
             links: Arc::default(),
+            processes: Arc::new(Processes::new(network)),
             agents: Agents::default(),
             management: VecDeque::new(),
             psn: Psn::new(0),
@@ -279,6 +331,11 @@ impl Segment {
     /// Sets the agents of queue pair 1.
     pub(crate) fn set_agents(&mut self, agents: Agents) {
         self.agents = agents;
+    }
+
+    /// Returns the processes to which this one is connected.
+    pub(crate) fn processes(&self) -> Arc<dyn PeerProcesses> {
+        Arc::<Processes>::clone(&self.processes)
     }
 
     /// Sets where the links of this process's ports are kept.
@@ -558,6 +615,7 @@ impl Segment {
         if !self.is_connected(to) {
             let id = MEMBER_BASE + u64::from(to);
             let link = Outgoing::connect(&self.directory, &socket_name(to), epoll, id)?;
+            self.processes.set(to, link.process());
             let end = usize::from(to) + 1;
             if self.members.len() < end {
                 self.members.resize_with(end, Member::default);
@@ -576,6 +634,7 @@ impl Segment {
         let known = self.members.get_mut(usize::from(member));
         if let Some(link) = known.and_then(|it| it.link.take()) {
             link.close(epoll);
+            self.processes.set(member, 0);
             self.ended.push((member, MemberEnd::Ended, Instant::now()));
         }
     }

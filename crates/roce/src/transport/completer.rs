@@ -6,7 +6,7 @@ use super::config::{ack_wait, rnr_wait};
 use super::host::{Counted, Fault, Host, Operation};
 use super::io::Io;
 use super::qp::Qp;
-use super::state::GRACE;
+use super::state::{GRACE, LATE, STOPPED_WAIT};
 use crate::packet::{NakCode, OpcodeFlags, Psn, Syndrome, View};
 
 /// Result of [`Qp::take_response`].
@@ -322,10 +322,14 @@ impl<L> Qp<L> {
             self.req.blocked = false;
             self.resp.held = false;
         }
-        if self.req.deadline.is_some_and(|at| at <= now) {
+        if let Some(at) = self.req.deadline.filter(|at| *at <= now) {
             self.req.deadline = None;
             if self.state.sends() && self.req.una.before(self.req.high) {
-                if io.patient && self.req.patience > 0 {
+                if self.is_excused(host, now - at) {
+                    self.restart_timer(now);
+                    let earliest = now + STOPPED_WAIT;
+                    self.req.deadline = self.req.deadline.map(|at| at.max(earliest));
+                } else if io.patient && self.req.patience > 0 {
                     self.req.patience -= 1;
                     self.restart_timer(now);
                 } else {
@@ -343,6 +347,21 @@ impl<L> Qp<L> {
             }
         }
         self.probe_if_due(host, io, now);
+    }
+
+    /// Returns whether a timeout restarts without counting, since the peer or this process was
+    /// stopped. After the peer's stop there is a whole timeout for its answer.
+    fn is_excused<H: Host<LocalBuffers = L>>(&mut self, host: &H, delay: u64) -> bool {
+        let path = self.config.path.as_ref();
+        let is_stopped = path.is_some_and(|it| host.is_peer_stopped(it, self.config.remote_qpn));
+        if std::mem::replace(&mut self.req.peer_stopped, is_stopped) || is_stopped {
+            return true;
+        }
+        let is_late = delay > LATE && self.req.late_restarts > 0;
+        if is_late {
+            self.req.late_restarts -= 1;
+        }
+        is_late
     }
 
     /// Returns the time at which [`Qp::timers`] has something to do.

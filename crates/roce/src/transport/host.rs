@@ -425,6 +425,12 @@ pub trait Host {
         None
     }
 
+    /// Returns whether the process that has a queue pair, by its path and number, is known to be
+    /// stopped: what it does not answer is not lost. Called when a local ACK timeout expires.
+    fn is_peer_stopped(&self, _path: &Path, _qpn: u32) -> bool {
+        false
+    }
+
     /// Copies `data` into local buffers from `offset` on: a read response, or a
     /// received message.
     ///

@@ -18,6 +18,13 @@ const PATIENCE: u8 = 64;
 /// software may wait for a processor.
 pub(super) const GRACE: u8 = 3;
 
+/// Delay of a timeout after which this process was not running, and the responses may not have
+/// been read; and how many such timeouts restart, which bounds their number on a busy host.
+pub(super) const LATE: u64 = 50_000_000;
+const LATE_RESTARTS: u8 = 4;
+/// Shortest timeout while the peer is stopped.
+pub(super) const STOPPED_WAIT: u64 = 10_000_000;
+
 /// RNR timer codes sent for absent memory: 1.28 ms at first, then up to 82 ms.
 const FIRST_PAGE_RNR_TIMER: u8 = 14;
 const MAX_PAGE_RNR_TIMER: u8 = 26;
@@ -69,6 +76,10 @@ pub(super) struct Requester<L> {
     pub patience: u8,
     /// Remaining timeouts that retransmit without counting a retry.
     pub grace: u8,
+    /// Remaining timeouts that restart, since they are [`LATE`].
+    pub late_restarts: u8,
+    /// The peer was stopped at the last timeout.
+    pub peer_stopped: bool,
     pub rnr_left: u8,
     /// Time of the next retransmission.
     pub deadline: Option<u64>,
@@ -101,6 +112,8 @@ impl<L> Requester<L> {
             retries_left: 0,
             patience: PATIENCE,
             grace: GRACE,
+            late_restarts: LATE_RESTARTS,
+            peer_stopped: false,
             rnr_left: 0,
             deadline: None,
             rnr_until: None,
@@ -146,6 +159,8 @@ impl<L> Requester<L> {
         self.retries_left = config.retry_count;
         self.patience = PATIENCE;
         self.grace = GRACE;
+        self.late_restarts = LATE_RESTARTS;
+        self.peer_stopped = false;
         self.rnr_left = config.rnr_retry;
     }
 

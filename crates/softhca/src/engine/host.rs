@@ -1,6 +1,6 @@
 //! Implementation of the transport's [`Host`]: work requests, memory, completions.
 
-use roce::packet::{L3, Link, Payload};
+use roce::packet::{L3, Link, Path, Payload};
 use roce::rule::{Rule, Violation};
 use roce::transport::{
     Access, AtomicOp, Counted, EngineError, Failure, Fault, Host, MessageStart, Operation,
@@ -409,6 +409,10 @@ impl<P: Platform> Host for Core<P> {
 
     fn next_send(&mut self, qpn: u32) -> Option<SendWork<LocalBuffers>> {
         self.next_send_work(qpn)
+    }
+
+    fn is_peer_stopped(&self, path: &Path, qpn: u32) -> bool {
+        self.platform.is_stopped(path, qpn)
     }
 
     fn gather(

@@ -7,7 +7,7 @@ use roce::fabric::Fabric;
 use roce::packet::Pool;
 
 use crate::hca::{Hca, Settings};
-use crate::platform::{Clock, Interrupts, Memory, Unmapped};
+use crate::platform::{Clock, Interrupts, Memory, Peers, Unmapped};
 use crate::profile::Profile;
 
 /// A platform in this process: memory, clock and interrupts.
@@ -57,6 +57,8 @@ impl Interrupts for TestPlatform {
         self.interrupts.borrow_mut().push(vector);
     }
 }
+
+impl Peers for TestPlatform {}
 
 impl Clock for TestPlatform {
     fn now(&self) -> u64 {

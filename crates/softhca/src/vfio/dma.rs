@@ -9,7 +9,7 @@ use std::time::Instant;
 use mmap_rs::{MmapFlags, MmapMut, MmapOptions};
 use nix::sys::eventfd::EventFd;
 
-use crate::platform::{Clock, Interrupts, Memory, Unmapped};
+use crate::platform::{Clock, Interrupts, Memory, Peers, Unmapped};
 
 /// A region of the DMA address space of the guest.
 struct Region {
@@ -201,6 +201,8 @@ impl Interrupts for Guest {
         }
     }
 }
+
+impl Peers for Guest {}
 
 impl Clock for Guest {
     fn now(&self) -> u64 {

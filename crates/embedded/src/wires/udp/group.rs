@@ -24,10 +24,11 @@ use nix::sys::socket::{
     Backlog, MsgFlags, SockFlag, accept4, getsockopt, listen, recvmsg, sendmsg, sockopt,
 };
 use nix::unistd::geteuid;
-use roce::packet::{Gid, gid_of_ip, ip_of_gid};
+use roce::packet::{Gid, Path, gid_of_ip, ip_of_gid};
 use uverbs::Errno;
 
 use crate::directory::{Directory, Sharing};
+use crate::peers::{PeerProcesses, StoppedProcesses};
 use crate::wires::wire::MAX_FRAME_WAIT;
 use crate::{Result, refuse};
 
@@ -139,6 +140,42 @@ fn line_of(address: Gid) -> String {
     format!("{:032x}", u128::from_be_bytes(address))
 }
 
+/// First word of the line of a member's file with its process id.
+const PROCESS: &str = "process ";
+
+/// The processes of this user on the host, by the files of their memberships.
+#[derive(Debug)]
+pub(super) struct MemberProcesses {
+    directory: Arc<Directory>,
+    own: u8,
+    stopped: StoppedProcesses,
+}
+
+impl MemberProcesses {
+    pub(super) fn new(member: &Member) -> Self {
+        Self {
+            directory: Arc::clone(&member.directory),
+            own: member.number,
+            stopped: StoppedProcesses::default(),
+        }
+    }
+}
+
+impl PeerProcesses for MemberProcesses {
+    fn is_stopped(&self, path: &Path, qpn: u32) -> bool {
+        let member = (qpn >> QPN_BITS) as u8;
+        let Some(grh) = path.grh.filter(|_| member != self.own) else {
+            return false;
+        };
+        let text = self.directory.read(&lock_name(member)).unwrap_or_default();
+        let address = line_of(grh.dgid);
+        let mut process = text.lines().filter_map(|it| it.strip_prefix(PROCESS));
+        let process = process.next().and_then(|it| it.parse().ok());
+        let has_address = text.lines().any(|it| it == address);
+        has_address && process.is_some_and(|it| self.stopped.contains(it))
+    }
+}
+
 /// The membership of this process, until dropped.
 #[derive(Debug)]
 pub(crate) struct Member {
@@ -221,7 +258,8 @@ impl Member {
     /// Publishes the addresses to other members, which must precede opening a socket there.
     pub(super) fn announce(&self, addresses: &[Gid]) -> Result<()> {
         let lines = addresses.iter().map(|address| line_of(*address));
-        let lines = std::iter::once(version_line()).chain(lines);
+        let process = format!("{PROCESS}{}", std::process::id());
+        let lines = [version_line(), process].into_iter().chain(lines);
         let text = lines.map(|line| line + "\n").collect::<String>();
         self.directory.write(&lock_name(self.number), &text)
     }

@@ -14,13 +14,14 @@ use roce::packet::{Gid, Mtu, ROCE_V2_PORT, gid_of_ip};
 use softhca::Settings;
 use uverbs::{Command, Errno, Error};
 
-use super::group::{Member, OTHER_VERSION, QPN_BITS, count_sockets};
+use super::group::{Member, MemberProcesses, OTHER_VERSION, QPN_BITS, count_sockets};
 use super::interface_monitor::{InterfaceMonitor, MonitoredAddresses, is_up};
 use super::multicast::MulticastGroups;
 use super::socket::{self, ScopedAddress};
 use super::steering;
 use crate::addresses::{AddressList, DEVICE_MAC, MAX_ADDRESSES, PortAddresses, SharedPorts};
 use crate::links::Links;
+use crate::peers::PeerProcesses;
 use crate::random::random;
 
 /// Number of source ports of queue pairs: switches select paths by the source port (ECMP).
@@ -405,6 +406,12 @@ impl UdpPorts {
             member: member.number,
             addresses: Arc::clone(&self.list),
         })
+    }
+
+    /// Returns the processes that share the addresses of this host, if they are shared.
+    pub(crate) fn processes(&self) -> Option<Arc<dyn PeerProcesses>> {
+        let member = self.member.as_ref()?;
+        Some(Arc::new(MemberProcesses::new(member)))
     }
 
     /// Returns the link of the device's port, of which the index is 0.

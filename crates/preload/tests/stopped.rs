@@ -1,0 +1,117 @@
+//! Processes that are stopped, by a signal or in a debugger: the retries of their peers do not
+//! count, nor do their own when they continue. With one retry.
+
+#[macro_use]
+mod common;
+
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use common::*;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Longer than the writer waits for a peer that runs: 64 times 17 ms in a directory, since
+/// frames are unread, and 8 times 67 ms on an address.
+const STOP: Duration = Duration::from_secs(2);
+const DIRECTORY_TIMEOUT: u32 = 12;
+const ADDRESS_TIMEOUT: u32 = 14;
+
+fn writes(writer: &Running) -> usize {
+    writer.said().matches("writes").count()
+}
+
+/// Waits until the writer goes on.
+fn goes_on(writer: &mut Running) {
+    let (before, end) = (writes(writer), Instant::now() + PATIENCE);
+    while writes(writer) < before + 2 {
+        let said = writer.said();
+        assert!(!said.contains("status") && Instant::now() < end, "{said}");
+        assert!(writer.child.try_wait().unwrap().is_none(), "{said}");
+        sleep(Duration::from_millis(10));
+    }
+}
+
+/// Stops a process for some time.
+fn stop(process: u32) {
+    let pid = Pid::from_raw(process as i32);
+    kill(pid, Signal::SIGSTOP).unwrap();
+    sleep(STOP);
+    kill(pid, Signal::SIGCONT).unwrap();
+}
+
+fn stops(worlds: [&World; 2], timeout: u32) {
+    let folder = &worlds[0].directory;
+    let Some(program) = compiled("cc", "stopped.c", &["-libverbs"], folder) else {
+        return;
+    };
+    for name in ["a", "b"] {
+        // Of earlier processes.
+        let _ = std::fs::remove_file(folder.join(name));
+    }
+    let (program, folder) = (program.display(), folder.display());
+    let line =
+        |role, own, peer| format!("{program} {role} {folder}/{own} {folder}/{peer} {timeout}");
+    let mut server = worlds[0].start(&line("serve", "a", "b"), "server.txt");
+    let mut writer = worlds[1].start(&line("write", "b", "a"), "writer.txt");
+    let (serving, writing) = (server.child.id(), writer.child.id());
+    goes_on(&mut writer);
+    for process in [serving, writing] {
+        stop(process);
+        goes_on(&mut writer);
+    }
+    if installed(&["gdb"]) {
+        let commands = format!("shell sleep {}", STOP.as_secs());
+        let mut gdb = Command::new("gdb");
+        let gdb = gdb.args(["-q", "-batch", "-p", &serving.to_string(), "-ex", &commands]);
+        let output = gdb.output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        goes_on(&mut writer);
+    }
+    // Stopped, it is killed: from then on retries count.
+    kill(Pid::from_raw(serving as i32), Signal::SIGSTOP).unwrap();
+    sleep(Duration::from_secs(1));
+    assert!(!writer.said().contains("status"));
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let killed = Instant::now();
+    // IBV_WC_RETRY_EXC_ERR
+    assert!(writer.good().ends_with("status 12\n"));
+    assert!(
+        killed.elapsed() < Duration::from_secs(30),
+        "{:?}",
+        killed.elapsed()
+    );
+}
+
+fn in_a_directory(provider: Provider) {
+    let _turn = turn();
+    let devices = match provider {
+        Provider::Stock => "roce",
+        Provider::Ours => "ib",
+    };
+    let world = World::new(provider, devices);
+    stops([&world, &world], DIRECTORY_TIMEOUT);
+    world.finish();
+}
+
+fn on_addresses(provider: Provider) {
+    let _turn = turn();
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let world = |number: u8| {
+        let host = format!("roce:127.{number}.{high}.{low}");
+        World::new(provider, String::leak(host))
+    };
+    // On one address, and on two of this host.
+    let worlds = [world(191), world(192)];
+    for writer in &worlds {
+        stops([&worlds[0], writer], ADDRESS_TIMEOUT);
+    }
+    worlds.into_iter().for_each(World::finish);
+}
+
+with_each_provider! {
+    do_not_use_up_retries_in_a_directory: in_a_directory;
+    do_not_use_up_retries_on_addresses: on_addresses;
+}
