@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 
 use rdmacm::abi;
 
-use super::id::Port;
+use super::id::LocalPort;
 use crate::Result;
 use crate::readiness::Readiness;
 
@@ -29,11 +29,11 @@ pub(super) struct Channel {
     readiness: Readiness,
     events: VecDeque<QueuedEvent>,
     /// The device port of its ids.
-    pub(super) port: Port,
+    pub(super) port: LocalPort,
 }
 
 impl Channel {
-    pub(super) fn new(port: Port) -> Result<(RawFd, Self)> {
+    pub(super) fn new(port: LocalPort) -> Result<(RawFd, Self)> {
         let readiness = Readiness::new()?;
         let fd = readiness.fd();
         let channel = Self {

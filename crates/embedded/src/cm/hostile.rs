@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rdmacm::abi;
 use rdmacm::{EventKind, address};
 
-use super::id::{MTU, Port};
+use super::id::{LocalPort, MTU};
 use super::ids::Clock;
 use super::machine::{MAX_ENDED, MAX_OUTGOING, MAX_REQUESTS};
 use super::mad::Mad;
@@ -42,7 +42,7 @@ impl Target {
         let time = Arc::new(AtomicU64::new(1));
         let clock = Clock::Simulated(Arc::clone(&time));
         let manager = Manager::of_hosts(hosts, None, clock);
-        let port = Port {
+        let port = LocalPort {
             ethernet: true,
             gid: [0; 16],
             lid: 0,

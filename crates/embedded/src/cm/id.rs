@@ -45,7 +45,7 @@ pub struct ConnectionId {
 
 /// A port of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Port {
+pub(crate) struct LocalPort {
     pub(crate) ethernet: bool,
     pub(crate) gid: [u8; 16],
     pub(crate) lid: u16,
@@ -60,7 +60,7 @@ pub(crate) struct Port {
     pub(crate) node: u16,
 }
 
-impl Port {
+impl LocalPort {
     /// Returns the addresses that a peer needs.
     pub(super) fn address(self) -> PortAddress {
         PortAddress {
@@ -145,7 +145,7 @@ pub(super) struct Id {
     pub(super) space: u16,
     pub(super) datagram: bool,
     pub(super) phase: Phase,
-    pub(super) port: Port,
+    pub(super) port: LocalPort,
     /// The peer may be on another host.
     pub(super) may_be_remote: bool,
     pub(super) local: Option<SocketAddr>,
@@ -178,7 +178,13 @@ pub(super) struct Id {
 
 impl Id {
     /// Creates an id; `psn` is where its peer begins to send.
-    pub(super) fn new(channel: RawFd, port: Port, space: u16, datagram: bool, psn: u64) -> Self {
+    pub(super) fn new(
+        channel: RawFd,
+        port: LocalPort,
+        space: u16,
+        datagram: bool,
+        psn: u64,
+    ) -> Self {
         Self {
             channel,
             uid: 0,
@@ -428,7 +434,7 @@ mod tests {
     /// As rdma_cm does: a message's starting PSN is where its receiver begins to send.
     #[test]
     fn each_end_begins_to_send_at_the_psn_of_the_other() {
-        let port = Port {
+        let port = LocalPort {
             ethernet: true,
             gid: [1; 16],
             lid: 0,

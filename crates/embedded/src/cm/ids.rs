@@ -21,7 +21,7 @@ use zerocopy::IntoBytes;
 
 use super::channel::{Channel, QueuedEvent};
 use super::connection::{Ends, State};
-use super::id::{Id, Phase, Port, QKEY, is_local, multicast_gid, unspecified_to_loopback};
+use super::id::{Id, LocalPort, Phase, QKEY, is_local, multicast_gid, unspecified_to_loopback};
 use super::machine::Machine;
 use super::message::{Message, MessageKind};
 use super::ports::{Binding, PortKey, Ports};
@@ -161,7 +161,7 @@ impl Ids {
         }
     }
 
-    pub(super) fn open(&mut self, port: Port) -> Result<RawFd> {
+    pub(super) fn open(&mut self, port: LocalPort) -> Result<RawFd> {
         let (fd, channel) = Channel::new(port)?;
         self.channels.insert(fd, channel);
         Ok(fd)

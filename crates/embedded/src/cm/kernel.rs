@@ -12,7 +12,7 @@ use uverbs::kernel::Kernel;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Manager;
-use super::id::Port;
+use super::id::LocalPort;
 use super::ids::Ids;
 use crate::user::{Access, copy_in, copyable};
 use crate::{Result, refuse};
@@ -41,7 +41,7 @@ pub(crate) trait ManagerOwner {
 #[derive(Debug)]
 pub(crate) struct ManagerKernel<O> {
     owner: O,
-    port: Port,
+    port: LocalPort,
 }
 
 /// Answer to a command.
@@ -73,7 +73,7 @@ fn prefix(address: &[u8], size: u16) -> Result<&[u8]> {
 
 impl<O: ManagerOwner> ManagerKernel<O> {
     /// Creates the kernel of channels whose ids have a port.
-    pub(crate) fn new(owner: O, port: Port) -> Self {
+    pub(crate) fn new(owner: O, port: LocalPort) -> Self {
         Self { owner, port }
     }
 

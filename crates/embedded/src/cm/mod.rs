@@ -51,7 +51,7 @@ use crate::wires::agent::{
 };
 use crate::wires::udp::ID_BITS;
 pub use id::ConnectionId;
-pub(crate) use id::Port;
+pub(crate) use id::LocalPort;
 pub(crate) use ids::Clock;
 use ids::Ids;
 use machine::{Machine, Rules};

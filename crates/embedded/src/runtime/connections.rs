@@ -8,7 +8,7 @@ use uverbs::kernel::Kernel;
 
 use crate::Result;
 use crate::cm::kernel::{ManagerKernel, ManagerOwner};
-use crate::cm::{Manager, Port};
+use crate::cm::{LocalPort, Manager};
 use crate::poll::wait;
 use crate::runtime::embedded::Embedded;
 use crate::runtime::time::{self, Limit};
@@ -94,7 +94,7 @@ impl Embedded {
         let state = self.device.lock();
         let settings = state.hca.settings();
         let own = state.own_gids();
-        let port = Port {
+        let port = LocalPort {
             ethernet: state.is_ethernet(),
             gid: state.gid(),
             lid: settings.lid,
