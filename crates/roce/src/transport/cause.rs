@@ -82,6 +82,8 @@ pub enum DropCause {
     },
     /// The source is not the connected peer.
     Peer,
+    /// It is of the other version of RoCE than the queue pair.
+    RoceVersion,
     /// The queue keys differ.
     QueueKey {
         /// Key of the packet.
@@ -163,6 +165,7 @@ impl DropCause {
             | Self::State(_)
             | Self::Direction(_)
             | Self::Peer
+            | Self::RoceVersion
             | Self::OwnMulticast
             | Self::DatagramLength { .. }
             | Self::AbsentMemory

@@ -95,6 +95,10 @@ impl Display for DropCause {
                 )
             }
             Self::Peer => f.write_str("it is not from the connected peer"),
+            Self::RoceVersion => f.write_str(
+                "one end uses a GID of RoCE v1, the other of v2: the source GID of both must be \
+                 of the same version",
+            ),
             Self::QueueKey { packet, own } => {
                 write!(f, "Q_Key {packet:#x} is not {own:#x} of the queue pair")
             }

@@ -39,11 +39,12 @@ impl<L> Qp<L> {
 
     /// Returns whether packets to the peer's address are for `other`, which accepts them.
     fn reaches(&self, other: &Self, home: &PortConfig) -> bool {
-        let Some(path) = &self.config.path else {
+        let (Some(path), Some(template)) = (&self.config.path, &self.template) else {
             return false;
         };
         home.is_destination(path.link)
             && other.pkey_matches(self.config.pkey)
+            && other.speaks(template.l3().0)
             && other.is_connected_to(path.link, path.grh.map(|grh| grh.sgid))
     }
 

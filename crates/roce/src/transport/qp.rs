@@ -8,7 +8,9 @@ use super::host::{Host, QpEvent, RecvDone, RecvWork, SendDone};
 use super::io::{Io, MAX_MESSAGE};
 use super::recovery::FollowUp;
 use super::state::{Initiator, Peers, RefusedRequest, Requester, Responder};
-use crate::packet::{Bth, Class, Gid, Link, Opcode, OpcodeFlags, Path, Psn, Template, View};
+use crate::packet::{
+    Bth, Class, Gid, L3, Link, Opcode, OpcodeFlags, Path, Psn, Roce, Template, View,
+};
 
 /// A queue pair.
 pub(super) struct Qp<L> {
@@ -268,7 +270,10 @@ impl<L> Qp<L> {
             return Err(DropCause::PartitionKey { packet, own });
         }
         if service != Service::Ud && !self.is_from_peer(view) {
-            return Err(DropCause::Peer);
+            return Err(match self.speaks(view.network.l3) {
+                true => DropCause::Peer,
+                false => DropCause::RoceVersion,
+            });
         }
         Ok(())
     }
@@ -302,7 +307,18 @@ impl<L> Qp<L> {
 
     /// Returns whether a packet may have come from the connected peer.
     pub fn is_from_peer(&self, view: &View<'_>) -> bool {
-        self.is_connected_to(view.network.link, view.network.sgid(view.frame))
+        let network = &view.network;
+        self.speaks(network.l3) && self.is_connected_to(network.link, network.sgid(view.frame))
+    }
+
+    /// Returns whether packets of the connected peer have these headers: GIDs of RoCE v1 and v2
+    /// do not reach each other.
+    pub fn speaks(&self, l3: L3) -> bool {
+        let path = self.config.path.as_ref();
+        path.is_none_or(|path| match path.link {
+            Link::Ib { .. } => true,
+            _ => (path.roce == Roce::V1) == (l3 == L3::Grh),
+        })
     }
 
     /// Returns whether the connected peer may send packets with these addresses.

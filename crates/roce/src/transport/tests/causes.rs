@@ -1,6 +1,7 @@
 //! Why packets are dropped, requests refused, and work requests fail, as it is reported.
 
 use super::*;
+use crate::packet::Roce;
 
 /// Returns what an HCA reports about a queue pair after it was sent a request.
 fn reported(modify: impl FnOnce(&mut World, &mut SendWork<Range>), at: (usize, u32)) -> Vec<Cause> {
@@ -91,6 +92,8 @@ fn drops_name_their_operands() {
     assert_eq!(dropped, DropCause::PartitionKey { packet, own }.into());
     let dropped = of(&|hca, config| config.path = Some(hca.path_to(5)));
     assert_eq!(dropped, DropCause::Peer.into());
+    let dropped = of(&|_, config| config.path.as_mut().unwrap().roce = Roce::V1);
+    assert_eq!(dropped, DropCause::RoceVersion.into());
     let dropped = of(&|hca, _| hca.transport.destroy(200));
     assert_eq!(dropped, DropCause::UnknownQp(200).into());
     let dropped = of(&|hca, _| {
