@@ -38,8 +38,13 @@ fn is_single_cpu() -> bool {
 /// Interval between two checks for CPU contention.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 /// Time in the run queue between two checks that shows that another program wants the
-/// processor: longer than the thread waits for one of its own network's threads.
+/// processor, if it is also a quarter of the time between them: longer than the thread waits
+/// for one of its own network's threads.
 const LONG_WAIT: u64 = 300_000;
+/// Time that the thread may be in the run queue each time that it gets a processor, if no other
+/// program wants one: an idle processor needs time to wake up, and a network's thread runs as
+/// long. Threads that sleep for contention would otherwise meet it again by their own wake-ups.
+const WAKE_UP: u64 = 30_000;
 /// As above, of a thread's first check: the time since its start, if that is also a large part
 /// of the time that it could have run.
 const LONG_FIRST_WAIT: u64 = 1_000_000;
@@ -62,8 +67,8 @@ fn nanoseconds(at: Instant) -> u64 {
 }
 
 thread_local! {
-    /// When this thread last checked for contention, and its time in the run queue until then.
-    static LAST_CHECK: Cell<Option<(Instant, u64)>> = const { Cell::new(None) };
+    /// When this thread last checked for contention, and its counts until then.
+    static LAST_CHECK: Cell<Option<(Instant, Scheduled)>> = const { Cell::new(None) };
 }
 
 /// Returns whether there is one processor only, or a thread of this process recently
@@ -82,14 +87,14 @@ fn check_contention(now: Instant) -> bool {
     if last.is_some_and(|(at, _)| now - at < CHECK_INTERVAL) {
         return is_contended;
     }
-    let Some((ran, waited)) = scheduled() else {
-        LAST_CHECK.set(Some((now, 0)));
+    let Some(counts) = Scheduled::of_thread() else {
+        LAST_CHECK.set(Some((now, Scheduled::default())));
         return is_contended;
     };
-    LAST_CHECK.set(Some((now, waited)));
+    LAST_CHECK.set(Some((now, counts)));
     let found = match last {
-        Some((_, before)) => waited - before.min(waited) >= LONG_WAIT,
-        None => waited >= LONG_FIRST_WAIT && waited > ran / 2,
+        Some((at, before)) => counts.shows_contention(before, now - at),
+        None => counts.waited >= LONG_FIRST_WAIT && counts.waited > counts.ran / 2,
     };
     if found {
         let now = nanoseconds(now);
@@ -111,12 +116,36 @@ fn check_contention(now: Instant) -> bool {
     is_contended || found
 }
 
-/// Returns how long this thread has run and waited in the run queue, in nanoseconds; `None` if
-/// the kernel does not count that.
-fn scheduled() -> Option<(u64, u64)> {
-    let text = fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    let mut numbers = text.split_ascii_whitespace().map(str::parse);
-    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+/// What the kernel counts of a thread.
+#[derive(Clone, Copy, Debug, Default)]
+struct Scheduled {
+    /// Time that it has run, and that it has waited in the run queue, in nanoseconds.
+    ran: u64,
+    waited: u64,
+    /// Number of times that it got a processor.
+    slices: u64,
+}
+
+impl Scheduled {
+    /// Returns the counts of this thread; `None` if the kernel does not count.
+    fn of_thread() -> Option<Self> {
+        let text = fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+        let mut numbers = text.split_ascii_whitespace().map(str::parse);
+        let mut next = || numbers.next()?.ok();
+        Some(Self {
+            ran: next()?,
+            waited: next()?,
+            slices: next()?,
+        })
+    }
+
+    /// Returns whether other programs wanted the processor in the time since `before`.
+    fn shows_contention(self, before: Self, elapsed: Duration) -> bool {
+        let slices = self.slices.saturating_sub(before.slices);
+        let waited = self.waited.saturating_sub(before.waited);
+        let waited = waited.saturating_sub(slices.saturating_mul(WAKE_UP));
+        waited >= LONG_WAIT && u128::from(waited) >= elapsed.as_nanos() / 4
+    }
 }
 
 /// Pauses of a loop since the last activity: it spins, then sleeps for a quarter of the
@@ -504,5 +533,34 @@ impl Waiters {
 
     fn lock(&self) -> MutexGuard<'_, WaiterList> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wake_ups_of_a_sleeping_thread_are_no_contention() {
+        let shows = |milliseconds, waited, slices| {
+            let before = Scheduled {
+                ran: 7,
+                waited: 5_000_000,
+                slices: 900,
+            };
+            let now = Scheduled {
+                ran: 1_000_000,
+                waited: before.waited + waited,
+                slices: before.slices + slices,
+            };
+            now.shows_contention(before, Duration::from_millis(milliseconds))
+        };
+        // Another program runs for a part of its slice.
+        assert!(shows(1, 400_000, 1));
+        assert!(shows(4, 3_000_000, 2));
+        // A sleep of 20 us and a wake-up of 30, all the time.
+        assert!(!shows(1, 500_000, 20));
+        // A network's thread that wakes up once in a millisecond.
+        assert!(!shows(40, 1_200_000, 4));
     }
 }
