@@ -43,6 +43,13 @@ impl LibcFunction {
         known.store(address, Ordering::Relaxed);
         address
     }
+
+    /// Returns whether the program's calls go to another preloaded library, whose descriptors
+    /// may be unknown to the kernel.
+    #[inline]
+    pub(crate) fn is_hooked(&self) -> bool {
+        self.address(Origin::Program) != self.address(Origin::Own)
+    }
 }
 
 #[cold]
@@ -197,6 +204,7 @@ libc_functions! {
         address: *const libc::sockaddr, address_length: libc::socklen_t
     ) -> isize, -1;
     sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize, -1;
+    recv(fd: c_int, buffer: *mut c_void, length: usize, flags: c_int) -> isize, -1;
     recvfrom(
         fd: c_int, buffer: *mut c_void, length: usize, flags: c_int,
         address: *mut libc::sockaddr, address_length: *mut libc::socklen_t
@@ -239,6 +247,9 @@ libc_functions! {
     pselect(
         count: c_int, read: *mut libc::fd_set, write: *mut libc::fd_set,
         except: *mut libc::fd_set, timeout: *const libc::timespec, mask: *const libc::sigset_t
+    ) -> c_int, -1;
+    epoll_wait(
+        fd: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int
     ) -> c_int, -1;
     epoll_pwait2(
         fd: c_int, events: *mut libc::epoll_event, max: c_int,

@@ -8,6 +8,7 @@ use std::env;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -172,20 +173,13 @@ fn interposers(provider: Provider) {
         let Some(library) = compiled("cc", "interposer.c", &shared, folder) else {
             return;
         };
-        let library = library.display();
         let program = compiled("cc", "processes.c", &["-libverbs", "-lpthread"], folder);
         let line = format!("{} numbers", program.unwrap().display());
         let seen = world.directory.join("interposer.txt");
         for first in [false, true] {
             let mut command = world.command(&line);
-            let mut envs = command.get_envs();
-            let own = envs.find(|(name, _)| *name == "LD_PRELOAD").unwrap().1;
-            let own = own.unwrap().to_str().unwrap().to_owned();
-            let both = match first {
-                true => format!("{library}:{own}"),
-                false => format!("{own}:{library}"),
-            };
-            command.env("LD_PRELOAD", both).env("INTERPOSER", &seen);
+            preload(&mut command, &library, first);
+            command.env("INTERPOSER", &seen);
             if first {
                 command.env("INTERPOSER_FIRST", "1");
             }
@@ -197,6 +191,40 @@ fn interposers(provider: Provider) {
         }
         world.finish();
     }
+}
+
+/// Another preloaded library gets the program's calls of its functions.
+fn layers(provider: Provider) {
+    let _turn = turn();
+    let world = World::new(provider, "roce");
+    let folder = world.directory.join("library");
+    fs::create_dir(&folder).unwrap();
+    let flags = ["-DLIBRARY", "-shared", "-fPIC", "-ldl"];
+    let library = compiled("cc", "layered.c", &flags, &folder);
+    let program = compiled("cc", "layered.c", &["-libverbs"], &world.directory);
+    let (Some(library), Some(program)) = (library, program) else {
+        return;
+    };
+    for first in [false, true] {
+        let mut command = world.command(program.to_str().unwrap());
+        preload(&mut command, &library, first);
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "first: {first}, {output:?}");
+    }
+    world.finish();
+}
+
+/// Preloads another library before or after those of the command.
+fn preload(command: &mut Command, library: &Path, first: bool) {
+    let library = library.display();
+    let mut envs = command.get_envs();
+    let own = envs.find(|(name, _)| *name == "LD_PRELOAD").unwrap().1;
+    let own = own.unwrap().to_str().unwrap().to_owned();
+    let both = match first {
+        true => format!("{library}:{own}"),
+        false => format!("{own}:{library}"),
+    };
+    command.env("LD_PRELOAD", both);
 }
 
 /// Processes are killed at random moments while others continue.
@@ -239,6 +267,7 @@ with_each_provider! {
     exit_after_completions: ends_at_once;
     exit_in_a_child_with_a_device: heirs;
     hide_system_calls: interposers;
+    pass_calls_on_to_other_libraries: layers;
     use_processes_and_descriptors: modes;
     become_daemons: daemons;
     begin_together: together;

@@ -273,8 +273,12 @@ export! {
     }
 
     recv(fd: c_int, buffer: *mut c_void, length: usize, flags: c_int) -> isize {
+        if let Lookup::Netlink = find(fd) {
+            // SAFETY: guaranteed by the caller.
+            return unsafe { recvfrom(fd, buffer, length, flags, ptr::null_mut(), ptr::null_mut()) };
+        }
         // SAFETY: guaranteed by the caller.
-        unsafe { recvfrom(fd, buffer, length, flags, ptr::null_mut(), ptr::null_mut()) }
+        unsafe { real::recv(fd, buffer, length, flags) }
     }
 
     recvfrom(

@@ -15,7 +15,15 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use super::{export, failed};
 use crate::internal;
 use crate::process::{self, wake_devices};
-use crate::real;
+use crate::real::{self, LibcFunction};
+
+/// The functions that wait with the devices driven. Where another library has one of these
+/// names, the call is passed on instead.
+static POLL: LibcFunction = LibcFunction::new("poll\0");
+static PPOLL: LibcFunction = LibcFunction::new("ppoll\0");
+static EPOLL_WAIT: LibcFunction = LibcFunction::new("epoll_wait\0");
+static EPOLL_PWAIT: LibcFunction = LibcFunction::new("epoll_pwait\0");
+static EPOLL_PWAIT2: LibcFunction = LibcFunction::new("epoll_pwait2\0");
 
 /// Maximum number of descriptors of a program's call that also waits for the devices.
 const MAX_DESCRIPTORS: usize = 62;
@@ -34,11 +42,13 @@ fn milliseconds(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 
-/// As ppoll(2), with the devices driven. `None` if there are none, or too many descriptors.
+/// As ppoll(2), with the devices driven. `None` if there are none, too many descriptors, or
+/// another library has the function.
 ///
 /// # Safety
 /// As for ppoll(2).
 unsafe fn poll_driving(
+    function: &LibcFunction,
     fds: *mut pollfd,
     count: nfds_t,
     timeout: Option<Duration>,
@@ -51,7 +61,7 @@ unsafe fn poll_driving(
         return None;
     }
     let waits = timeout != Some(Duration::ZERO);
-    let device = process::waiting_device(waits)?;
+    let device = process::waiting_device(waits).filter(|_| !function.is_hooked())?;
     let empty = pollfd {
         fd: -1,
         events: 0,
@@ -118,7 +128,7 @@ pub(crate) fn wait_readable(fd: BorrowedFd<'_>) -> bool {
         revents: 0,
     };
     // SAFETY: one entry.
-    let polled = unsafe { poll_driving(&raw mut entry, 1, None, ptr::null()) };
+    let polled = unsafe { poll_driving(&PPOLL, &raw mut entry, 1, None, ptr::null()) };
     // SAFETY: as above.
     polled.unwrap_or_else(|| unsafe { real::poll(&raw mut entry, 1, -1) }) >= 0
 }
@@ -128,6 +138,7 @@ pub(crate) fn wait_readable(fd: BorrowedFd<'_>) -> bool {
 /// # Safety
 /// As for epoll_pwait(2).
 unsafe fn epoll_driving(
+    function: &LibcFunction,
     fd: c_int,
     events: *mut epoll_event,
     max: c_int,
@@ -138,7 +149,7 @@ unsafe fn epoll_driving(
         return None;
     }
     let waits = timeout != Some(Duration::ZERO);
-    process::waiting_device(waits).filter(|_| waits)?;
+    process::waiting_device(waits).filter(|_| waits && !function.is_hooked())?;
     let began = timeout.map(|_| Instant::now());
     loop {
         let rest = timeout
@@ -150,7 +161,7 @@ unsafe fn epoll_driving(
             revents: 0,
         };
         // SAFETY: one entry; the mask is the caller's.
-        let polled = unsafe { poll_driving(&raw mut entry, 1, rest, mask) }?;
+        let polled = unsafe { poll_driving(&PPOLL, &raw mut entry, 1, rest, mask) }?;
         if polled < 0 {
             return Some(polled);
         }
@@ -182,7 +193,8 @@ unsafe fn read_timespec(time: *const timespec) -> Option<Option<Duration>> {
 export! {
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
         // SAFETY: guaranteed by the caller.
-        let polled = unsafe { poll_driving(fds, count, milliseconds(timeout), ptr::null()) };
+        let polled =
+            unsafe { poll_driving(&POLL, fds, count, milliseconds(timeout), ptr::null()) };
         polled.unwrap_or_else(|| {
             wake_devices();
             // SAFETY: guaranteed by the caller.
@@ -201,7 +213,7 @@ export! {
         // SAFETY: guaranteed by the caller.
         let polled = unsafe { read_timespec(timeout) };
         // SAFETY: as above.
-        let polled = polled.and_then(|time| unsafe { poll_driving(fds, count, time, mask) });
+        let polled = polled.and_then(|time| unsafe { poll_driving(&PPOLL, fds, count, time, mask) });
         polled.unwrap_or_else(|| {
             wake_devices();
             // SAFETY: guaranteed by the caller.
@@ -236,15 +248,22 @@ export! {
     }
 
     epoll_wait(fd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int {
+        let (time, mask) = (milliseconds(timeout), ptr::null());
         // SAFETY: guaranteed by the caller.
-        unsafe { epoll_pwait(fd, events, max, timeout, ptr::null()) }
+        let found = unsafe { epoll_driving(&EPOLL_WAIT, fd, events, max, time, mask) };
+        found.unwrap_or_else(|| {
+            wake_devices();
+            // SAFETY: guaranteed by the caller.
+            unsafe { real::epoll_wait(fd, events, max, timeout) }
+        })
     }
 
     epoll_pwait(
         fd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t
     ) -> c_int {
+        let time = milliseconds(timeout);
         // SAFETY: guaranteed by the caller.
-        let found = unsafe { epoll_driving(fd, events, max, milliseconds(timeout), mask) };
+        let found = unsafe { epoll_driving(&EPOLL_PWAIT, fd, events, max, time, mask) };
         found.unwrap_or_else(|| {
             wake_devices();
             // SAFETY: guaranteed by the caller.
@@ -261,7 +280,7 @@ export! {
             return failed(libc::EINVAL);
         };
         // SAFETY: guaranteed by the caller.
-        let found = unsafe { epoll_driving(fd, events, max, time, mask) };
+        let found = unsafe { epoll_driving(&EPOLL_PWAIT2, fd, events, max, time, mask) };
         found.unwrap_or_else(|| {
             wake_devices();
             // SAFETY: guaranteed by the caller.
