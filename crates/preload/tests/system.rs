@@ -146,6 +146,28 @@ fn promises(provider: Provider) {
     }
 }
 
+/// Small cases with a known right answer, from public reports.
+fn cases(provider: Provider) {
+    let _turn = turn();
+    for devices in ["roce,roce", "ib,ib"] {
+        let world = World::new(provider, devices);
+        let libraries = ["-lrdmacm", "-libverbs", "-lpthread"];
+        let Some(program) = compiled("cc", "cases.c", &libraries, &world.directory) else {
+            return;
+        };
+        let program = program.display();
+        let mut names = vec!["keys", "children", "depths", "device-memory"];
+        if provider == Provider::Ours {
+            names.push("results");
+        }
+        for name in names {
+            let line = format!("env MLX5_CQE_SIZE=128 {program} {name}");
+            assert_eq!(world.start(&line, "output.txt").good().trim(), "well");
+        }
+        world.finish();
+    }
+}
+
 /// Programs that run on softhca under mlx5_ib as well: counted violations of queue and
 /// partition keys, counters of the port in sysfs.
 fn shared_programs(provider: Provider) {
@@ -172,6 +194,7 @@ with_each_provider! {
     capabilities_keep_their_promises: promises;
     gids_are_shown: gids;
     violations_and_traffic_are_counted: shared_programs;
+    small_cases_are_right: cases;
     gid_tables_have_other_shapes: shapes;
     numbers_follow_from_a_seed: seeds;
     each_gid_carries_packets: each_gid;

@@ -11,7 +11,7 @@ use roce::transport::{
 use super::core::Core;
 use super::cq::{self, Completion, CqeError};
 use super::eq::event;
-use super::mkey::{Accessor, BrokenRule, Location, Rights};
+use super::mkey::{Accessor, BrokenRule, Location, Rights, Translation};
 use super::qp::{Qp, SendId};
 use super::signed::AccessingQp;
 use super::srq::{SRQN_SHIFT, Srq};
@@ -294,6 +294,19 @@ impl<P: Platform> Core<P> {
         })
     }
 
+    /// Returns whether the poller can write to the buffers by their addresses: those of device
+    /// memory and of regions that begin at 0 are offsets. Of a ConnectX it is not known what it
+    /// does with these; the poller would write elsewhere.
+    fn has_addresses(&self, local: &LocalBuffers) -> bool {
+        local.segments.iter().all(|segment| {
+            let mkey = self.mkeys.get(segment.key >> 8);
+            mkey.is_none_or(|mkey| {
+                let has_start = mkey.start != 0 || mkey.length64;
+                has_start && !matches!(mkey.translation, Translation::Device(_))
+            })
+        })
+    }
+
     /// Stores received data in memory, or keeps it to be scattered into the CQE.
     fn scatter_or_store(
         &mut self,
@@ -307,6 +320,7 @@ impl<P: Platform> Core<P> {
         let fits = local.cqe_scatter.as_ref().is_some_and(|cqe_scatter| {
             end <= usize::from(cqe_scatter.limit)
                 && offset as usize <= usize::from(cqe_scatter.length)
+                && self.has_addresses(local)
         });
         if fits {
             // The data must fit into accessible memory, although the poller copies it
