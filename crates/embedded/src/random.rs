@@ -23,6 +23,14 @@ impl Random {
         Self::Seeded(AtomicU64::new(seed))
     }
 
+    /// Returns another source of the same kind.
+    pub(crate) fn split(&self) -> Self {
+        match self {
+            Self::Host => Self::Host,
+            Self::Seeded(_) => Self::seeded(self.next()),
+        }
+    }
+
     /// Returns the next number.
     pub(crate) fn next(&self) -> u64 {
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;

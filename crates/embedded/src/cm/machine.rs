@@ -25,6 +25,7 @@ use super::connection::{Bound, Connection, Ends, State};
 use super::mad::{Attribute, Mad, MadHeader, Subject};
 use super::message::{Message, MessageKind};
 use crate::management::DropCause;
+use crate::random::Random;
 use crate::wires::agent::{MAD_SIZE, MemberEnd, Outgoing, Peer, PortAddress};
 
 /// Maximum number of requests that the program has not answered; further ones are dropped.
@@ -140,14 +141,14 @@ pub(super) struct Machine {
     local: VecDeque<Outgoing>,
     events: VecDeque<(u32, Event)>,
     dropped: VecDeque<DropCause>,
-    /// State of the generator of ids (splitmix64).
-    random: u64,
+    /// Of ids and transactions.
+    random: Random,
     /// The process ends: requests find no listener.
     is_closed: bool,
 }
 
 impl Machine {
-    pub(super) fn new(rules: Rules, seed: u64) -> Self {
+    pub(super) fn new(rules: Rules, random: Random) -> Self {
         Self {
             rules,
             response_timeout: RESPONSE_TIMEOUT,
@@ -160,7 +161,7 @@ impl Machine {
             local: VecDeque::new(),
             events: VecDeque::new(),
             dropped: VecDeque::new(),
-            random: seed,
+            random,
             is_closed: false,
         }
     }
@@ -218,7 +219,7 @@ impl Machine {
             MessageKind::ServiceRequest => State::SidrReqSent,
             _ => State::ReqSent,
         };
-        let transaction = self.next_random();
+        let transaction = self.random.next();
         let connection = Connection::new(state, ends, transaction, now);
         self.connections.insert(number, connection);
         self.send_and_wait(now, number, kind, message, state);
@@ -463,16 +464,9 @@ impl Machine {
         }
     }
 
-    fn next_random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
     fn number(&mut self) -> u32 {
         loop {
-            let random = self.next_random() as u32;
+            let random = self.random.next() as u32;
             let number = self.rules.id_prefix | random >> (u32::BITS - self.rules.id_bits);
             if number != 0 && !self.connections.contains_key(&number) {
                 return number;
@@ -692,7 +686,13 @@ impl Machine {
             number = known.copied().unwrap_or(0);
         }
         let found = self.connections.get_mut(&number);
-        let Some(connection) = found.filter(|it| it.ends.peer == peer) else {
+        // Addresses may be forged, so both ids must be right once the peer's is known.
+        let found = found.filter(|it| {
+            let is_known =
+                it.remote_id != 0 && !matches!(it.state, State::ReqSent | State::SidrReqSent);
+            it.ends.peer == peer && (!is_known || it.remote_id == mad.sender_id())
+        });
+        let Some(connection) = found else {
             return self.acknowledge_unknown(peer, port, mad);
         };
         connection.heard = now;

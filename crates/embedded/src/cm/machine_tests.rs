@@ -11,6 +11,7 @@ use super::machine::{Event, MAX_ENDED, MAX_OUTGOING, MAX_REQUESTS, Machine, Rule
 use super::mad::{Attribute, Mad, MadHeader, Subject};
 use super::message::{Message, MessageKind};
 use crate::management::DropCause;
+use crate::random;
 use crate::wires::agent::{MAD_SIZE, MemberEnd, Peer, PortAddress};
 
 const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
@@ -56,7 +57,7 @@ impl Side {
 
     fn with(rules: Rules) -> Self {
         Self {
-            machine: Machine::new(rules, 1),
+            machine: Machine::new(rules, random::Random::seeded(1)),
             now: SECOND,
         }
     }
@@ -202,6 +203,27 @@ fn an_acknowledged_request_is_repeated() {
     side.machine.disconnect(side.now, number);
     assert_eq!(side.attributes(), [Attribute::Ready, Attribute::Disconnect]);
     assert_eq!(acknowledge(&mut side), 250 * MILLISECOND);
+}
+
+/// Whoever forges the peer's address must know both ids.
+#[test]
+fn messages_with_a_wrong_id_end_nothing() {
+    let mut side = Side::new();
+    let id = side.connected(7);
+    side.receive(MessageKind::Request, 8, 0);
+    let requested = side.requested().unwrap();
+    for kind in [MessageKind::Disconnect, MessageKind::Reject] {
+        for (number, peers) in [(id, 7), (requested, 8)] {
+            side.receive(kind, peers ^ 1, number);
+            side.receive(kind, 0, number);
+            side.receive(kind, peers, number ^ 1);
+        }
+    }
+    assert!(side.event().is_none());
+    assert_eq!(side.machine.state(id), Some(State::Established));
+    assert_eq!(side.machine.state(requested), Some(State::ReqRcvd));
+    side.receive(MessageKind::Disconnect, 7, id);
+    assert!(matches!(side.event(), Some(Event::Disconnected(0))));
 }
 
 /// Its other connections there end, but not those that were heard later.
@@ -618,7 +640,7 @@ impl Pair {
     fn new(seed: u64, rules: [Rules; 2]) -> Self {
         let mut random = Random(seed);
         Self {
-            machines: rules.map(|rules| Machine::new(rules, random.next())),
+            machines: rules.map(|rules| Machine::new(rules, random::Random::seeded(random.next()))),
             random,
             now: SECOND,
             steps: BTreeMap::new(),

@@ -121,7 +121,7 @@ impl Manager {
         clock: Clock,
         rules: Rules,
     ) -> Self {
-        let machine = Machine::new(rules, ports.random.next());
+        let machine = Machine::new(rules, ports.random.split());
         let ids = Ids::new(Arc::clone(&ports), host_addresses, clock.clone(), machine);
         let shared = Arc::new(Shared {
             ids: Mutex::new(ids),
