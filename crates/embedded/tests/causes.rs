@@ -110,6 +110,7 @@ fn a_refused_command_is_explained() {
         ("protection domain", Rule::Unused)
     );
     assert_eq!(cause.of, Some(host.pd.0));
+    assert_eq!(host.embedded.refusal(), Some(told[0].to_string()));
     // Nobody is told any more.
     host.embedded.observe(None);
     uverbs::pd::destroy(&host.context, host.pd).unwrap_err();

@@ -491,6 +491,27 @@ impl Context {
         })
     }
 
+    /// Returns why the last work request of a queue pair, or the last request of its peer, has
+    /// failed, with both sides of what was compared: "work request failed: its local buffers:
+    /// [...]: the key is for 4096 bytes from 0x7f0000 on". Of a refused request, the peer's
+    /// device knows the reason.
+    ///
+    /// `qp_num` is that of the completion. `None` if nothing has failed, and on devices that are
+    /// not embedded, which do not tell. The last 64 queue pairs are remembered.
+    #[cfg(feature = "embedded")]
+    pub fn explanation(&self, qp_num: u32) -> Option<String> {
+        let device = self.inner.device.as_ref()?;
+        device.embedded_handle()?.explanation(qp_num)
+    }
+
+    /// Returns why the last command that the device has refused was ([`Error::Kernel`]);
+    /// `None` as for [`explanation`](Self::explanation).
+    #[cfg(feature = "embedded")]
+    pub fn refusal(&self) -> Option<String> {
+        let device = self.inner.device.as_ref()?;
+        device.embedded_handle()?.refusal()
+    }
+
     /// Creates a context from a kernel context that the caller has opened, such as a
     /// recorded kernel in a test.
     ///

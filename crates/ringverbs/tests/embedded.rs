@@ -230,3 +230,48 @@ fn multicast_reaches_every_member_once() {
     let wrong = members[0].qp.join("fe80::1".parse().unwrap(), 0);
     assert!(wrong.is_err(), "{wrong:?}");
 }
+
+/// The device tells why a work request failed, at both ends, and why a command was refused.
+#[test]
+fn failures_are_explained() {
+    let network = Network::new(Drive::Thread).unwrap();
+    let open = || {
+        Device::from(network.device("roce").unwrap())
+            .open()
+            .unwrap()
+    };
+    let (a, b) = (open(), open());
+    let (near, far) = (a.alloc_pd().unwrap(), b.alloc_pd().unwrap());
+    let mut sent = a.completion_queue().entries(16).build().unwrap();
+    let mut arrived = b.completion_queue().entries(16).build().unwrap();
+    let sender = near.queue_pair(Transport::Reliable, &sent).build();
+    let receiver = far.queue_pair(Transport::Reliable, &arrived).build();
+    let (mut sender, mut receiver) = (sender.unwrap(), receiver.unwrap());
+    let (here, there) = (a.local_address(1).unwrap(), b.local_address(1).unwrap());
+    let (x, y) = (sender.endpoint(&here), receiver.endpoint(&there));
+    sender.connect(&here, &y).unwrap();
+    receiver.connect(&there, &x).unwrap();
+    assert_eq!((sender.explanation(), receiver.explanation()), (None, None));
+    let short = far.alloc(4096).unwrap().into_buffer();
+    receiver.receive(short, 1).unwrap();
+    sender
+        .send(near.alloc(8192).unwrap().into_buffer(), 2)
+        .unwrap();
+    let failed = sent.poll_until_one().unwrap();
+    failed.result.unwrap_err();
+    let refused = arrived.poll_until_one().unwrap();
+    refused.result.unwrap_err();
+    let reason = a.explanation(failed.qp_num).unwrap();
+    assert_eq!(
+        reason,
+        "work request failed: the peer refused it: invalid request"
+    );
+    let reason = receiver.explanation().unwrap();
+    let expected = "does not fit into the receive of 4096";
+    assert!(reason.contains(expected), "{reason}");
+    assert_eq!(b.refusal(), None);
+    let port = b.query_port(9);
+    assert!(matches!(port, Err(ringverbs::Error::Kernel(_))), "{port:?}");
+    let reason = b.refusal().unwrap();
+    assert!(reason.contains(" refused: port_num 0x9 "), "{reason}");
+}

@@ -176,7 +176,12 @@ impl<P: Platform> Hca<P> {
         self.core.stats
     }
 
-    /// Returns the work requests of send queues by operation, as far as there was an observer.
+    /// Sets whether work requests of send queues are counted by operation.
+    pub fn count_operations(&mut self, counts: bool) {
+        self.core.counts_operations = counts;
+    }
+
+    /// Returns the work requests of send queues by operation, as far as they were counted.
     pub fn operations(&self) -> &OperationCounts {
         &self.core.operations
     }

@@ -11,6 +11,7 @@ pub(crate) mod device_memory;
 pub(crate) mod devx;
 pub(crate) mod dynamic;
 pub(crate) mod event;
+pub(crate) mod explanations;
 pub(crate) mod files;
 pub(crate) mod flow;
 pub(crate) mod gids;

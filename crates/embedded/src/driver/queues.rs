@@ -828,6 +828,7 @@ impl State {
         cap: [u32; 5],
         driver: CreateQpResp,
     ) {
+        self.explanations().forget(number);
         let handle = self.objects.insert(object);
         request.set_handle(ATTR_CREATE_QP_HANDLE, handle);
         request.answer_struct(ATTR_CREATE_QP_RESP_CAP, &cap);

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mmap_rs::{MmapMut, MmapOptions};
 use nix::net::if_::if_nametoindex;
@@ -31,6 +31,7 @@ use crate::driver::cause::{Cause, Class, Observer, Result, refuse};
 use crate::driver::command::{self, Input, make};
 use crate::driver::data::{Flows, Subscription};
 use crate::driver::event::{Event, EventCounter, EventFile};
+use crate::driver::explanations::Explanations;
 use crate::driver::files::File;
 use crate::driver::gids::{self, GID_IB, GID_ROCE_V2, GidTable, PortGid, interface_identifier};
 use crate::driver::memory::Process;
@@ -101,6 +102,7 @@ pub(crate) struct State {
     /// One per completion vector. The first also reports all other events.
     events: Vec<EventQueue>,
     observer: Option<Observer>,
+    explanations: Arc<Mutex<Explanations>>,
 }
 
 /// The register PAOS, and a value of its administrative state.
@@ -190,7 +192,9 @@ impl State {
             has_thread: false,
             events,
             observer: None,
+            explanations: Arc::default(),
         };
+        state.observe(None);
         if state.is_ethernet() {
             state.bring_up()?;
         }
@@ -199,12 +203,23 @@ impl State {
         Ok(state)
     }
 
+    /// Returns the last causes.
+    pub(crate) fn explanations(&self) -> MutexGuard<'_, Explanations> {
+        lock(&self.explanations)
+    }
+
     /// Sets who is told why commands, work requests, accesses and packets fail, and of events.
     pub(crate) fn observe(&mut self, observer: Option<Observer>) {
-        let device = observer.clone().map(|observer| {
-            softhca::cause::Observer::new(move |cause| observer(&Cause::Device(*cause)))
+        let (explanations, told) = (Arc::clone(&self.explanations), observer.clone());
+        let device = softhca::cause::Observer::new(move |cause| {
+            let cause = Cause::Device(*cause);
+            lock(&explanations).keep(&cause);
+            if let Some(told) = &told {
+                told(&cause);
+            }
         });
-        self.hca.observe(device);
+        self.hca.observe(Some(device));
+        self.hca.count_operations(observer.is_some());
         self.observer = observer;
     }
 
@@ -216,6 +231,7 @@ impl State {
     /// Tells the observer a cause, and logs it.
     pub(crate) fn report(&self, cause: &Cause) {
         tracing::debug!("{cause}");
+        lock(&self.explanations).keep(cause);
         if let Some(observer) = &self.observer {
             observer(cause);
         }
@@ -707,4 +723,9 @@ impl State {
     pub(crate) fn event_queue(&self, vector: u32) -> u32 {
         self.events[vector as usize].number
     }
+}
+
+/// Locks, also after a panic: causes are valid at any time.
+fn lock(explanations: &Mutex<Explanations>) -> MutexGuard<'_, Explanations> {
+    explanations.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -232,6 +232,17 @@ impl Embedded {
         self.device.lock().observe(observer);
     }
 
+    /// Returns why the last work request of a queue pair, or the last request of its peer, has
+    /// failed; flushed ones tell nothing. The last 64 queue pairs are remembered.
+    pub fn explanation(&self, qpn: u32) -> Option<String> {
+        self.device.lock().explanations().of_queue_pair(qpn)
+    }
+
+    /// Returns why the last verbs command that was refused was.
+    pub fn refusal(&self) -> Option<String> {
+        self.device.lock().explanations().refusal()
+    }
+
     /// Returns what the device has done since it exists; operations are counted while it has an
     /// observer.
     pub fn activity(&self) -> Activity {

@@ -421,6 +421,14 @@ impl QueuePair {
         self.inner().domain.context()
     }
 
+    /// Returns why its last work request, or the last request of its peer, has failed, with both
+    /// sides of what was compared; `None` on devices that are not embedded, which do not tell
+    /// ([`Context::explanation`]).
+    #[cfg(feature = "embedded")]
+    pub fn explanation(&self) -> Option<String> {
+        self.context().explanation(self.qp_num())
+    }
+
     /// Returns the capacities, which are at least the requested ones.
     pub fn capacity(&self) -> QpCap {
         self.inner().cap

@@ -125,7 +125,7 @@ impl Stats {
     }
 }
 
-/// Work requests and bytes of send queues by operation, counted while there is an observer.
+/// Work requests and bytes of send queues by operation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OperationCounts(Vec<(&'static str, u64, u64)>);
 

@@ -431,7 +431,7 @@ impl<P: Platform> Core<P> {
             number,
         };
         self.stats.send_requests += 1;
-        if self.observer.is_some() {
+        if self.counts_operations {
             self.operations.count(&work.operation, work.length);
         }
         let mut local = work.local;

@@ -1,0 +1,115 @@
+//! The last causes, for programs that ask why something failed: [`Embedded::explanation`] and
+//! [`Embedded::refusal`].
+//!
+//! Kept is what ends a work request, a copy of a value; nothing is formatted before somebody
+//! asks.
+//!
+//! [`Embedded::explanation`]: crate::Embedded::explanation
+//! [`Embedded::refusal`]: crate::Embedded::refusal
+
+use std::collections::VecDeque;
+
+use roce::transport::{self, Failure, Refusal};
+use softhca::cause::{AccessError, Cause as DeviceCause};
+
+use crate::driver::cause::Cause;
+
+/// Number of causes that are kept.
+const KEPT: usize = 64;
+
+/// The last causes of a device.
+#[derive(Debug, Default)]
+pub(crate) struct Explanations {
+    /// An access that failed, before the cause of its request is known.
+    access: Option<AccessError>,
+    /// Causes by queue pair, oldest first.
+    recent: VecDeque<(u32, transport::Cause, Option<AccessError>)>,
+    /// The last refused command.
+    refusal: Option<Cause>,
+}
+
+impl Explanations {
+    /// Keeps a cause, if it ends a work request or is a refused command.
+    pub(crate) fn keep(&mut self, cause: &Cause) {
+        match cause {
+            Cause::Verb { .. } => self.refusal = Some(*cause),
+            Cause::Device(DeviceCause::Access(error)) => self.access = Some(*error),
+            Cause::Device(DeviceCause::Transport {
+                qpn: Some(qpn),
+                cause,
+            }) => {
+                let access = self.access.take();
+                let is_final = match cause {
+                    transport::Cause::Failed(failure) => *failure != Failure::Flushed,
+                    // The peer tries again.
+                    transport::Cause::Refused(refusal) => {
+                        !matches!(refusal, Refusal::NoReceive | Refusal::AbsentMemory)
+                    }
+                    transport::Cause::Dropped(_) => false,
+                };
+                if !is_final {
+                    return;
+                }
+                self.recent.retain(|(known, ..)| known != qpn);
+                if self.recent.len() == KEPT {
+                    self.recent.pop_front();
+                }
+                self.recent.push_back((*qpn, *cause, access));
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns why the last work request of a queue pair, or the last request of its peer, has
+    /// failed.
+    pub(crate) fn of_queue_pair(&self, qpn: u32) -> Option<String> {
+        let (_, cause, access) = self.recent.iter().find(|(known, ..)| *known == qpn)?;
+        Some(match access {
+            Some(access) => format!("{cause} ({access})"),
+            None => cause.to_string(),
+        })
+    }
+
+    /// Returns why the last refused command was.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        self.refusal.map(|cause| cause.to_string())
+    }
+
+    /// Forgets a queue pair, whose number another one gets.
+    pub(crate) fn forget(&mut self, qpn: u32) {
+        self.recent.retain(|(known, ..)| *known != qpn);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(qpn: u32, failure: Failure) -> Cause {
+        Cause::Device(DeviceCause::Transport {
+            qpn: Some(qpn),
+            cause: failure.into(),
+        })
+    }
+
+    #[test]
+    fn the_last_cause_of_each_queue_pair_is_kept() {
+        let mut explanations = Explanations::default();
+        explanations.keep(&failed(1, Failure::Retries(3)));
+        explanations.keep(&failed(2, Failure::NoReads));
+        explanations.keep(&failed(1, Failure::Flushed));
+        let reason = explanations.of_queue_pair(1).unwrap();
+        assert!(
+            reason.ends_with("no answer of the peer after 3 retries"),
+            "{reason}"
+        );
+        explanations.forget(1);
+        assert_eq!(explanations.of_queue_pair(1), None);
+        for qpn in 3..100 {
+            explanations.keep(&failed(qpn, Failure::NoPath));
+        }
+        assert_eq!(explanations.of_queue_pair(2), None);
+        assert!(explanations.of_queue_pair(99).is_some());
+        assert_eq!(explanations.recent.len(), KEPT);
+    }
+}
