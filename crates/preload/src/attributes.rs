@@ -53,7 +53,8 @@ const COUNTERS: [(&str, &[&str]); 6] = [
 ];
 
 /// Counters in `counters` that count; the others are 0.
-pub(crate) const TRAFFIC: [&str; 8] = [
+pub(crate) const PORT_COUNTERS: [&str; 9] = [
+    "link_downed",
     "multicast_rcv_packets",
     "multicast_xmit_packets",
     "port_rcv_data",

@@ -11,7 +11,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use uverbs::Errno;
 
-use crate::attributes::{HW_COUNTERS, TRAFFIC};
+use crate::attributes::{HW_COUNTERS, PORT_COUNTERS};
 use crate::process::ProcessState;
 use crate::tree::{self, Directory, GidAttribute};
 
@@ -78,7 +78,7 @@ fn content(device: &Embedded, name: &str) -> Option<String> {
     if let Some((directory, counter)) = tree::counter(name) {
         let counters: &[_] = match directory {
             Directory::Hardware => &hw_counters(device),
-            Directory::Traffic => &traffic(device),
+            Directory::Port => &port_counters(device),
         };
         let (_, value) = counters.iter().find(|(name, _)| *name == counter)?;
         return Some(format!("{value}\n"));
@@ -122,11 +122,12 @@ pub(crate) fn hw_counters(device: &Embedded) -> [(&'static str, u64); 14] {
     std::array::from_fn(|index| (HW_COUNTERS[index], values[index]))
 }
 
-/// Returns the counters of the port's packets. Data is in words of four bytes.
-fn traffic(device: &Embedded) -> [(&'static str, u64); 8] {
+/// Returns the counters of the port that count. Data is in words of four bytes.
+fn port_counters(device: &Embedded) -> [(&'static str, u64); 9] {
     let counters = device.counters();
     let (received, sent) = (counters.packets_received, counters.packets_sent);
     let values = [
+        device.link_downed(),
         counters.multicasts_received,
         counters.multicasts_sent,
         counters.bytes_received / 4,
@@ -136,7 +137,7 @@ fn traffic(device: &Embedded) -> [(&'static str, u64); 8] {
         received - counters.multicasts_received,
         sent - counters.multicasts_sent,
     ];
-    std::array::from_fn(|index| (TRAFFIC[index], values[index]))
+    std::array::from_fn(|index| (PORT_COUNTERS[index], values[index]))
 }
 
 /// Formats 16-bit words separated by colons.

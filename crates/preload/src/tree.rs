@@ -47,7 +47,7 @@ pub(crate) enum Directory {
     /// `hw_counters`.
     Hardware,
     /// `counters`.
-    Traffic,
+    Port,
 }
 
 /// Returns the counter that an attribute of a device is, if it counts.
@@ -56,7 +56,7 @@ pub(crate) fn counter(name: &str) -> Option<(Directory, &str)> {
     let (directory, name) = name.split_once('/')?;
     let (directory, names) = match directory {
         "hw_counters" => (Directory::Hardware, &attributes::HW_COUNTERS[..]),
-        "counters" => (Directory::Traffic, &attributes::TRAFFIC[..]),
+        "counters" => (Directory::Port, &attributes::PORT_COUNTERS[..]),
         _ => return None,
     };
     names.contains(&name).then_some((directory, name))

@@ -390,6 +390,7 @@ impl<P: Platform> Hca<P> {
         let up = core.cable_plugged && admin_up;
         if up != core.link_up {
             core.link_up = up;
+            core.stats.link_downed += u64::from(!up);
             core.post_port_change(if up { PORT_ACTIVE } else { PORT_DOWN });
         }
     }

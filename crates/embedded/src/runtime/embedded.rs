@@ -287,6 +287,11 @@ impl Embedded {
         self.device.lock().hca.transport_counters()
     }
 
+    /// Returns how often its port's link went down.
+    pub fn link_downed(&self) -> u64 {
+        self.device.lock().hca.stats().link_downed
+    }
+
     /// Returns the counters of its queue pairs' events.
     pub fn queue_counters(&self) -> QCounters {
         let state = self.device.lock();

@@ -52,11 +52,18 @@ static void show(const char *what)
 static void *events(void *ignored)
 {
 	struct ibv_async_event event;
+	int errors = 0;
 
 	while (!ibv_get_async_event(context, &event)) {
 		enum ibv_event_type type = event.event_type;
 
 		ibv_ack_async_event(&event);
+		if (type == IBV_EVENT_PORT_ERR) {
+			char downed[32];
+
+			attribute("counters/link_downed", downed, sizeof downed);
+			CHECK(atoi(downed) >= ++errors);
+		}
 		show(type == IBV_EVENT_PORT_ERR ? "PORT_ERR" :
 		     type == IBV_EVENT_PORT_ACTIVE ? "PORT_ACTIVE" :
 		     type == IBV_EVENT_GID_CHANGE ? "GID_CHANGE" : ibv_event_type_str(type));

@@ -18,6 +18,11 @@ const PTYS: u32 = 0x5004;
 const PAOS: u32 = 0x5006;
 const PFCC: u32 = 0x5007;
 const PPCNT: u32 = 0x5008;
+/// The group of counters; the rest of them are 0.
+const PPCNT_GROUP: Field = field(0, 5, 0);
+const INFINIBAND_PORT_COUNTERS: u32 = 0x20;
+/// Sticks at its maximum.
+const LINK_DOWNED: Field = field(8, 7, 0);
 const PVLC: u32 = 0x500f;
 const PCMR: u32 = 0x5041;
 const PPLM: u32 = 0x5023;
@@ -126,8 +131,15 @@ impl<P: Platform> Hca<P> {
                 OPERATIONAL_STATUS.put(out, status(self.core.link_up));
                 Ok(())
             }
+            PPCNT => {
+                if PPCNT_GROUP.get(register_input) == INFINIBAND_PORT_COUNTERS {
+                    let most = LINK_DOWNED.largest();
+                    LINK_DOWNED.put(out, self.core.stats.link_downed.min(most.into()) as u32);
+                }
+                Ok(())
+            }
             // These registers have no state.
-            PCAP | PMLP | PFCC | PPCNT | PCMR | PPLM => Ok(()),
+            PCAP | PMLP | PFCC | PCMR | PPLM => Ok(()),
             _ => Err(invalid("register_id", register, Rule::Supported)),
         }
     }

@@ -88,6 +88,8 @@ pub struct Stats {
     pub ethernet_sent: u64,
     pub ethernet_received: u64,
     pub ethernet_dropped: u64,
+    /// Times that the port's link went down.
+    pub link_downed: u64,
     pub complaints: u64,
 }
 
@@ -120,6 +122,7 @@ impl Stats {
             ethernet_sent,
             ethernet_received,
             ethernet_dropped,
+            link_downed,
             complaints
         )
     }

@@ -547,3 +547,25 @@ fn a_umem_in_use_is_not_destroyed() {
     assert_eq!(driver.command(&offset, 16).0, 3);
     driver.execute(&umem(1, 1, 31), 16);
 }
+
+#[test]
+fn the_link_counts_when_it_goes_down() {
+    let mut driver = Driver::new("ib");
+    let downed = |driver: &mut Driver, group: u32| {
+        let query = Input::new(op::ACCESS_REG, 0x20)
+            .or(0x4, 0, 1)
+            .or(0x8, 0, 0x5008)
+            .or(0x10, 0, group);
+        driver.execute(&query, 0x110)[0x1b]
+    };
+    assert_eq!(downed(&mut driver, 0x20), 0);
+    for plugged in [false, false, true, false] {
+        driver.hca.set_cable(plugged);
+    }
+    assert_eq!((downed(&mut driver, 0x20), downed(&mut driver, 0)), (2, 0));
+    for _ in 0..300 {
+        driver.hca.set_cable(true);
+        driver.hca.set_cable(false);
+    }
+    assert_eq!(downed(&mut driver, 0x20), 255);
+}
