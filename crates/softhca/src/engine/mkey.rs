@@ -291,6 +291,21 @@ impl<P: Platform> Core<P> {
         (va, length): (u64, u64),
         rights: Rights,
     ) -> Option<BrokenRule> {
+        let (va, length) = match self.protected_range(key) {
+            None => (va, length),
+            // The access is to a range on the wire. Which memory it takes is not computed:
+            // all of it is checked.
+            Some((start, [in_memory, on_wire])) => {
+                let end = va.wrapping_sub(start).checked_add(length);
+                let is_within = end.is_some_and(|end| end <= on_wire);
+                if !is_within && self.usable_mkey(accessor, key, rights).is_ok() {
+                    let length = on_wire;
+                    let rule = AccessRule::Range { start, length };
+                    return Some(BrokenRule { rule, inner: None });
+                }
+                (start, in_memory)
+            }
+        };
         self.broken_rule.take();
         let translated = self.translate(accessor, key, va, length, rights, &mut |_, _, _| Ok(()));
         translated.err().map(|_| {

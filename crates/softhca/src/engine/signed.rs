@@ -159,6 +159,14 @@ impl<P: Platform> Core<P> {
         ProtectedKey::from_mkey(key, self.mkeys.get(key >> 8)?)
     }
 
+    /// Returns the start of a key with protection, and its lengths in memory and on the wire;
+    /// `None` for a key without protection.
+    pub(crate) fn protected_range(&self, key: u32) -> Option<(u64, [u64; 2])> {
+        let key = self.protected(key)?;
+        let on_wire = key.protection.memory_to_wire(key.length);
+        Some((key.start, [key.length, on_wire]))
+    }
+
     /// Converts the list of a fetched work request to offsets on the wire. Returns the
     /// length of its message.
     pub(crate) fn convert_list(&mut self, local: &mut LocalBuffers, length: u32) -> u32 {

@@ -114,7 +114,8 @@ impl<P: Platform> Core<P> {
             .into_iter()
             .find(|it| !accessor.may_use(*it))
         {
-            return Err(of_domain(pd, accessor.pd));
+            let what = "protection domain of the memory key";
+            return Err(of_domain(what, pd, accessor.pd));
         }
         if MUST_BE_FREE.is_set(umr) && !mkey.free {
             return Err(of_key(Rule::InState("free")));
@@ -332,8 +333,8 @@ impl<P: Platform> Core<P> {
 
 /// Creates the violation of an object of another protection domain.
 #[cold]
-fn of_domain(pd: u32, own: u32) -> Violation {
-    Violation::new("protection domain", pd, Rule::Is(own.into()))
+fn of_domain(what: &'static str, pd: u32, own: u32) -> Violation {
+    Violation::new(what, pd, Rule::Is(own.into()))
 }
 
 /// Checks that a PSV exists, and is of a protection domain.
@@ -341,7 +342,7 @@ fn check_psv(number: u32, psv: Option<&Psv>, pd: u32) -> Result<(), Violation> {
     let psv = psv.ok_or_else(|| Violation::new("PSV", number, Rule::Exists))?;
     match psv.pd == pd {
         true => Ok(()),
-        false => Err(of_domain(psv.pd, pd)),
+        false => Err(of_domain("protection domain of the PSV", psv.pd, pd)),
     }
 }
 
@@ -361,6 +362,10 @@ fn refused_entry(klm: &Klm, rule: AccessRule) -> Violation {
         AccessRule::Rights { needed, has } => {
             let what = "rights of the key of an entry";
             (what, has.into(), Rule::Contains(needed.into()))
+        }
+        AccessRule::Range { length, .. } if u64::from(klm.length) > length => {
+            let what = "length of an entry";
+            (what, klm.length.into(), Rule::AtMost(length))
         }
         AccessRule::Range { start, length } => {
             let end = start.saturating_add(length.saturating_sub(u64::from(klm.length)));

@@ -14,7 +14,7 @@ use crate::status::{CommandError, Status};
 use crate::testing::driver::{Driver, Input, Qp, SIGNALED, remote, segment, status};
 
 /// Returns the causes that the driver's device has told since the last call.
-fn observe(driver: &mut Driver) -> impl FnMut() -> Vec<Cause> + use<> {
+pub(super) fn observe(driver: &mut Driver) -> impl FnMut() -> Vec<Cause> + use<> {
     let causes = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&causes);
     let observer = Observer::new(move |cause| told.lock().unwrap().push(*cause));
@@ -370,6 +370,11 @@ fn a_refused_work_request_is_told_with_its_operands() {
         ),
         (
             window,
+            (writable, memory, 65),
+            of_entry("length of an entry", 65, Rule::AtMost(64)),
+        ),
+        (
+            window,
             (free << 8, memory, 64),
             of_entry("key of an entry", (free << 8).into(), Rule::Exists),
         ),
@@ -388,7 +393,8 @@ fn a_refused_work_request_is_told_with_its_operands() {
             &bind_umr(window, a.number, Some((writable, memory, 64))),
         );
     });
-    let expected = Violation::new("protection domain", other, Rule::Is(pd.into()));
+    let what = "protection domain of the memory key";
+    let expected = Violation::new(what, other, Rule::Is(pd.into()));
     assert_eq!(of, (expected, transport::Status::MemoryBind));
 }
 

@@ -1,6 +1,8 @@
 //! Signatures and encryption of the data behind memory keys, over messages of several
 //! packets.
 
+use super::causes::observe;
+use crate::cause::{AccessRule, Cause};
 use crate::command::opcode as op;
 use crate::command::protection::ENCRYPTION_KEY;
 use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, remote, segment, status, word};
@@ -129,6 +131,36 @@ fn fill_memory(driver: &Driver, key: &Key) -> Vec<u8> {
     let data: Vec<u8> = (0..key.length).map(|n| ((n * 7) >> 3) as u8).collect();
     driver.write(key.memory, &data);
     data
+}
+
+/// The range that is named is that on the wire, which signatures make longer.
+#[test]
+fn an_access_beyond_the_signatures_names_the_range_on_the_wire() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = driver.pair();
+    let key = Key::new(&mut driver, BLOCK as u32);
+    let sides = [Side::None, Side::Dif(1)];
+    let configured = key.configure_signatures(&mut driver, &mut cq, &mut b, sides);
+    assert_eq!(configured, (0, 0));
+    let on_wire = BLOCK as u32 + 8;
+    for (length, expected) in [(on_wire, (0, 0)), (on_wire + 1, (13, 0x13))] {
+        let (whole, memory) = (driver.key, driver.pages(2));
+        let mut told = observe(&mut driver);
+        let mut segments = remote(0, key.key);
+        segments.extend(segment(length, whole, memory));
+        driver.post(&mut a, 0x08, SIGNALED, &segments);
+        let found = std::iter::from_fn(|| driver.poll(&mut cq)).map(|entry| status(&entry));
+        assert!(found.collect::<Vec<_>>().contains(&expected), "{length}");
+        let rule = told().into_iter().find_map(|cause| match cause {
+            Cause::Access(error) => Some(error.rule),
+            _ => None,
+        });
+        let range = AccessRule::Range {
+            start: 0,
+            length: on_wire.into(),
+        };
+        assert_eq!(rule, (length > on_wire).then_some(range));
+    }
 }
 
 /// The reported part, whether it is memory's, and the block.
