@@ -269,6 +269,8 @@ impl Host for Model {
     }
 
     fn report(&mut self, qpn: Option<u32>, cause: Cause) {
+        #[cfg(test)]
+        super::tests::causes::record(cause);
         if !self.count_only && self.causes.len() < MAX_CAUSES {
             self.causes.push((qpn, cause));
         }

@@ -1,7 +1,188 @@
 //! Why packets are dropped, requests refused, and work requests fail, as it is reported.
 
-use super::*;
-use crate::packet::Roce;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{datagram, dynamic, errors, flood, order, *};
+use crate::packet::{Bth, MULTICAST_QPN, PacketBuilder, Pool, Psn, Reth, Roce, Template, op};
+use crate::transport::model::XRC_STRANGERS;
+
+thread_local! {
+    /// The sentences that causes of this thread's test have had, by name.
+    static RECORDED: RefCell<BTreeMap<&'static str, String>> =
+        const { RefCell::new(BTreeMap::new()) };
+}
+
+/// Called for each cause that the model is told.
+pub(in crate::transport) fn record(cause: Cause) {
+    RECORDED.with_borrow_mut(|recorded| {
+        recorded
+            .entry(name(cause))
+            .or_insert_with(|| cause.to_string());
+    });
+}
+
+/// Declares the names of all causes, and the function that returns that of one. A new cause does
+/// not compile until it is here, and then has to be produced.
+macro_rules! names {
+    ($($kind:ident($cause:ident) { $($variant:ident)+ })+) => {
+        const NAMES: &[&str] = &[$($(concat!(stringify!($cause), "::", stringify!($variant))),+),+];
+
+        fn name(cause: Cause) -> &'static str {
+            match cause {
+                $($(Cause::$kind($cause::$variant { .. }) => {
+                    concat!(stringify!($cause), "::", stringify!($variant))
+                })+)+
+            }
+        }
+    };
+}
+
+names! {
+    Dropped(DropCause) {
+        Malformed Icrc UnknownQp NoGroup Service State Direction PartitionKey Peer RoceVersion
+        QueueKey OwnMulticast DatagramLength NoReceive AbsentMemory DcKey StaleConnection Closing
+        Replies OutOfSequence Duplicate MissingResponse StaleResponse
+    }
+    Refused(Refusal) {
+        Opcode Order Headers PayloadLength MessageLength Permission Srq Reads Alignment
+        RemoteMemory ReceiveLength ReceiveMemory InvalidatedKey NoReceive AbsentMemory
+    }
+    Failed(Failure) {
+        Engine MessageLength Operation NoReads NoDestination NoPath LocalMemory Refused Response
+        Retries RnrRetries Flushed
+    }
+}
+
+/// Causes that the model does not produce: its memory is never absent (an engine's is, by
+/// on-demand paging), and packets without the headers of their opcode are malformed before.
+const BEYOND_THE_MODEL: [&str; 3] = [
+    "DropCause::AbsentMemory",
+    "Refusal::AbsentMemory",
+    "Refusal::Headers",
+];
+
+/// Every cause is produced by a packet, a request or a work request, and has a sentence of its
+/// own.
+#[test]
+fn every_cause_is_produced() {
+    refusals_name_their_operands();
+    failures_name_their_operands();
+    drops_name_their_operands();
+    every_drop_is_counted_once();
+    datagram::a_datagram_that_is_too_long_for_the_receive_is_dropped();
+    datagram::a_datagram_without_a_receive_is_dropped();
+    datagram::multicast_reaches_attached_queue_pairs();
+    datagram::the_queue_key_is_checked();
+    dynamic::a_wrong_dc_access_key_is_counted_and_ignored();
+    dynamic::a_late_packet_of_an_old_connection_is_ignored();
+    dynamic::a_stream_error_leaves_other_streams_unaffected();
+    errors::malformed_requests_are_nakked();
+    errors::malformed_responses_are_errors();
+    errors::unsupported_operations_are_local_errors();
+    errors::malformed_work_requests_complete_in_order();
+    errors::remote_invalid_request_errors();
+    errors::remote_operation_errors();
+    errors::invalidating_an_unknown_key_is_an_error();
+    flood::queued_responses_are_bounded();
+    order::outstanding_reads_are_limited();
+    responses_are_lost();
+    wrong_destinations();
+    received(op::WRITE_FIRST, Service::Rc, 200, Some(MAX_LENGTH + 1));
+    // SEND Only of XRC.
+    received(0xa4, Service::XrcInitiator, 200, None);
+    // That of UD.
+    received(0x64, Service::Ud, MULTICAST_QPN, None);
+    let recorded = RECORDED.with_borrow(BTreeMap::clone);
+    let missing: Vec<&str> = (NAMES.iter().copied())
+        .filter(|name| !recorded.contains_key(name) && !BEYOND_THE_MODEL.contains(name))
+        .collect();
+    assert_eq!(missing, [""; 0]);
+    let sentences: BTreeSet<&str> = recorded.values().map(String::as_str).collect();
+    assert_eq!(sentences.len(), recorded.len(), "{recorded:#?}");
+}
+
+/// Reads whose responses are lost.
+fn responses_are_lost() {
+    let mut world = pair(LinkKind::Ethernet, 64 * 1024, 3, &QpConfig::default());
+    world.fabric.set_faults(Faults {
+        loss: 0.1,
+        ..Faults::default()
+    });
+    for id in 0..20 {
+        world.hcas[0].post_send(100, work(id, Operation::Read, 0, 20_000, 0));
+    }
+    world.settle(SECOND);
+}
+
+/// Work requests without a destination or a path, or for an SRQ of another domain.
+fn wrong_destinations() {
+    let config = |service| QpConfig {
+        service,
+        ..QpConfig::default()
+    };
+    for service in [Service::Ud, Service::Rc] {
+        let mut world = World::new(2, LinkKind::Ib, 64, 1);
+        let hca = &mut world.hcas[0];
+        hca.transport.create(100, config(service)).unwrap();
+        hca.raise(100, &config(service), 0);
+        hca.post_send(100, work(1, Operation::Send, 0, 8, 0));
+        world.settle(SECOND);
+    }
+    let mut world = World::new(2, LinkKind::Ib, 64, 1);
+    let ends = [
+        (0, 100, Service::XrcInitiator),
+        (1, 200, Service::XrcTarget),
+    ];
+    for (index, qpn, service) in ends {
+        let path = Some(world.hcas[index].path_to(1 - index));
+        let config = QpConfig {
+            path,
+            remote_qpn: 300 - qpn,
+            ..config(service)
+        };
+        let hca = &mut world.hcas[index];
+        hca.transport.create(qpn, config.clone()).unwrap();
+        hca.raise(qpn, &config, 0);
+    }
+    let mut send = work(1, Operation::Send, 0, 8, 0);
+    send.xrc_srqn = XRC_STRANGERS;
+    world.hcas[0].post_send(100, send);
+    world.settle(SECOND);
+}
+
+/// A packet of 1,024 bytes of payload arrives.
+fn received(opcode: u8, service: Service, qpn: u32, reth: Option<u32>) {
+    let mut world = World::new(2, LinkKind::Ib, 8192, 1);
+    let config = QpConfig {
+        service,
+        path: Some(world.hcas[1].path_to(0)),
+        ..QpConfig::default()
+    };
+    let hca = &mut world.hcas[1];
+    hca.transport.create(200, config.clone()).unwrap();
+    hca.raise(200, &config, 0);
+    let template = Template::new(&world.hcas[0].path_to(1));
+    let bth = Bth {
+        opcode,
+        dest_qpn: qpn,
+        pkey: 0xffff,
+        psn: Psn::new(0),
+        ..Bth::default()
+    };
+    let mut builder = PacketBuilder::new(&Pool::new(), &template, bth, 1024);
+    let reth = reth.map(|length| Reth {
+        va: VA,
+        rkey: RKEY,
+        length,
+    });
+    if let Some(reth) = reth {
+        builder.put(&reth.bytes());
+    }
+    builder.space(1024).fill(0);
+    let hca = &mut world.hcas[1];
+    hca.transport.receive(&mut hca.host, 0, builder.finish());
+}
 
 /// Returns what an HCA reports about a queue pair after it was sent a request.
 fn reported(modify: impl FnOnce(&mut World, &mut SendWork<Range>), at: (usize, u32)) -> Vec<Cause> {

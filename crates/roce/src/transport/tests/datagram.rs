@@ -98,7 +98,7 @@ fn datagrams_longer_than_the_mtu_fail() {
 /// The GRH counts: 960 bytes fit in a receive of 1000. Longer datagrams are dropped, and
 /// neither use up the receive nor stop the queue pair.
 #[test]
-fn a_datagram_that_is_too_long_for_the_receive_is_dropped() {
+pub(super) fn a_datagram_that_is_too_long_for_the_receive_is_dropped() {
     let mut world = world(2, LinkKind::Ib, &config());
     for recv in &mut world.hcas[1].host.queues(50).recvs {
         recv.length = 1000;
@@ -118,7 +118,7 @@ fn a_datagram_that_is_too_long_for_the_receive_is_dropped() {
 }
 
 #[test]
-fn the_queue_key_is_checked() {
+pub(super) fn the_queue_key_is_checked() {
     let mut world = world(2, LinkKind::Ib, &config());
     for qkey in [QKEY ^ 1, QKEY, 1 << 31 | 5] {
         let request = datagram(&world, 1, 8, 50, qkey);
@@ -131,7 +131,7 @@ fn the_queue_key_is_checked() {
 }
 
 #[test]
-fn a_datagram_without_a_receive_is_dropped() {
+pub(super) fn a_datagram_without_a_receive_is_dropped() {
     let mut world = world(2, LinkKind::Ib, &config());
     for _ in 0..6 {
         let request = datagram(&world, 1, 8, 50, QKEY);
@@ -144,7 +144,7 @@ fn a_datagram_without_a_receive_is_dropped() {
 }
 
 #[test]
-fn multicast_reaches_attached_queue_pairs() {
+pub(super) fn multicast_reaches_attached_queue_pairs() {
     for kind in KINDS {
         for block in [false, true] {
             let config = QpConfig {

@@ -149,7 +149,7 @@ fn a_target_serves_many_initiators_at_once() {
 }
 
 #[test]
-fn a_wrong_dc_access_key_is_counted_and_ignored() {
+pub(super) fn a_wrong_dc_access_key_is_counted_and_ignored() {
     let mut world = world(2, LinkKind::Ethernet, 1);
     create_initiator(&mut world.hcas[0], 100, 0);
     create_initiator(&mut world.hcas[0], 101, 0);
@@ -270,7 +270,7 @@ fn send_late_add(world: &mut World, source_qpn: u32, connection: u64, psn: u32) 
 }
 
 #[test]
-fn a_late_packet_of_an_old_connection_is_ignored() {
+pub(super) fn a_late_packet_of_an_old_connection_is_ignored() {
     for (connection, expected_sum) in [(1, 3), (u64::MAX, 4)] {
         let mut world = world(2, LinkKind::Ethernet, 1);
         let add = |id| work(id, Operation::FetchAdd { add: 1 }, 64_000, 8, 64_000);
@@ -295,7 +295,7 @@ fn a_late_packet_of_an_old_connection_is_ignored() {
 }
 
 #[test]
-fn a_stream_error_leaves_other_streams_unaffected() {
+pub(super) fn a_stream_error_leaves_other_streams_unaffected() {
     for kind in KINDS {
         let mut world = world(2, kind, 1);
         // The initiator fails with the fourth stream in error.

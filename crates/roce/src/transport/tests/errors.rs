@@ -70,7 +70,7 @@ fn local_protection_errors() {
 }
 
 #[test]
-fn unsupported_operations_are_local_errors() {
+pub(super) fn unsupported_operations_are_local_errors() {
     for service in [Service::Uc, Service::Ud] {
         for operation in [Operation::Read, ADD, Operation::SendInvalidate] {
             let config = QpConfig {
@@ -110,7 +110,7 @@ fn unsupported_operations_are_local_errors() {
 }
 
 #[test]
-fn malformed_work_requests_complete_in_order() {
+pub(super) fn malformed_work_requests_complete_in_order() {
     let error = EngineError {
         status: Status::MemoryBind,
         violation: Violation::new("opcode", 0x3f, Rule::Known),
@@ -227,7 +227,7 @@ fn refused_requests_are_reported_after_their_naks() {
 }
 
 #[test]
-fn remote_invalid_request_errors() {
+pub(super) fn remote_invalid_request_errors() {
     // Too long for the receive: its completion reports that.
     let mut world = check_failure(
         Operation::Send,
@@ -267,7 +267,7 @@ fn remote_invalid_request_errors() {
 }
 
 #[test]
-fn remote_operation_errors() {
+pub(super) fn remote_operation_errors() {
     let mut world = check_failure(
         Operation::Send,
         3000,
@@ -288,7 +288,7 @@ fn remote_operation_errors() {
 }
 
 #[test]
-fn invalidating_an_unknown_key_is_an_error() {
+pub(super) fn invalidating_an_unknown_key_is_an_error() {
     let mut world = check_failure(
         Operation::SendInvalidate,
         8,
@@ -491,7 +491,7 @@ fn timer_codes_are_those_of_the_specification() {
 }
 
 #[test]
-fn malformed_responses_are_errors() {
+pub(super) fn malformed_responses_are_errors() {
     use crate::packet::{Aeth, Bth, Opcode, PacketBuilder, Psn, Syndrome, Template, op};
     let status_after_response = |operation, payload: &[u8]| {
         let mut world = pair(LinkKind::Ib, 8192, 1, &QpConfig::default());
@@ -554,7 +554,7 @@ fn malformed_responses_are_errors() {
 
 /// Requests that no correct peer sends are refused as invalid.
 #[test]
-fn malformed_requests_are_nakked() {
+pub(super) fn malformed_requests_are_nakked() {
     use crate::packet::{Bth, NakCode, PacketBuilder, Psn, Reth, Syndrome, Template, op};
     // Returns the response to the last of the requests: operation, RETH length, payload
     // length.

@@ -18,7 +18,7 @@ fn request(pool: &Pool, template: &Template, opcode: u8, psn: u32, header: &[u8]
 }
 
 #[test]
-fn queued_responses_are_bounded() {
+pub(super) fn queued_responses_are_bounded() {
     const LENGTH: u32 = 64 * 1024;
     let packets = LENGTH.div_ceil(1024);
     for opcode in [op::FETCH_ADD, op::SEND_ONLY] {

@@ -1,7 +1,7 @@
 //! Tests of the transport: HCAs with the model engine, connected by the fabric.
 
 mod capture;
-mod causes;
+pub(super) mod causes;
 mod congestion;
 mod datagram;
 mod dynamic;

@@ -107,7 +107,7 @@ fn local_operations_run_once() {
 
 /// The responder has resources for a limited number of reads, and refuses more.
 #[test]
-fn outstanding_reads_are_limited() {
+pub(super) fn outstanding_reads_are_limited() {
     let config = QpConfig {
         max_rd_atomic: 2,
         max_dest_rd_atomic: 2,
