@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The counters of a ConnectX's port in sysfs count traffic of known size between two queue
- * pairs of one port. Without common.h.
+ * pairs of one port; compiled WITH_CM also a connection to 127.0.0.1. Without common.h.
  */
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
 #include <stdlib.h>
+#ifdef WITH_CM
+#include <arpa/inet.h>
+#include <rdma/rdma_cma.h>
+#endif
 
 #include "check.h"
 #include "loopback.h"
@@ -177,6 +181,55 @@ static void retries(void)
 	is("local_ack_timeout_err", hw("local_ack_timeout_err") - before, 2, 4);
 }
 
+#ifdef WITH_CM
+static struct rdma_cm_id *expect(struct rdma_event_channel *channel, enum rdma_cm_event_type type)
+{
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+
+	CHECK(!rdma_get_cm_event(channel, &event) && event->event == type);
+	id = event->id;
+	CHECK(!rdma_ack_cm_event(event));
+	return id;
+}
+
+static void connection(void)
+{
+	static const char *const messages[] = {"req", "rep", "rtu", "dreq", "drep", "rej"};
+	static const char *const directories[] = {"cm_tx_msgs", "cm_rx_msgs"};
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(7471),
+				      .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct ibv_qp_init_attr init = {.qp_type = IBV_QPT_RC, .cap = {4, 4, 1, 1, 0}};
+	struct rdma_conn_param param = {.retry_count = 7};
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	struct rdma_cm_id *listener, *active, *passive;
+
+	CHECK(channel && !rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_bind_addr(listener, (struct sockaddr *)&address) && !rdma_listen(listener, 1));
+	CHECK(!rdma_create_id(channel, &active, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_resolve_addr(active, NULL, (struct sockaddr *)&address, 1000));
+	expect(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(!rdma_resolve_route(active, 1000));
+	expect(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	CHECK(!rdma_create_qp(active, NULL, &init) && !rdma_connect(active, &param));
+	passive = expect(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(!rdma_create_qp(passive, NULL, &init) && !rdma_accept(passive, &param));
+	expect(channel, RDMA_CM_EVENT_ESTABLISHED);
+	expect(channel, RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(!rdma_disconnect(active));
+	while (expect(channel, RDMA_CM_EVENT_DISCONNECTED) == passive)
+		CHECK(!rdma_disconnect(passive));
+	for (int d = 0; d < 2; d++) {
+		for (int m = 0; m < 6; m++) {
+			char name[64];
+
+			snprintf(name, sizeof name, "%s/%s", directories[d], messages[m]);
+			is(name, counter(name), m < 5, m < 5);
+		}
+	}
+}
+#endif
+
 int main(void)
 {
 	const char *wanted = getenv("RXE_DEV");
@@ -198,6 +251,9 @@ int main(void)
 	requests();
 	traffic();
 	retries();
+#ifdef WITH_CM
+	connection();
+#endif
 	puts("well");
 	return 0;
 }

@@ -50,7 +50,7 @@ mod user;
 mod wires;
 
 pub use cleanup::abandon_waits;
-pub use cm::ConnectionId;
+pub use cm::{ConnectionId, ManagementCounters};
 pub use directory::Sharing;
 pub use drive::Drive;
 pub use driver::cause;

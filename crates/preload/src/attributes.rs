@@ -83,8 +83,9 @@ pub(crate) const HW_COUNTERS: [&str; 14] = [
     "np_cnp_sent",
 ];
 
-const CM_MESSAGES: [&str; 11] = [
-    "apr", "drep", "dreq", "lap", "mra", "rej", "rep", "req", "rtu", "sidr_rep", "sidr_req",
+/// Messages of the connection manager, in the order of their attributes.
+pub(crate) const CM_MESSAGES: [&str; 11] = [
+    "req", "mra", "rej", "rep", "rtu", "dreq", "drep", "sidr_req", "sidr_rep", "lap", "apr",
 ];
 
 /// Returns the counters of a port, with their values.

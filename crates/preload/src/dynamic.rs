@@ -11,7 +11,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use uverbs::Errno;
 
-use crate::attributes::{HW_COUNTERS, PORT_COUNTERS};
+use crate::attributes::{CM_MESSAGES, HW_COUNTERS, PORT_COUNTERS};
 use crate::process::ProcessState;
 use crate::tree::{self, Directory, GidAttribute};
 
@@ -79,6 +79,10 @@ fn content(device: &Embedded, name: &str) -> Option<String> {
         let counters: &[_] = match directory {
             Directory::Hardware => &hw_counters(device),
             Directory::Port => &port_counters(device),
+            Directory::Sent => &messages(device.management_counters().sent),
+            Directory::Retries => &messages(device.management_counters().retries),
+            Directory::Received => &messages(device.management_counters().received),
+            Directory::Duplicates => &messages(device.management_counters().duplicates),
         };
         let (_, value) = counters.iter().find(|(name, _)| *name == counter)?;
         return Some(format!("{value}\n"));
@@ -120,6 +124,11 @@ pub(crate) fn hw_counters(device: &Embedded) -> [(&'static str, u64); 14] {
         counters.cnps_sent,
     ];
     std::array::from_fn(|index| (HW_COUNTERS[index], values[index]))
+}
+
+/// Returns counters of the connection manager's messages.
+fn messages(values: [u64; 11]) -> [(&'static str, u64); 11] {
+    std::array::from_fn(|index| (CM_MESSAGES[index], values[index]))
 }
 
 /// Returns the counters of the port that count. Data is in words of four bytes.

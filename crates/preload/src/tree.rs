@@ -48,6 +48,14 @@ pub(crate) enum Directory {
     Hardware,
     /// `counters`.
     Port,
+    /// `cm_tx_msgs`.
+    Sent,
+    /// `cm_tx_retries`.
+    Retries,
+    /// `cm_rx_msgs`.
+    Received,
+    /// `cm_rx_duplicates`.
+    Duplicates,
 }
 
 /// Returns the counter that an attribute of a device is, if it counts.
@@ -57,6 +65,10 @@ pub(crate) fn counter(name: &str) -> Option<(Directory, &str)> {
     let (directory, names) = match directory {
         "hw_counters" => (Directory::Hardware, &attributes::HW_COUNTERS[..]),
         "counters" => (Directory::Port, &attributes::PORT_COUNTERS[..]),
+        "cm_tx_msgs" => (Directory::Sent, &attributes::CM_MESSAGES[..]),
+        "cm_tx_retries" => (Directory::Retries, &attributes::CM_MESSAGES[..]),
+        "cm_rx_msgs" => (Directory::Received, &attributes::CM_MESSAGES[..]),
+        "cm_rx_duplicates" => (Directory::Duplicates, &attributes::CM_MESSAGES[..]),
         _ => return None,
     };
     names.contains(&name).then_some((directory, name))
@@ -402,9 +414,14 @@ mod tests {
         }
         let device = "devices/ringverbs/ffff:00:03.0/infiniband/mlx5_3/node_guid";
         assert_eq!(dynamic(device), Some((3, "node_guid")));
-        let counter = "ports/1/hw_counters/np_cnp_sent";
-        let path = format!("class/infiniband/mlx5_3/{counter}");
-        assert_eq!(dynamic(&path), Some((3, counter)));
+        for counter in [
+            "ports/1/hw_counters/np_cnp_sent",
+            "ports/1/counters/port_xmit_data",
+            "ports/1/cm_rx_duplicates/sidr_req",
+        ] {
+            let path = format!("class/infiniband/mlx5_3/{counter}");
+            assert_eq!(dynamic(&path), Some((3, counter)));
+        }
         for other in [
             "class/infiniband/mlx5_3/ports/1/gids/128",
             "class/infiniband/mlx5_3/ports/1/gids/01",

@@ -171,17 +171,17 @@ fn cases(provider: Provider) {
 /// Programs that run on softhca under mlx5_ib as well: counted violations of queue and
 /// partition keys, counters of the port in sysfs.
 fn shared_programs(provider: Provider) {
-    for program in ["partitions", "counters"] {
-        shared_program(provider, program);
-    }
+    shared_program(provider, "partitions", &["-libverbs"]);
+    let options = ["-DWITH_CM", "-lrdmacm", "-libverbs"];
+    shared_program(provider, "counters", &options);
 }
 
-fn shared_program(provider: Provider, name: &str) {
+fn shared_program(provider: Provider, name: &str, options: &[&str]) {
     let _turn = turn();
     for devices in ["roce", "ib"] {
         let world = World::new(provider, devices);
         let source = &format!("../../../../rxe-tests/programs/{name}.c");
-        let Some(program) = compiled("cc", source, &["-libverbs"], &world.directory) else {
+        let Some(program) = compiled("cc", source, options, &world.directory) else {
             return;
         };
         let line = program.display().to_string();

@@ -21,6 +21,7 @@ use std::time::Duration;
 use rdmacm::{RejectReason, SidrStatus};
 use roce::transport::ack_wait;
 
+use super::ManagementCounters;
 use super::connection::{Bound, Connection, Ends, State};
 use super::mad::{Attribute, Mad, MadHeader, Subject};
 use super::message::{Message, MessageKind};
@@ -128,6 +129,7 @@ impl Event {
 #[derive(Debug)]
 pub(super) struct Machine {
     rules: Rules,
+    counters: ManagementCounters,
     pub(super) response_timeout: Duration,
     connections: HashMap<u32, Connection>,
     /// The connections that peers have started, by the peer and its id.
@@ -151,6 +153,7 @@ impl Machine {
     pub(super) fn new(rules: Rules, random: Random) -> Self {
         Self {
             rules,
+            counters: ManagementCounters::default(),
             response_timeout: RESPONSE_TIMEOUT,
             connections: HashMap::new(),
             by_peer: HashMap::new(),
@@ -447,6 +450,10 @@ impl Machine {
             false => &mut self.outgoing,
         };
         if queue.len() < MAX_OUTGOING {
+            let attribute = Mad::parse(&bytes).map(|mad| mad.attribute.index());
+            if let Some(sent) = attribute.and_then(|it| self.counters.sent.get_mut(it)) {
+                *sent += 1;
+            }
             let (to, port) = (ends.peer, ends.port);
             queue.push_back(Outgoing { to, port, bytes });
         } else {
@@ -590,8 +597,17 @@ impl Machine {
         }
         let wait = MIN_RETRY_INTERVAL * 2u32.saturating_pow(retries.min(8));
         connection.retry_at = Some(now + wait.min(MAX_RETRY_INTERVAL));
+        let repeated = connection.last.as_ref().map(|mad| mad.attribute.index());
+        let before = self.counters.sent;
         self.index(number);
         self.send_last(number);
+        if let Some(kind) = repeated.filter(|_| self.counters.sent != before) {
+            self.counters.retries[kind] += 1;
+        }
+    }
+
+    pub(super) fn counters(&self) -> ManagementCounters {
+        self.counters
     }
 
     /// Handles a datagram from `port` of a peer.
@@ -599,6 +615,7 @@ impl Machine {
         let Some(mad) = Mad::parse(bytes) else {
             return self.drop_datagram(DropCause::Format);
         };
+        self.counters.received[mad.attribute.index()] += 1;
         match mad.attribute {
             Attribute::Request | Attribute::ServiceRequest => {
                 self.handle_request(now, peer, port, &mad);
@@ -610,6 +627,7 @@ impl Machine {
     fn handle_request(&mut self, now: Duration, peer: Peer, port: PortAddress, mad: &Mad) {
         let sender = mad.sender_id();
         if let Some(number) = self.by_peer.get(&(peer, sender)).copied() {
+            self.counters.duplicates[mad.attribute.index()] += 1;
             if let Some(known) = self.connections.get_mut(&number) {
                 known.heard = now;
                 known.credit = known.credit.map(|it| it.saturating_add(CREDIT));
@@ -805,6 +823,8 @@ impl Machine {
                 self.report(number, Event::Disconnected(0));
             }
             (State::DreqSent | State::Timewait, MessageKind::Disconnect) => {
+                let is_repeated = connection.state == State::Timewait;
+                self.counters.duplicates[mad.attribute.index()] += u64::from(is_repeated);
                 self.report(number, Event::Disconnected(0));
                 self.answer_disconnect(now, number, mad.transaction(), State::Timewait);
             }
@@ -816,7 +836,10 @@ impl Machine {
                 connection.end(now);
                 self.report(number, Event::ServiceReply(Box::new(*message)));
             }
-            _ if connection.must_resend(kind) => self.send_last(number),
+            _ if connection.must_resend(kind) => {
+                self.counters.duplicates[mad.attribute.index()] += 1;
+                self.send_last(number);
+            }
             (state, _) => self.drop_not_due(number, mad, state),
         }
     }

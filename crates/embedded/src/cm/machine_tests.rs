@@ -169,6 +169,49 @@ fn a_peer_gets_little_before_it_has_answered() {
 }
 
 #[test]
+fn messages_are_counted() {
+    let index = Attribute::index;
+    let mut side = Side::new();
+    side.receive(MessageKind::Request, 7, 0);
+    side.receive(MessageKind::Request, 7, 0);
+    let number = side.requested().unwrap();
+    side.reply(number);
+    for _ in 0..10 {
+        // The peer is sent no more than its credit.
+        side.pass_time();
+    }
+    side.receive(MessageKind::Ready, 7, number);
+    side.receive(MessageKind::Disconnect, 7, number);
+    side.machine.disconnect(side.now, number);
+    side.receive(MessageKind::Disconnect, 7, number);
+    let mut sent = [0; 11];
+    for attribute in side.attributes() {
+        sent[attribute.index()] += 1;
+    }
+    let counters = side.machine.counters();
+    assert_eq!(counters.sent, sent);
+    let replies = sent[index(Attribute::Reply)];
+    assert!(replies > 1 && sent[index(Attribute::Disconnected)] == 2);
+    assert_eq!(counters.retries[index(Attribute::Reply)], replies - 1);
+    assert_eq!(counters.retries.iter().sum::<u64>(), replies - 1);
+    let only = |counts: &[(Attribute, u64)]| {
+        let mut all = [0; 11];
+        counts
+            .iter()
+            .for_each(|(it, count)| all[it.index()] = *count);
+        all
+    };
+    let received = [
+        (Attribute::Request, 2),
+        (Attribute::Ready, 1),
+        (Attribute::Disconnect, 2),
+    ];
+    assert_eq!(counters.received, only(&received));
+    let duplicates = [(Attribute::Request, 1), (Attribute::Disconnect, 1)];
+    assert_eq!(counters.duplicates, only(&duplicates));
+}
+
+#[test]
 fn a_repeated_request_is_acknowledged() {
     let mut side = Side::new();
     side.receive(MessageKind::Request, 7, 0);

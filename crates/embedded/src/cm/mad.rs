@@ -48,6 +48,11 @@ impl Attribute {
         A::ServiceReply,
     ];
 
+    /// Returns its place in [`ManagementCounters`](super::ManagementCounters).
+    pub(super) fn index(self) -> usize {
+        usize::from(self as u16 - A::Request as u16)
+    }
+
     pub(super) fn of(kind: MessageKind) -> Self {
         match kind {
             MessageKind::Request => A::Request,

@@ -191,11 +191,31 @@ impl Manager {
                 < self.shared.planned.load(Ordering::SeqCst)
     }
 
+    /// Returns the counters of its messages.
+    pub(crate) fn counters(&self) -> ManagementCounters {
+        let ids = (self.shared.ids.lock()).unwrap_or_else(PoisonError::into_inner);
+        ids.machine.counters()
+    }
+
     #[cfg(test)]
     fn set_response_timeout(&self, timeout: Duration) {
         self.shared
             .with(|ids| ids.machine.response_timeout = timeout);
     }
+}
+
+/// Messages of the connection manager, by attribute: REQ, MRA, REJ, REP, RTU, DREQ, DREP,
+/// SIDR REQ, SIDR REP, LAP, APR (the last two are not used).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ManagementCounters {
+    /// Messages sent, also repeated ones.
+    pub sent: [u64; 11],
+    /// Messages sent again, since there was no answer.
+    pub retries: [u64; 11],
+    /// Messages received, also repeated ones.
+    pub received: [u64; 11],
+    /// Messages received again.
+    pub duplicates: [u64; 11],
 }
 
 impl Shared {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use roce::transport::Counters;
 use softhca::engine::counters::{OperationCounts, QCounters};
 
+use crate::cm::ManagementCounters;
 use crate::driver::cause::Observer;
 use crate::driver::files::uar_counts;
 use crate::driver::gids;
@@ -285,6 +286,11 @@ impl Embedded {
     /// Returns the counters of its packets.
     pub fn counters(&self) -> Counters {
         self.device.lock().hca.transport_counters()
+    }
+
+    /// Returns the messages of the connection manager, of all devices of the network.
+    pub fn management_counters(&self) -> ManagementCounters {
+        self.runner.manager().counters()
     }
 
     /// Returns how often its port's link went down.
