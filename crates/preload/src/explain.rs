@@ -23,6 +23,7 @@ use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::hash::{Hash, Hasher};
 use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -59,7 +60,10 @@ impl Target {
         if name == Path::new("1") {
             return Ok(Self::StandardError);
         }
-        let file = OpenOptions::new().append(true).create(true).open(name)?;
+        let mut options = OpenOptions::new();
+        // A FIFO that nobody reads is an error.
+        options.custom_flags(libc::O_NONBLOCK);
+        let file = options.append(true).create(true).open(name)?;
         Ok(Self::File(file))
     }
 

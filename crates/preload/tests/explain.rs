@@ -344,7 +344,23 @@ fn correct_programs_are_silent(provider: Provider) {
     world.finish();
 }
 
+/// A FIFO without a reader does not stop the program.
+fn does_not_wait_for_readers(provider: Provider) {
+    let _turn = turn();
+    let Some(faults) = Faults::new(provider, "roce") else {
+        return;
+    };
+    let fifo = faults.world.directory.join("fifo");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.unwrap().success());
+    let said = faults.run("right", &[("RINGVERBS_EXPLAIN", fifo.to_str().unwrap())]);
+    assert!(said.contains("No such device or address"), "{said}");
+    std::fs::remove_file(fifo).unwrap();
+    faults.world.finish();
+}
+
 with_each_provider! {
+    fifos_without_a_reader: does_not_wait_for_readers;
     correct_programs: correct_programs_are_silent;
     mistakes_are_explained: explains_mistakes;
     json_has_documented_members: reports_are_json;

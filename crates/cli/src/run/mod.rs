@@ -23,6 +23,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -387,8 +388,10 @@ fn explanations(target: &Path) -> Result<OsString, Error> {
         return Ok(target.into());
     }
     let path = std::path::absolute(target)?;
-    let opened = fs::OpenOptions::new().append(true).create(true).open(&path);
-    match opened {
+    let mut options = fs::OpenOptions::new();
+    // A FIFO that nobody reads is an error.
+    options.custom_flags(libc::O_NONBLOCK);
+    match options.append(true).create(true).open(&path) {
         Ok(_) => Ok(path.into()),
         Err(error) => Err(RunError::Explain(path, error).into()),
     }
