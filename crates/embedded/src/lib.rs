@@ -57,6 +57,7 @@ pub use driver::cause;
 pub use driver::descriptors::{Descriptors, ObjectChange};
 pub use driver::files::UarCounts;
 pub use driver::gids::{GidTable, GidTableError};
+pub use driver::inherited::InheritedContext;
 pub use driver::memory::last_accesses;
 pub use driver::moved::may_be_registered;
 pub use driver::pinned::Loss;

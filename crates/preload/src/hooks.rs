@@ -155,21 +155,22 @@ impl<const MAX: usize> Hooked<MAX> {
     }
 }
 
-/// Called after a poll of a queue.
+/// Called after a poll of a queue. Returns false if it is a parent process's.
 ///
 /// # Safety
 /// The queue must exist, and its context must be open.
 #[inline]
-unsafe fn polled(queue: *mut c_void, found: bool) {
+unsafe fn polled(queue: *mut c_void, found: bool) -> bool {
     if found {
-        return process::poll_succeeded();
+        process::poll_succeeded();
+        return true;
     }
     // SAFETY: guaranteed by the caller.
     let (handle, fd) = unsafe {
         let queue = queue.cast::<Cq>();
         ((*queue).handle, (*(*queue).context).command_fd)
     };
-    process::idle(queue as usize, handle, fd);
+    process::idle(queue as usize, handle, fd)
 }
 
 unsafe extern "C" fn poll<const N: usize>(
@@ -183,8 +184,10 @@ unsafe extern "C" fn poll<const N: usize>(
     // SAFETY: guaranteed by the caller.
     let found = unsafe { provider(queue, max, completions) };
     // SAFETY: the program passes a queue.
-    unsafe { polled(queue, found != 0) };
-    found
+    match unsafe { polled(queue, found != 0) } {
+        true => found,
+        false => -libc::EIO,
+    }
 }
 
 unsafe extern "C" fn start_poll<const N: usize>(
@@ -196,8 +199,10 @@ unsafe extern "C" fn start_poll<const N: usize>(
     // SAFETY: guaranteed by the caller.
     let result = unsafe { provider(queue, attributes) };
     // SAFETY: the program passes a queue.
-    unsafe { polled(queue, result != libc::ENOENT) };
-    result
+    match unsafe { polled(queue, result != libc::ENOENT) } {
+        true => result,
+        false => libc::EIO,
+    }
 }
 
 unsafe extern "C" fn notify<const N: usize>(queue: *mut c_void, solicited_only: c_int) -> c_int {

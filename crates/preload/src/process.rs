@@ -1,17 +1,20 @@
 //! The devices and descriptors of this process.
 //!
 //! A child of fork starts without devices: the thread that drives them does not exist in the
-//! child, and locks may have been held. The inherited state is never accessed.
+//! child, and locks may have been held. The inherited state is never accessed. Contexts with
+//! nothing but protection domains are listed before the fork ([`Inherited`]), and made anew when
+//! the child first uses a device.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::os::fd::RawFd;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
-use embedded::{Drive, Embedded, Network, usage};
+use embedded::{Descriptors, Drive, Embedded, InheritedContext, Network, usage};
 use uverbs::kernel::Kernel;
 use uverbs::{Errno, Error};
 
@@ -22,6 +25,53 @@ use crate::{doorbells, fault, internal};
 
 static CURRENT: AtomicPtr<ProcessState> = AtomicPtr::new(ptr::null_mut());
 static GENERATION: AtomicU8 = AtomicU8::new(1);
+/// The contexts that this process has inherited, until it uses a device; or those that the next
+/// child inherits.
+static INHERITED: AtomicPtr<Vec<Inherited>> = AtomicPtr::new(ptr::null_mut());
+/// This process has reported the use of a context that is its parent's.
+static REPORTED: AtomicBool = AtomicBool::new(false);
+/// How long a fork waits for threads that use the devices.
+const MAX_FORK_WAIT: Duration = Duration::from_millis(100);
+
+/// A context that a child of fork has, too.
+struct Inherited {
+    /// The number of its device.
+    number: usize,
+    context: InheritedContext,
+    /// The program's descriptors of it.
+    fds: Vec<RawFd>,
+    /// As above, of each of its event files.
+    events: Vec<Vec<RawFd>>,
+}
+
+/// Replaces the list of inherited contexts. Returns the former one.
+fn exchange_inherited(new: *mut Vec<Inherited>) -> Vec<Inherited> {
+    let former = INHERITED.swap(new, Ordering::AcqRel);
+    if former.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: made from a box, and taken once.
+    *unsafe { Box::from_raw(former) }
+}
+
+/// Runs before a fork, in the parent.
+extern "C" fn before_fork() {
+    let current = CURRENT.load(Ordering::Acquire);
+    if current.is_null() || internal::is_internal() {
+        return;
+    }
+    // SAFETY: states are never freed.
+    let state = unsafe { &*current };
+    // A process that has used no device passes on what it has inherited.
+    if let (Some(devices), false) = (state.ready.get(), state.is_foreign()) {
+        let _scope = internal::enter();
+        let list = state.inheritable(devices);
+        exchange_inherited(match list.is_empty() {
+            true => ptr::null_mut(),
+            false => Box::into_raw(Box::new(list)),
+        });
+    }
+}
 
 /// The devices and descriptors of a process.
 pub(crate) struct ProcessState {
@@ -49,6 +99,7 @@ extern "C" fn after_fork() {
     CURRENT.store(ptr::null_mut(), Ordering::Relaxed);
     let generation = GENERATION.load(Ordering::Relaxed);
     GENERATION.store(table::next_generation(generation), Ordering::Relaxed);
+    REPORTED.store(false, Ordering::Relaxed);
     doorbells::after_fork();
     let _scope = internal::enter();
     table::each_marked(0..usize::MAX, |fd, own| {
@@ -71,8 +122,10 @@ impl ProcessState {
             // SAFETY: states are never freed.
             return unsafe { &*current };
         }
-        // SAFETY: the handler may be called in any child.
-        FORKS.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(after_fork)) });
+        FORKS.call_once(|| {
+            // SAFETY: the handlers may be called in any process.
+            _ = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork)) };
+        });
         let new = Box::into_raw(Box::new(Self {
             table: Table::default(),
             generation: GENERATION.load(Ordering::Relaxed),
@@ -112,6 +165,7 @@ impl ProcessState {
         }
         let _scope = internal::enter();
         let devices = join()?;
+        self.adopt(devices);
         self.explain(devices);
         *created = Some(devices);
         // Succeeds: only the holder of the lock sets it.
@@ -133,6 +187,103 @@ impl ProcessState {
                 explainer.observe(devices);
             }
             Err(error) => print_error(&format!("{}: {error}", name.display())),
+        }
+    }
+
+    /// Lists the contexts that a child of fork can have, too.
+    fn inheritable(&self, devices: &[Embedded]) -> Vec<Inherited> {
+        let until = Instant::now() + MAX_FORK_WAIT;
+        let Some(open) = self.table.list(until) else {
+            return Vec::new();
+        };
+        let fds_of = |fd, kind: &dyn Fn(ObjectKind) -> bool| {
+            let same = open.iter().filter(|(_, it)| it.fd == fd && kind(it.kind));
+            same.map(|(fd, _)| *fd).collect::<Vec<_>>()
+        };
+        let mut list: Vec<Inherited> = Vec::new();
+        for (fd, object) in &open {
+            let ObjectKind::Device(number) = object.kind else {
+                continue;
+            };
+            if list.iter().any(|it| it.fds.contains(fd)) {
+                continue;
+            }
+            let device = devices.get(number);
+            let context = device.and_then(|device| device.inheritable(object.fd, until));
+            list.extend(context.map(|context| {
+                Inherited {
+                    number,
+                    fds: fds_of(object.fd, &|kind| matches!(kind, ObjectKind::Device(_))),
+                    events: (context.events())
+                        .map(|fd| fds_of(fd, &|kind| kind == ObjectKind::Events))
+                        .collect(),
+                    context,
+                }
+            }));
+        }
+        list
+    }
+
+    /// Makes the inherited contexts anew whose descriptors the program has not closed.
+    fn adopt(&self, devices: &[Embedded]) {
+        let inherited = exchange_inherited(ptr::null_mut());
+        for (number, device) in devices.iter().enumerate() {
+            let of_device = inherited.iter().filter(|it| it.number == number);
+            self.adopt_on(device, &of_device.collect::<Vec<_>>());
+        }
+    }
+
+    fn adopt_on(&self, device: &Embedded, inherited: &[&Inherited]) {
+        let stale = |fds: &[RawFd]| {
+            let is_stale = |fd: &&RawFd| matches!(table::find(**fd), table::Lookup::Stale);
+            fds.iter().filter(is_stale).copied().collect::<Vec<_>>()
+        };
+        let (mut contexts, mut programs, mut open) = (Vec::new(), Vec::new(), Vec::new());
+        for it in inherited {
+            let fds = stale(&it.fds);
+            let Some(first) = fds.first() else { continue };
+            // SAFETY: creates a descriptor, unless the number is not open.
+            let fd = unsafe { libc::fcntl(*first, libc::F_DUPFD_CLOEXEC, 0) };
+            if fd < 0 {
+                continue;
+            }
+            // SAFETY: created above, and owned by nothing else.
+            let registers = unsafe { OwnedFd::from_raw_fd(fd) };
+            contexts.push((it.context.clone(), registers));
+            programs.push(Arc::new(ProgramDescriptors {
+                kernel: OnceLock::new(),
+            }));
+            open.push((it.number, fds, &it.events));
+        }
+        let descriptors = programs
+            .iter()
+            .map(|it| Arc::clone(it) as Arc<dyn Descriptors>);
+        let adopted = device.adopt(contexts, &descriptors.collect::<Vec<_>>());
+        let Ok(adopted) = adopted else {
+            // Their use is reported.
+            return;
+        };
+        for (((kernel, fd, events), program), (number, fds, fds_of_events)) in
+            adopted.into_iter().zip(programs).zip(open)
+        {
+            // Succeeds: the value is new.
+            let _ = program.kernel.set(Arc::downgrade(&kernel));
+            let object = |fd, kind| Object {
+                kernel: Arc::clone(&kernel),
+                fd,
+                kind,
+                nonblocking: AtomicBool::new(false),
+            };
+            let context = Arc::new(object(fd, ObjectKind::Device(number)));
+            for fd in fds {
+                let _ = self.table.insert(fd, Arc::clone(&context));
+            }
+            for (fd, of_program) in events.into_iter().zip(fds_of_events) {
+                let events = Arc::new(object(fd, ObjectKind::Events));
+                for fd in stale(of_program) {
+                    let _ = self.table.replace(fd, Arc::clone(&events));
+                }
+            }
         }
     }
 
@@ -176,6 +327,26 @@ impl ProcessState {
             nonblocking,
         };
         self.table.add(Arc::new(object), cloexec)
+    }
+}
+
+/// Makes inherited contexts anew, for a program that uses a descriptor of its parent. Returns
+/// whether that may have become one of this process; reports it otherwise.
+pub(crate) fn adopt_for_use() -> bool {
+    if !INHERITED.load(Ordering::Acquire).is_null() && ProcessState::current().devices().is_ok() {
+        return true;
+    }
+    report_use_of_parent();
+    false
+}
+
+/// Reports, once, the use of something that is the parent's.
+pub(crate) fn report_use_of_parent() {
+    if !REPORTED.swap(true, Ordering::Relaxed) {
+        print_error(
+            "what a parent process has made of a device does not work after a fork (EIO), but for \
+             contexts with nothing but protection domains: open the device after the fork",
+        );
     }
 }
 
@@ -262,28 +433,32 @@ pub(crate) fn waiting_device(waits: bool) -> Option<&'static Embedded> {
 
 /// The completion queue of a thread's last empty poll.
 struct PolledQueue {
-    /// Its address, and its handle.
-    identity: (usize, u32),
+    /// Its address, its handle, and the generation of the process.
+    identity: (usize, u32, u8),
     /// The device, once the queue was polled twice in turn.
     device: Option<Embedded>,
 }
 
 thread_local! {
     static POLLED: RefCell<PolledQueue> = const {
-        RefCell::new(PolledQueue { identity: (0, 0), device: None })
+        RefCell::new(PolledQueue { identity: (0, 0, 0), device: None })
     };
 }
 
 /// Called when a poll has found nothing: drives the devices, or sleeps. The queue is given by
-/// its address, its handle and its context's descriptor.
-pub(crate) fn idle(queue: usize, handle: u32, command_fd: RawFd) {
-    let Some(device) = any_device() else { return };
+/// its address, its handle and its context's descriptor. Returns false if the queue is a parent
+/// process's, which is reported.
+pub(crate) fn idle(queue: usize, handle: u32, command_fd: RawFd) -> bool {
+    let Some(device) = any_device() else {
+        return !is_of_parent(command_fd);
+    };
     let _scope = internal::enter();
+    let identity = (queue, handle, GENERATION.load(Ordering::Relaxed));
     let polled = POLLED.try_with(|polled| {
         let mut polled = polled.borrow_mut();
-        if polled.identity != (queue, handle) {
+        if polled.identity != identity {
             // A thread that polls several queues in turn waits for all of them.
-            polled.identity = (queue, handle);
+            polled.identity = identity;
             polled.device = None;
         } else if !polled
             .device
@@ -295,6 +470,10 @@ pub(crate) fn idle(queue: usize, handle: u32, command_fd: RawFd) {
                     ObjectKind::Device(number) => Some(number),
                     _ => None,
                 },
+                table::Lookup::Stale => {
+                    report_use_of_parent();
+                    return false;
+                }
                 _ => None,
             };
             let current = ProcessState::current().ready.get();
@@ -302,11 +481,22 @@ pub(crate) fn idle(queue: usize, handle: u32, command_fd: RawFd) {
             polled.device = of.map(|device| device.polling(handle));
         }
         polled.device.as_ref().unwrap_or(device).idle();
+        true
     });
-    if polled.is_err() {
+    polled.unwrap_or_else(|_| {
         // The thread is ending.
         device.idle();
+        true
+    })
+}
+
+/// Returns whether a descriptor is that of a device of a parent process, which is reported.
+fn is_of_parent(fd: RawFd) -> bool {
+    let is_stale = matches!(table::find(fd), table::Lookup::Stale);
+    if is_stale {
+        report_use_of_parent();
     }
+    is_stale
 }
 
 /// Called when a poll has found a completion.

@@ -8,14 +8,16 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::thread;
+use std::time::Instant;
 
 use embedded::{Descriptors, ObjectChange};
 use uverbs::Errno;
 use uverbs::kernel::Kernel;
 
 use crate::internal;
-use crate::process::ProcessState;
+use crate::process::{self, ProcessState};
 use crate::real;
 
 /// Exclusive upper bound of the program's descriptors of devices.
@@ -104,6 +106,27 @@ pub(crate) fn find(fd: RawFd) -> Lookup {
     }
 }
 
+/// As [`find`], for a program that uses the descriptor: a context that a child of fork has
+/// inherited becomes its own.
+#[inline]
+pub(crate) fn find_for_use(fd: RawFd) -> Lookup {
+    match find(fd) {
+        Lookup::Stale => find_inherited(fd),
+        other => other,
+    }
+}
+
+#[cold]
+fn find_inherited(fd: RawFd) -> Lookup {
+    if process::adopt_for_use() {
+        match find(fd) {
+            Lookup::Stale => process::report_use_of_parent(),
+            other => return other,
+        }
+    }
+    Lookup::Stale
+}
+
 #[cold]
 fn find_marked(fd: RawFd, generation: u8) -> Lookup {
     let process = ProcessState::current();
@@ -163,6 +186,36 @@ pub(crate) fn each_marked(range: std::ops::Range<usize>, mut each: impl FnMut(Ra
 impl Table {
     fn lock(&self) -> MutexGuard<'_, HashMap<RawFd, Arc<Object>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns all descriptors; `None` if another thread holds the lock until then.
+    pub(crate) fn list(&self, until: Instant) -> Option<Vec<(RawFd, Arc<Object>)>> {
+        loop {
+            match self.open.try_lock() {
+                Ok(open) => {
+                    return Some(open.iter().map(|(fd, it)| (*fd, Arc::clone(it))).collect());
+                }
+                Err(TryLockError::WouldBlock) if Instant::now() < until => thread::yield_now(),
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Makes a descriptor of the program that of another object.
+    pub(crate) fn replace(&self, fd: RawFd, object: Arc<Object>) -> Result<(), Errno> {
+        // SAFETY: a query of the descriptor's flags.
+        let flags = unsafe { real::fcntl(fd, libc::F_GETFD, 0) };
+        let cloexec = if flags & libc::FD_CLOEXEC != 0 {
+            libc::O_CLOEXEC
+        } else {
+            0
+        };
+        // SAFETY: the device keeps its descriptor open while the object exists; the other is
+        // one of a parent's device.
+        if flags < 0 || unsafe { real::dup3(object.fd, fd, cloexec) } < 0 {
+            return Err(Errno::new(real::errno()));
+        }
+        self.insert(fd, object)
     }
 
     /// Creates a new descriptor of the program for an object.

@@ -13,8 +13,7 @@ pub(crate) use modelled::{available, heavy, light};
 
 #[cfg(not(loom))]
 mod real {
-    use std::sync::OnceLock;
-    use std::sync::atomic::{Ordering, compiler_fence};
+    use std::sync::atomic::{AtomicU8, Ordering, compiler_fence};
     use std::time::Duration;
 
     // linux/membarrier.h
@@ -30,10 +29,20 @@ mod real {
     }
 
     /// Returns whether this process can use the pair (Linux 4.14, not blocked by a seccomp
-    /// filter). The kernel is queried once.
+    /// filter). The kernel is queried once, or by several threads at first: a child of fork must
+    /// not wait for one of its parent.
     pub(crate) fn available() -> bool {
-        static REGISTERED: OnceLock<bool> = OnceLock::new();
-        *REGISTERED.get_or_init(|| membarrier(REGISTER_PRIVATE_EXPEDITED))
+        const UNKNOWN: u8 = 0;
+        const NO: u8 = 1;
+        const YES: u8 = 2;
+        static REGISTERED: AtomicU8 = AtomicU8::new(UNKNOWN);
+        let registered = REGISTERED.load(Ordering::Acquire);
+        if registered != UNKNOWN {
+            return registered == YES;
+        }
+        let registered = membarrier(REGISTER_PRIVATE_EXPEDITED);
+        REGISTERED.store(if registered { YES } else { NO }, Ordering::Release);
+        registered
     }
 
     /// The cheap half: keeps the compiler from moving accesses across it.

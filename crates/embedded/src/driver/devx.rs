@@ -82,10 +82,10 @@ impl ObjectData for DevxObject {
 
 /// A UAR.
 #[derive(Debug)]
-struct Uar {
-    number: u32,
+pub(crate) struct Uar {
+    pub(crate) number: u32,
     /// Its slot in the context's file.
-    slot: u32,
+    pub(crate) slot: u32,
 }
 
 impl ObjectData for Uar {

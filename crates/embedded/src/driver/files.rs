@@ -73,6 +73,11 @@ impl ContextMemory {
         Some(first)
     }
 
+    /// Returns whether pages are in use.
+    pub(crate) fn is_used(&self) -> bool {
+        self.used != 0
+    }
+
     /// Frees pages.
     pub(crate) fn free(&mut self, first: u32, pages: u32) {
         self.used &= !Self::mask(first, pages);
@@ -209,6 +214,11 @@ impl ContextFile {
         // The program has the descriptor and must not shrink the file that the device maps.
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
         fcntl(&registers, FcntlArg::F_ADD_SEALS(seals)).map_err(errno_of)?;
+        Ok(Self::of(registers))
+    }
+
+    /// Returns the context of a file with registers, and its descriptor.
+    pub(crate) fn of(registers: OwnedFd) -> (Self, RawFd) {
         let fd = registers.as_raw_fd();
         let file = Self {
             registers,
@@ -224,7 +234,7 @@ impl ContextFile {
             exclusive: 0,
             shared: 0,
         };
-        Ok((file, fd))
+        (file, fd)
     }
 
     /// Writes the clock record: the device's clock was at `cycles` at `nanoseconds` since
@@ -281,7 +291,7 @@ impl ContextFile {
     }
 
     /// Returns the length of the file.
-    fn all() -> usize {
+    pub(crate) fn all() -> usize {
         let page = mmap_rs::MmapOptions::page_size();
         page * (FIRST_SLOT + UAR_SLOTS) as usize
     }
@@ -334,6 +344,15 @@ impl ContextFile {
         ALLOCATED_UARS.fetch_add(1, Ordering::Relaxed);
         UAR_CHANGES.fetch_add(1, Ordering::Release);
         Some(index * u64::BITS + bit)
+    }
+
+    /// Takes the slot of a UAR that a parent process has allocated.
+    pub(crate) fn take_uar_slot(&mut self, slot: u32) {
+        if let Some(word) = self.uar_slots.get_mut((slot / u64::BITS) as usize) {
+            *word |= 1 << (slot % u64::BITS);
+            ALLOCATED_UARS.fetch_add(1, Ordering::Relaxed);
+            UAR_CHANGES.fetch_add(1, Ordering::Release);
+        }
     }
 
     /// Frees the slot of a UAR.

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use ring::copy;
@@ -139,11 +139,14 @@ enum Time {
 impl Process {
     /// Creates a platform without any memory, with a simulated clock if it is given.
     pub(crate) fn new(clock: Option<Arc<AtomicU64>>) -> Self {
+        // One for all devices, also of children of fork, which share records of the clock.
+        static BEGAN: OnceLock<Instant> = OnceLock::new();
+        let real = || Time::Real(*BEGAN.get_or_init(Instant::now));
         Self {
             ranges: Ranges::default(),
             on_demand: Ranges::default(),
             moved: MovedRegions::default(),
-            time: clock.map_or_else(|| Time::Real(Instant::now()), Time::Simulated),
+            time: clock.map_or_else(real, Time::Simulated),
             peers: None,
         }
     }

@@ -15,6 +15,7 @@ pub(crate) mod explanations;
 pub(crate) mod files;
 pub(crate) mod flow;
 pub(crate) mod gids;
+pub(crate) mod inherited;
 pub(crate) mod matcher;
 pub(crate) mod memory;
 pub(crate) mod methods;

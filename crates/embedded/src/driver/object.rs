@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use ring::Mapping;
 use softhca::command::opcode as op;
@@ -380,7 +380,10 @@ impl Object {
 }
 
 /// The objects of all contexts.
-#[derive(Debug, Default)]
+/// The handle after which those of a child of fork begin.
+static LAST_OF_PARENT: AtomicU32 = AtomicU32::new(0);
+
+#[derive(Debug)]
 pub(crate) struct Objects {
     objects: HashMap<u32, Object>,
     /// Type, number in the device, and handle of the objects that are found by number.
@@ -427,7 +430,25 @@ fn wrong_type<T: ?Sized, U>(handle: u32) -> Result<U> {
     invalid("handle", handle, Rule::OfType(name))
 }
 
+impl Default for Objects {
+    fn default() -> Self {
+        Self {
+            objects: HashMap::new(),
+            numbered: BTreeSet::new(),
+            regions: BTreeSet::new(),
+            last: LAST_OF_PARENT.load(Ordering::Relaxed),
+            changes: None,
+        }
+    }
+}
+
 impl Objects {
+    /// Makes handles of devices that are made later, in a child of fork, follow those of this
+    /// one: the child may have its objects, too.
+    pub(crate) fn number_children_after(&self) {
+        LAST_OF_PARENT.fetch_max(self.last, Ordering::Relaxed);
+    }
+
     /// Returns the number of objects.
     pub(crate) fn len(&self) -> usize {
         self.objects.len()

@@ -1,7 +1,8 @@
 //! Devices for programs that use them through system calls.
 
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use uverbs::Errno;
 use uverbs::abi::verbs::GidEntry;
@@ -10,6 +11,7 @@ use uverbs::kernel::Kernel;
 use crate::Result;
 use crate::driver::descriptors::Descriptors;
 use crate::driver::files::{ContextFile, File, UarCounts};
+use crate::driver::inherited::InheritedContext;
 use crate::runtime::embedded::Embedded;
 use crate::runtime::kernel::EmbeddedKernel;
 
@@ -28,6 +30,40 @@ impl Embedded {
         let fd = self.open_file()?;
         let kernel = EmbeddedKernel::new(self.clone(), Some(descriptors));
         Ok((Arc::new(kernel), fd))
+    }
+
+    /// Returns a context, by the device's descriptor, that a child of fork can have, too: one
+    /// without queues and regions. `None` also if the device is busy for too long. In the child,
+    /// handles of new objects differ from all of its parent.
+    pub fn inheritable(&self, fd: RawFd, until: Instant) -> Option<InheritedContext> {
+        let state = self.device.lock_until(until)?;
+        state.objects.number_children_after();
+        state.inheritable(fd)
+    }
+
+    /// Makes contexts of the parent process anew, each with the file of its descriptor, before
+    /// any is opened. Returns the kernel and the descriptor of each, with those of its event
+    /// files ([`InheritedContext::events`]).
+    ///
+    /// # Errors
+    /// ENOMEM, EMFILE; EINVAL for another file.
+    #[allow(clippy::type_complexity, reason = "used once")]
+    pub fn adopt(
+        &self,
+        contexts: Vec<(InheritedContext, OwnedFd)>,
+        descriptors: &[Arc<dyn Descriptors>],
+    ) -> std::result::Result<Vec<(Arc<dyn Kernel>, RawFd, Vec<RawFd>)>, Errno> {
+        let adopted = self.device.lock().adopt(contexts);
+        let adopted = adopted.map_err(|error| error.errno())?;
+        let with_kernel = |((fd, events), descriptors): ((_, _), &Arc<dyn Descriptors>)| {
+            let kernel = EmbeddedKernel::new(self.clone(), Some(Arc::clone(descriptors)));
+            (Arc::new(kernel) as Arc<dyn Kernel>, fd, events)
+        };
+        Ok(adopted
+            .into_iter()
+            .zip(descriptors)
+            .map(with_kernel)
+            .collect())
     }
 
     pub(crate) fn open_file(&self) -> Result<RawFd> {

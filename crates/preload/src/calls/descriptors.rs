@@ -16,7 +16,7 @@ use crate::hooks;
 use crate::internal::{self, mark_internal};
 use crate::process::{ProcessState, wake_devices};
 use crate::real::{self, Optional};
-use crate::table::{self, Lookup, Object, ObjectKind, find};
+use crate::table::{self, Lookup, Object, ObjectKind, find, find_for_use};
 
 /// Maximum number of attempts of [`replace`].
 const MAX_ATTEMPTS: usize = 1000;
@@ -325,7 +325,7 @@ export! {
     }
 
     ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-        match find(fd) {
+        match find_for_use(fd) {
             Lookup::Open(object)
                 if object.kind == ObjectKind::Events && request == libc::FIONBIO =>
             {
@@ -350,7 +350,7 @@ export! {
     }
 
     read(fd: c_int, buffer: *mut c_void, length: usize) -> isize {
-        match find(fd) {
+        match find_for_use(fd) {
             Lookup::Open(object) if object.kind == ObjectKind::Events => {
                 // Events are shorter, and a read returns one.
                 let length = length.min(64);
@@ -376,7 +376,7 @@ export! {
     }
 
     write(fd: c_int, buffer: *const c_void, length: usize) -> isize {
-        match find(fd) {
+        match find_for_use(fd) {
             Lookup::Open(object) if object.kind == ObjectKind::Manager => {
                 // SAFETY: guaranteed by the caller.
                 let command = unsafe { slice::from_raw_parts(buffer.cast(), length) };

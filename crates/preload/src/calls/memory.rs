@@ -8,7 +8,7 @@ use embedded::{Embedded, Loss};
 use super::export;
 use crate::fault::page_size;
 use crate::real::{self, set_errno};
-use crate::table::{Lookup, ObjectKind, find};
+use crate::table::{Lookup, ObjectKind, find_for_use};
 use crate::{doorbells, internal, process};
 
 const MREMAP_DONTUNMAP: c_int = 4;
@@ -85,7 +85,7 @@ export! {
     ) -> *mut c_void {
         let program_offset = offset;
         let mut has_doorbells = false;
-        let offset = match find(if flags & libc::MAP_ANONYMOUS != 0 { -1 } else { fd }) {
+        let offset = match find_for_use(if flags & libc::MAP_ANONYMOUS != 0 { -1 } else { fd }) {
             Lookup::Other | Lookup::Netlink => Ok(offset),
             Lookup::Open(object) if matches!(object.kind, ObjectKind::Device(_)) => {
                 let shared = flags & libc::MAP_SHARED != 0;
