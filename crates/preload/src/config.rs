@@ -1,6 +1,6 @@
 //! Configuration from the environment.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -14,6 +14,8 @@ use crate::explain::Format;
 pub(crate) struct Config {
     /// Profiles, in the order of the devices' names.
     pub(crate) profiles: Vec<&'static str>,
+    /// The devices' names, as many as profiles.
+    pub(crate) names: Vec<String>,
     /// Address or interface of a single device that reaches other hosts.
     pub(crate) host: Option<String>,
     /// The GID table of Ethernet ports that reach no other hosts.
@@ -48,6 +50,12 @@ const ROCE_DEVICE: &str = "roce";
 /// Names the devices: profiles, separated by commas, or `roce:` with an address or
 /// interface.
 const DEVICES: &str = "RINGVERBS_EMBEDDED";
+/// Lists the names of the devices.
+const NAMES: &str = "RINGVERBS_NAMES";
+/// The names of the others begin so.
+const DEFAULT_NAME: &str = "mlx5_";
+/// Maximum length of a name: `IB_DEVICE_NAME_MAX` without the end of the string.
+const MAX_NAME: usize = 63;
 /// Names the directory that processes share.
 const DIRECTORY: &str = "RINGVERBS_DIRECTORY";
 /// Lists the entries of the GID table ([`GidTable`]).
@@ -71,49 +79,99 @@ pub(crate) fn get() -> Option<&'static Config> {
 }
 
 fn read() -> Option<Config> {
-    let requested = environment::variable(DEVICES).filter(|requested| !requested.is_empty())?;
-    let gids = match gids(environment::variable(GIDS).as_deref()) {
-        Ok(gids) => gids,
-        Err(reason) => {
-            print_error(&format!("{GIDS}: {reason}"));
-            return None;
-        }
-    };
-    let seed = environment::variable(SEED).filter(|seed| !seed.is_empty());
-    let seed = match seed.as_ref().map(|seed| seed.to_str()?.parse().ok()) {
-        Some(None) => {
-            print_error(&format!("{SEED}: not a number from 0 to 2^64 - 1"));
-            return None;
-        }
-        seed => seed.flatten(),
-    };
-    let format = environment::variable(EXPLAIN_FORMAT).filter(|format| !format.is_empty());
-    let Some(explain_format) = format.as_deref().map_or(Some(Format::Text), Format::named) else {
-        print_error(&format!("{EXPLAIN_FORMAT}: use text or json"));
-        return None;
-    };
-    match devices(&requested) {
-        Ok((profiles, host)) => Some(Config {
-            seed,
-            explain_format,
-            profiles,
-            host,
-            gids,
-            directory: environment::variable(DIRECTORY)
-                .filter(|directory| !directory.is_empty())
-                .map_or_else(Network::default_directory, PathBuf::from),
-            usage: environment::variable(USAGE)
-                .filter(|file| !file.is_empty())
-                .map(PathBuf::from),
-            explain: environment::variable(EXPLAIN)
-                .filter(|file| !file.is_empty())
-                .map(PathBuf::from),
-        }),
-        Err(reason) => {
-            print_error(&format!("{DEVICES}: {reason}"));
+    let requested = variable(DEVICES)?;
+    match parse(&requested) {
+        Ok(config) => Some(config),
+        Err((name, reason)) => {
+            print_error(&format!("{name}: {reason}"));
             None
         }
     }
+}
+
+/// Returns a variable, unless it is empty.
+fn variable(name: &str) -> Option<OsString> {
+    environment::variable(name).filter(|value| !value.is_empty())
+}
+
+/// Returns the configuration, or the variable that is wrong, and why.
+fn parse(requested: &OsStr) -> Result<Config, (&'static str, String)> {
+    let of = |name| move |reason: String| (name, reason);
+    let (profiles, host) = devices(requested).map_err(of(DEVICES))?;
+    Ok(Config {
+        names: names(variable(NAMES).as_deref(), profiles.len()).map_err(of(NAMES))?,
+        profiles,
+        host,
+        gids: gids(variable(GIDS).as_deref()).map_err(of(GIDS))?,
+        seed: seed(variable(SEED).as_deref()).map_err(of(SEED))?,
+        directory: variable(DIRECTORY).map_or_else(Network::default_directory, PathBuf::from),
+        usage: variable(USAGE).map(PathBuf::from),
+        explain: variable(EXPLAIN).map(PathBuf::from),
+        explain_format: format(variable(EXPLAIN_FORMAT).as_deref()).map_err(of(EXPLAIN_FORMAT))?,
+    })
+}
+
+/// Returns the name of a device in sysfs.
+pub(crate) fn device_name(number: usize) -> String {
+    let given = get().and_then(|config| config.names.get(number));
+    given.cloned().unwrap_or_else(|| default_name(number))
+}
+
+/// Returns the number of the device with this name.
+pub(crate) fn device_named(name: &str) -> Option<usize> {
+    match get() {
+        Some(config) => config.names.iter().position(|known| known == name),
+        None => name.strip_prefix(DEFAULT_NAME)?.parse().ok(),
+    }
+}
+
+fn default_name(number: usize) -> String {
+    format!("{DEFAULT_NAME}{number}")
+}
+
+/// Parses a list of names; devices without one have their default.
+fn names(list: Option<&OsStr>, devices: usize) -> Result<Vec<String>, String> {
+    let list = list
+        .map_or(Some(""), OsStr::to_str)
+        .ok_or("this is not UTF-8")?;
+    let given = list.split(',').filter(|_| !list.is_empty());
+    let mut names: Vec<String> = given.map(str::to_owned).collect();
+    if names.len() > devices {
+        return Err(format!("more names than devices ({devices})"));
+    }
+    names.extend((names.len()..devices).map(default_name));
+    for (number, name) in names.iter().enumerate() {
+        let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+        if name.is_empty()
+            || name.len() > MAX_NAME
+            || name.starts_with('.')
+            || !name.bytes().all(is_known)
+        {
+            return Err(format!(
+                "\"{name}\" is no name of a device: 1 to {MAX_NAME} letters, digits, _, - and ."
+            ));
+        }
+        if names[..number].contains(name) {
+            return Err(format!("two devices have the name \"{name}\""));
+        }
+    }
+    Ok(names)
+}
+
+/// Parses the seed.
+fn seed(text: Option<&OsStr>) -> Result<Option<u64>, String> {
+    let Some(text) = text else { return Ok(None) };
+    let seed = text.to_str().and_then(|text| text.parse().ok());
+    match seed {
+        Some(seed) => Ok(Some(seed)),
+        None => Err("not a number from 0 to 2^64 - 1".to_owned()),
+    }
+}
+
+/// Parses the form of reports.
+fn format(name: Option<&OsStr>) -> Result<Format, String> {
+    let format = name.map_or(Some(Format::Text), Format::named);
+    format.ok_or_else(|| "use text or json".to_owned())
 }
 
 /// Parses a list of devices: their profiles, or the address of a device that reaches other
@@ -184,6 +242,20 @@ mod tests {
         }
         assert_eq!(gids(Some("v2".as_ref())).unwrap(), "v2".parse().unwrap());
         assert!(gids(Some("v3".as_ref())).unwrap_err().contains("\"v3\""));
+    }
+
+    #[test]
+    fn devices_have_names() {
+        let names = |list: &str, devices| names(Some(list.as_ref()), devices);
+        assert_eq!(names("", 2).unwrap(), ["mlx5_0", "mlx5_1"]);
+        assert_eq!(names("rxe0", 2).unwrap(), ["rxe0", "mlx5_1"]);
+        assert_eq!(names("b-1,a.0", 2).unwrap(), ["b-1", "a.0"]);
+        let long = "a".repeat(MAX_NAME + 1);
+        for wrong in [
+            "a,b,c", "a,", ",a", "a,a", "mlx5_1", "a/b", "a b", "..", &long,
+        ] {
+            assert!(names(wrong, 2).is_err(), "{wrong}");
+        }
     }
 
     #[test]

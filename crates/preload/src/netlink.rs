@@ -4,10 +4,10 @@ use embedded::Embedded;
 use nix::net::if_::if_indextoname;
 use uverbs::Errno;
 use uverbs::abi::netlink::{
-    FLAG_ACK, FLAG_CAPPED, FLAG_DUMP, FLAG_MULTI, FLAG_REQUEST, MSG_DONE, MSG_ERROR, NLDEV_CMD_GET,
-    NLDEV_CMD_GET_CHARDEV, NLDEV_CMD_PORT_GET, NLDEV_CMD_RES_GET, NLDEV_CMD_STAT_GET,
-    NLDEV_CMD_SYS_GET, NlMsgHdr, SYS_ATTR_MONITOR_MODE, SYS_ATTR_PRIVILEGED_QKEY_MODE, attr,
-    nldev_type,
+    FLAG_ACK, FLAG_CAPPED, FLAG_DUMP, FLAG_MULTI, FLAG_REQUEST, MSG_DONE, MSG_ERROR,
+    NLDEV_CMD_DELLINK, NLDEV_CMD_GET, NLDEV_CMD_GET_CHARDEV, NLDEV_CMD_NEWLINK, NLDEV_CMD_PORT_GET,
+    NLDEV_CMD_RES_GET, NLDEV_CMD_STAT_GET, NLDEV_CMD_SYS_GET, NlMsgHdr, SYS_ATTR_MONITOR_MODE,
+    SYS_ATTR_PRIVILEGED_QKEY_MODE, attr, nldev_type,
 };
 use uverbs::discovery::netlink::{
     Attributes, Message, MessageBuilder, Messages, encode_device_number,
@@ -27,6 +27,8 @@ const SYS_GET: u16 = nldev_type(NLDEV_CMD_SYS_GET);
 const RES_GET: u16 = nldev_type(NLDEV_CMD_RES_GET);
 const STAT_GET: u16 = nldev_type(NLDEV_CMD_STAT_GET);
 const GET_CHARDEV: u16 = nldev_type(NLDEV_CMD_GET_CHARDEV);
+const NEW_LINK: u16 = nldev_type(NLDEV_CMD_NEWLINK);
+const DELETE_LINK: u16 = nldev_type(NLDEV_CMD_DELLINK);
 
 /// Returns the datagrams that answer the requests of a datagram, which a socket with this
 /// port has sent.
@@ -79,6 +81,9 @@ fn answer(request: &Message<'_>, port: u32, datagrams: &mut Vec<Vec<u8>>) {
         }
         (STAT_GET, false) => Ok(vec![arguments.counters(begin_part())?]),
         (STAT_GET, true) => arguments.counters_of_objects(begin_part),
+        (NEW_LINK, false) => arguments.new_link().map(|()| Vec::new()),
+        // The devices stay.
+        (DELETE_LINK, false) => arguments.device().map(|_| Vec::new()),
         (other, dump) => {
             let command = other.wrapping_sub(nldev_type(0));
             let kind = Kind::of_command(command).ok_or(Errno::new(libc::EOPNOTSUPP))?;
@@ -106,6 +111,8 @@ struct Arguments<'a> {
     /// Numbers of objects, with their attributes.
     numbers: Vec<(u16, u32)>,
     char_device: Option<&'a [u8]>,
+    /// Name of a device.
+    name: Option<&'a [u8]>,
 }
 
 impl<'a> Arguments<'a> {
@@ -119,6 +126,7 @@ impl<'a> Arguments<'a> {
                 (attr::ATTR_PORT_INDEX, value) => arguments.port = Some(integer(value)?),
                 (attr::ATTR_STAT_RES, value) => arguments.counted = Some(integer(value)?),
                 (attr::ATTR_CHARDEV_TYPE, value) => arguments.char_device = Some(value),
+                (attr::ATTR_DEV_NAME, value) => arguments.name = Some(value),
                 (number, value) if value.len() == size_of::<u32>() => {
                     arguments.numbers.push((number, integer(value)?));
                 }
@@ -133,6 +141,21 @@ impl<'a> Arguments<'a> {
         let index = self.device.ok_or(Errno::new(libc::EINVAL))?;
         let device = devices().nth(index as usize);
         device.ok_or(Errno::new(libc::ENODEV))
+    }
+
+    /// Lets `rdma link add NAME type rxe` succeed if there is a device with this name.
+    fn new_link(&self) -> Result<(), Errno> {
+        let name = self.name.and_then(|name| name.strip_suffix(b"\0"));
+        let name = name.and_then(|name| std::str::from_utf8(name).ok());
+        let name = name.ok_or(Errno::new(libc::EINVAL))?;
+        if config::device_named(name).is_some() {
+            return Ok(());
+        }
+        config::print_error(&format!(
+            "there is no embedded device {name:?}: name one so (ringverbs run --name, \
+             RINGVERBS_NAMES)"
+        ));
+        Err(Errno::new(libc::EOPNOTSUPP))
     }
 
     /// Returns the device whose port the request names.
@@ -247,7 +270,10 @@ impl Device {
     fn identify(&self, message: MessageBuilder) -> MessageBuilder {
         message
             .attribute(attr::ATTR_DEV_INDEX, self.index.as_bytes())
-            .name(attr::ATTR_DEV_NAME, &format!("mlx5_{}", self.index))
+            .name(
+                attr::ATTR_DEV_NAME,
+                &config::device_name(self.index as usize),
+            )
     }
 
     fn is_ethernet(&self) -> bool {

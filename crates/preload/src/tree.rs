@@ -112,11 +112,11 @@ impl GidAttribute {
 /// Splits the path of a dynamic attribute, below `/sys`, into the number of the
 /// device and the name of the attribute.
 pub(crate) fn dynamic(path: &str) -> Option<(usize, &str)> {
-    let (_, path) = path.rsplit_once("infiniband/mlx5_")?;
-    let (number, name) = path.split_once('/')?;
+    let (_, path) = path.rsplit_once("infiniband/")?;
+    let (device, name) = path.split_once('/')?;
     let known =
         DYNAMIC.contains(&name) || counter(name).is_some() || GidAttribute::named(name).is_some();
-    known.then_some((number.parse().ok()?, name))
+    known.then_some((config::device_named(device)?, name))
 }
 
 /// Returns whether a path below `/sys` is that of a dynamic attribute.
@@ -155,7 +155,7 @@ enum Content {
 const PCI_DEVICES: &str = "sys/devices/ringverbs";
 
 /// Returns the files of a tree. Ports belong to the interface.
-fn files(profiles: &[&str], interface: Option<&str>) -> Vec<File> {
+fn files(profiles: &[&str], interface: Option<&str>, name: impl Fn(usize) -> String) -> Vec<File> {
     let (major, minor) = MANAGER;
     let fixed = [
         ("dev/infiniband/rdma_cm", String::new()),
@@ -168,10 +168,10 @@ fn files(profiles: &[&str], interface: Option<&str>) -> Vec<File> {
     ];
     let mut files = Vec::from(fixed.map(|(path, text)| (path.to_owned(), Content::Text(text))));
     for (number, profile) in profiles.iter().enumerate() {
-        device(number, is_ethernet(profile), &mut files);
-        if let Some(name) = interface {
-            let link = Content::Link(format!("/sys/class/net/{name}"));
-            files.push((format!("{}/net/{name}", pci_device(number)), link));
+        device(number, &name(number), is_ethernet(profile), &mut files);
+        if let Some(interface) = interface {
+            let link = Content::Link(format!("/sys/class/net/{interface}"));
+            files.push((format!("{}/net/{interface}", pci_device(number)), link));
         }
     }
     files
@@ -193,14 +193,14 @@ fn pci_device(number: usize) -> String {
 }
 
 /// Adds the files of a device.
-fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
+fn device(number: usize, device_name: &str, ethernet: bool, files: &mut Vec<File>) {
     let minor = UVERBS_MINOR as usize + number;
-    let rdma_event = format!("NAME=mlx5_{number}");
+    let rdma_event = format!("NAME={device_name}");
     let uverbs_event = format!(
         "MAJOR={UVERBS_MAJOR}\nMINOR={minor}\nDEVNAME=infiniband/uverbs{number}\nDEVMODE=0666"
     );
     let uverbs = [
-        ("ibdev", format!("mlx5_{number}")),
+        ("ibdev", device_name.to_owned()),
         ("dev", format!("{UVERBS_MAJOR}:{minor}")),
         ("abi_version", UVERBS_ABI.to_string()),
         ("uevent", uverbs_event),
@@ -229,7 +229,7 @@ fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
     // target of the link.
     let pci_device = pci_device(number);
     let uverbs_device = format!("{pci_device}/infiniband_verbs/uverbs{number}");
-    let rdma_device = format!("{pci_device}/infiniband/mlx5_{number}");
+    let rdma_device = format!("{pci_device}/infiniband/{device_name}");
     let mut add = |at: &str, name: &str, content: &str| {
         files.push((
             format!("{at}/{name}"),
@@ -279,7 +279,7 @@ fn device(number: usize, ethernet: bool, files: &mut Vec<File>) {
     }
     for (device, class) in [
         (uverbs_device, format!("infiniband_verbs/uverbs{number}")),
-        (rdma_device, format!("infiniband/mlx5_{number}")),
+        (rdma_device, format!("infiniband/{device_name}")),
     ] {
         let to_pci = Content::Link(format!("../../../{}", pci_name(number)));
         files.push((format!("{device}/device"), to_pci));
@@ -301,7 +301,7 @@ fn create_tree(config: &Config) -> Result<PathBuf, String> {
         error => error.to_string(),
     })?;
     let interface = config.interface();
-    let files = files(&config.profiles, interface.as_deref());
+    let files = files(&config.profiles, interface.as_deref(), config::device_name);
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);
     let name = format!("sysfs-{:016x}", hasher.finish());
@@ -362,7 +362,7 @@ mod tests {
 
     #[test]
     fn a_device_has_files_and_attributes_of_its_own() {
-        let files = files(&["roce", "ib"], Some("lo"));
+        let files = files(&["roce", "ib"], Some("lo"), config::device_name);
         let name = format!("ringverbs-tree-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         write(&directory, &files).unwrap();

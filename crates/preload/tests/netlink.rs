@@ -4,6 +4,7 @@
 mod common;
 
 use common::*;
+use testing::hosts::free_port;
 
 #[test]
 fn requests_are_answered_and_strangers_ignored() {
@@ -31,7 +32,42 @@ fn resources(provider: Provider) {
     }
 }
 
+/// The lines of a project's script that sets up rdma_rxe.
+fn names(provider: Provider) {
+    let _turn = turn();
+    if !installed(&["rdma", "ibv_rc_pingpong"]) {
+        return;
+    }
+    let world = World::new(provider, "roce,ib");
+    let named = |line: &str| format!("env RINGVERBS_NAMES=rxe0 {line}");
+    let added = named("rdma link add rxe0 type rxe netdev lo");
+    world.start(&added, "output.txt").good();
+    let links = world.start(&named("rdma link show"), "output.txt").good();
+    assert!(links.contains("link rxe0/1 state ACTIVE"), "{links}");
+    assert!(links.contains("link mlx5_1/1 "), "{links}");
+    let line = named(&format!("ibv_rc_pingpong -d rxe0 -g 1 -p {}", free_port()));
+    world.pair(&line, &format!("{line} localhost"));
+    world
+        .start(&named("rdma link delete rxe0"), "output.txt")
+        .good();
+    let mut unknown = world.start(
+        &named("rdma link add rxe1 type rxe netdev lo"),
+        "output.txt",
+    );
+    assert_ne!(unknown.end(), Some(0));
+    let said = unknown.said();
+    assert!(
+        said.contains("there is no embedded device \"rxe1\""),
+        "{said}"
+    );
+    let mut wrong = world.start("env RINGVERBS_NAMES=a,a ibv_devinfo", "output.txt");
+    assert_ne!(wrong.end(), Some(0));
+    let said = wrong.said();
+    assert!(said.contains("two devices have the name \"a\""), "{said}");
+}
+
 with_each_provider! {
+    devices_have_other_names: names;
     objects_and_counters_are_shown: resources;
 }
 

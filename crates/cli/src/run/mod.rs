@@ -58,6 +58,10 @@ pub struct Options {
     /// /tmp/ringverbs-UID
     #[arg(long, value_name = "PATH", requires = "embedded")]
     directory: Option<PathBuf>,
+    /// Names of the devices, in order, separated by commas. `rdma link add NAME type rxe ...`
+    /// then succeeds in the program, and does nothing [default: mlx5_0, mlx5_1 ...]
+    #[arg(long, value_name = "NAMES", requires = "embedded")]
+    name: Option<String>,
     /// GIDs of roce devices without an address, in order, separated by commas: v1 and v2
     /// (versions of RoCE, of the link-local address), v1-ipv4, v2-ipv4, v1-ipv6, v2-ipv6 (each
     /// repetition is another address), none (an empty entry) [default: v1,v2,v1-ipv4,v2-ipv4]
@@ -519,6 +523,9 @@ impl Settings {
             if let Some(gids) = &options.gids {
                 check_gids(gids, devices)?;
                 settings.set("RINGVERBS_GIDS", gids.into());
+            }
+            if let Some(names) = &options.name {
+                settings.set("RINGVERBS_NAMES", names.into());
             }
             if let Some(seed) = options.seed {
                 settings.set("RINGVERBS_SEED", seed.to_string().into());

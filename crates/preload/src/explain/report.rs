@@ -10,6 +10,7 @@ use embedded::softhca::cause::WorkRequest;
 use super::json::{Object, quoted};
 use super::objects::{Origin, Post, QueuePair, Region};
 use super::stack::{Frame, Symbols};
+use crate::config;
 
 /// Version of the members of JSON, which changes if one gets another meaning.
 const VERSION: u32 = 1;
@@ -61,8 +62,8 @@ fn rights(region: &Region) -> String {
 impl Report {
     /// Returns the report as text. Lines after the first are indented.
     pub(super) fn text(&self, symbols: &mut Symbols) -> String {
-        let (device, message) = (self.device, &self.message);
-        let mut text = format!("ringverbs: mlx5_{device}: {message}");
+        let (device, message) = (config::device_name(self.device), &self.message);
+        let mut text = format!("ringverbs: {device}: {message}");
         // Writing to a string does not fail.
         if self.count > 1 {
             let _ = write!(text, " ({} such)", self.count);
@@ -110,7 +111,7 @@ impl Report {
         let mut line = Object::new()
             .raw("version", VERSION)
             .text("type", "report")
-            .text("device", &format!("mlx5_{}", self.device))
+            .text("device", &config::device_name(self.device))
             .text("class", self.class)
             .text("message", &self.message)
             .raw("count", self.count)
@@ -231,10 +232,11 @@ impl Summary {
              {queue_pairs}, kinds of errors: {errors}\n"
         );
         for (number, device) in self.devices.iter().enumerate() {
+            let name = config::device_name(number);
             // Writing to a string does not fail.
             let _ = writeln!(
                 text,
-                "    mlx5_{number}: {} sends, {} bytes read from memory; {} receives, {} bytes \
+                "    {name}: {} sends, {} bytes read from memory; {} receives, {} bytes \
                  written",
                 device.sends, device.bytes_sent, device.receives, device.bytes_received
             );
@@ -259,7 +261,7 @@ impl Summary {
                     .end()
             });
             Object::new()
-                .text("device", &format!("mlx5_{number}"))
+                .text("device", &config::device_name(number))
                 .raw("sends", device.sends)
                 .raw("receives", device.receives)
                 .raw("bytes_read", device.bytes_sent)

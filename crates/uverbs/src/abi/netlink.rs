@@ -9,6 +9,10 @@ pub const RDMA_NL_NLDEV: u16 = 5;
 
 /// Get one device, or dump all.
 pub const NLDEV_CMD_GET: u16 = 1;
+/// Add a device to a network interface.
+pub const NLDEV_CMD_NEWLINK: u16 = 3;
+/// Remove a device that was added.
+pub const NLDEV_CMD_DELLINK: u16 = 4;
 /// Get one port of a device, or dump all.
 pub const NLDEV_CMD_PORT_GET: u16 = 5;
 /// Get the settings of the RDMA subsystem.
