@@ -275,6 +275,12 @@ impl Directory {
         written.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EIO)))
     }
 
+    /// Returns whether there is a file of this user.
+    pub(crate) fn has_file(&self, name: &str) -> bool {
+        let found = self.stat(name);
+        found.is_ok_and(|found| is_own(&found, EntryKind::File))
+    }
+
     /// Returns whether a process holds the lock on a file of this user.
     pub(crate) fn is_locked(&self, name: &str) -> bool {
         let file = self.open_own(name);

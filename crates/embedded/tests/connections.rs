@@ -100,13 +100,19 @@ fn listen(channel: &EventChannel, address: IpAddr) -> (Id, SocketAddr) {
     (id, at)
 }
 
+/// Returns the number of a queue pair that no other connection has, also of other processes.
+fn unused_queue_pair() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    (std::process::id() << 12 | NEXT.fetch_add(1, Ordering::Relaxed) & 0xfff) & 0xff_ffff
+}
+
 fn ask(channel: &EventChannel, to: SocketAddr) -> Id {
     let id = channel.create_id(PortSpace::TCP).unwrap();
     id.resolve_address(None, to, TIMEOUT).unwrap();
     next(channel, EventKind::ADDR_RESOLVED);
     id.resolve_route(TIMEOUT).unwrap();
     next(channel, EventKind::ROUTE_RESOLVED);
-    id.connect(&param(1)).unwrap();
+    id.connect(&param(unused_queue_pair())).unwrap();
     id
 }
 
@@ -266,9 +272,20 @@ fn accept_until(channel: &EventChannel, stage: Stage) -> Id {
 fn killed_process() {
     let variable = std::env::var(VARIABLE).expect("run by another test");
     let words: Vec<&str> = variable.split(' ').collect();
-    let network = Network::joined(Drive::Thread, Path::new(words[0])).unwrap();
+    let network = match words[0].strip_prefix("roce:") {
+        Some(address) => Network::roce(Drive::Thread, address).unwrap(),
+        None => Network::joined(Drive::Thread, Path::new(words[0])).unwrap(),
+    };
     let device = network.device("roce").unwrap();
     let channel = EventChannel::open_on(device.connection_manager()).unwrap();
+    if words[1] == "exit" {
+        let to = words[2].parse().unwrap();
+        let id = request_until(&channel, to, Stage::Established);
+        println!("ready");
+        let _ = std::io::stdin().read_line(&mut String::new());
+        id.disconnect().unwrap();
+        std::process::exit(0);
+    }
     let stage: usize = words[1].parse().unwrap();
     let Some(stage) = STAGES.get(stage).copied() else {
         let id = ask(&channel, words[2].parse().unwrap());
@@ -296,9 +313,19 @@ struct KilledProcess {
 impl KilledProcess {
     fn new(directory: &Path, stage: usize, to: Option<SocketAddr>) -> Self {
         let to = to.map(|to| format!(" {to}")).unwrap_or_default();
+        Self::with(&format!("{} {stage}{to}", directory.display()))
+    }
+
+    /// Starts it with the address of its device.
+    fn at(address: IpAddr, what: &str, to: SocketAddr) -> Self {
+        Self::with(&format!("roce:{address} {what} {to}"))
+    }
+
+    fn with(variable: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["killed_process", "--exact", "--ignored", "--nocapture"])
-            .env(VARIABLE, format!("{} {stage}{to}", directory.display()))
+            .env(VARIABLE, variable)
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -384,6 +411,115 @@ fn a_killed_peer_is_noticed_at_once() {
         round(&channel, &channel, at);
         drop((id, peer));
         let _ = std::fs::remove_dir_all(&directory);
+    }
+}
+
+/// A device that waits for connections, over UDP.
+struct Server {
+    address: IpAddr,
+    channel: EventChannel,
+    _listener: Id,
+    at: SocketAddr,
+    _device: Embedded,
+}
+
+impl Server {
+    fn new(last: u8) -> Self {
+        let address = Self::address(last);
+        let network = Network::roce(Drive::Thread, &address.to_string()).unwrap();
+        let device = network.device("roce").unwrap();
+        let channel = EventChannel::open_on(device.connection_manager()).unwrap();
+        let (listener, at) = listen(&channel, address);
+        Self {
+            address,
+            channel,
+            _listener: listener,
+            at,
+            _device: device,
+        }
+    }
+
+    fn address(last: u8) -> IpAddr {
+        let [.., high, low] = std::process::id().to_be_bytes();
+        IpAddr::from([127, last, high, low])
+    }
+
+    /// Starts a process that connects from an address.
+    fn connected(&self, from: IpAddr, what: &str) -> (KilledProcess, Id) {
+        let mut peer = KilledProcess::at(from, what, self.at);
+        let id = accept_until(&self.channel, Stage::Established);
+        peer.wait_for("ready");
+        (peer, id)
+    }
+}
+
+/// The stage at which a process of [`killed_process`] is established.
+const ESTABLISHED: &str = "2";
+
+/// The peers of a killed process only wait.
+#[test]
+fn members_of_an_address_tell_the_peers_of_a_killed_one() {
+    let _alone = alone();
+    let server = Server::new(34);
+    let shared = Server::address(35);
+    // One process of another address survives; the server is of the address itself, too.
+    let (survivor, _survivors) = server.connected(shared, ESTABLISHED);
+    for from in [shared, server.address] {
+        let mut peers: Vec<_> = (0..8)
+            .map(|_| server.connected(from, ESTABLISHED))
+            .collect();
+        let killed = Instant::now();
+        for (peer, _) in &mut peers {
+            peer.child.kill().unwrap();
+        }
+        for _ in 0..peers.len() {
+            next(&server.channel, EventKind::DISCONNECTED);
+        }
+        assert!(killed.elapsed() < Duration::from_secs(3), "{from}");
+    }
+    let none = server.channel.wait(Some(Duration::from_millis(50)));
+    assert!(none.unwrap().is_none());
+    drop(survivor);
+}
+
+/// The last process of an address has nobody who tells its peer, which asks.
+#[test]
+fn the_end_of_the_last_process_of_an_address_is_found_out() {
+    let _alone = alone();
+    let server = Server::new(36);
+    let address = Server::address(37);
+    let (mut peer, _id) = server.connected(address, ESTABLISHED);
+    peer.kill();
+    next(&server.channel, EventKind::DISCONNECTED);
+    // The next process of the address, if it is earlier.
+    let (mut peer, _id) = server.connected(address, ESTABLISHED);
+    peer.kill();
+    let killed = Instant::now();
+    let _next = KilledProcess::at(address, ESTABLISHED, server.at);
+    let mut event = server.channel.wait(Some(TIMEOUT)).unwrap().unwrap();
+    if event.kind() == EventKind::CONNECT_REQUEST {
+        drop(event.take_request());
+        event = next(&server.channel, EventKind::DISCONNECTED);
+    }
+    assert_eq!(event.kind(), EventKind::DISCONNECTED);
+    assert!(
+        killed.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        killed.elapsed()
+    );
+}
+
+#[test]
+fn a_process_may_exit_after_it_has_disconnected() {
+    let _alone = alone();
+    let server = Server::new(38);
+    let from = Server::address(39);
+    let mut peers: Vec<_> = (0..16).map(|_| server.connected(from, "exit")).collect();
+    for (peer, _) in &mut peers {
+        drop(peer.child.stdin.take());
+    }
+    for _ in 0..peers.len() {
+        next(&server.channel, EventKind::DISCONNECTED);
     }
 }
 

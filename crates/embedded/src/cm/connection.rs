@@ -106,6 +106,8 @@ pub(super) struct Connection {
     pub(super) credit: Option<u32>,
     /// Number of retransmissions of the last message.
     pub(super) retries: u32,
+    /// Other processes of the address know of it.
+    pub(super) is_listed: bool,
     /// When the last message was first sent, and when the peer was last heard.
     pub(super) sent: Duration,
     pub(super) heard: Duration,
@@ -127,6 +129,7 @@ impl Connection {
             indexed: (None, Bound::Active),
             credit: None,
             retries: 0,
+            is_listed: false,
             sent: now,
             heard: now,
         }

@@ -9,7 +9,8 @@
 //!   [`end_peers`](Machine::end_peers), and time, by [`expire`](Machine::expire).
 //! - Output, after each of these: [`next_event`](Machine::next_event) first, whose handling may
 //!   give commands; then [`next_local`](Machine::next_local), [`next_datagram`](Machine::next_datagram)
-//!   and [`deadline`](Machine::deadline). [`next_dropped`](Machine::next_dropped) says why
+//!   and [`deadline`](Machine::deadline). [`next_change`](Machine::next_change) tells what other
+//!   processes must know, before the datagrams that follow from it. [`next_dropped`](Machine::next_dropped) says why
 //!   datagrams were dropped.
 //!
 //! Whom a request is sent to is decided by the caller. A connection that an id no longer has
@@ -19,6 +20,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use rdmacm::{RejectReason, SidrStatus};
+use roce::packet::gid_of_ip;
 use roce::transport::ack_wait;
 
 use super::ManagementCounters;
@@ -27,7 +29,9 @@ use super::mad::{Attribute, Mad, MadHeader, Subject};
 use super::message::{Message, MessageKind};
 use crate::management::DropCause;
 use crate::random::Random;
-use crate::wires::agent::{MAD_SIZE, MemberEnd, Outgoing, Peer, PortAddress};
+use crate::wires::agent::{
+    ConnectionChange, HostConnection, MAD_SIZE, MemberEnd, Outgoing, Peer, PortAddress,
+};
 
 /// Maximum number of requests that the program has not answered; further ones are dropped.
 pub(super) const MAX_REQUESTS: usize = 4096;
@@ -48,6 +52,10 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Service timeout in a message receipt acknowledgement (MRA): rdma_cm's, 69 s.
 const SERVICE_TIMEOUT: u8 = 24;
 
+/// Interval between two messages to the peer of a connection, for the report of its host that
+/// its process has ended.
+const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+
 /// Parameters of the protocol, by network.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
@@ -63,6 +71,8 @@ pub(super) struct Rules {
     /// Number of retransmissions of a DREQ for whose answer an id waits; `None` for the
     /// response timeout.
     pub(super) max_disconnect_retries: Option<u32>,
+    /// Whether the end of a peer's process becomes known only by what its host answers.
+    pub(super) probes: bool,
 }
 
 impl Rules {
@@ -75,6 +85,7 @@ impl Rules {
             id_bits,
             disconnect_delay: Some(Duration::from_millis(50)),
             max_disconnect_retries: Some(2),
+            probes: true,
         }
     }
 
@@ -87,6 +98,7 @@ impl Rules {
             id_bits: u32::BITS,
             disconnect_delay: None,
             max_disconnect_retries: None,
+            probes: false,
         }
     }
 
@@ -98,6 +110,7 @@ impl Rules {
             id_bits: u32::BITS,
             disconnect_delay: None,
             max_disconnect_retries: None,
+            probes: false,
         }
     }
 }
@@ -134,6 +147,9 @@ pub(super) struct Machine {
     connections: HashMap<u32, Connection>,
     /// The connections that peers have started, by the peer and its id.
     by_peer: HashMap<(Peer, u32), u32>,
+    /// Connections with hosts, by the host and its queue pair.
+    by_queue_pair: HashMap<(Peer, u32), u32>,
+    changes: VecDeque<ConnectionChange>,
     /// Connections by the time at which something is due: active ones, ended ones.
     due_active: BTreeSet<(Duration, u32)>,
     due_ended: BTreeSet<(Duration, u32)>,
@@ -157,6 +173,8 @@ impl Machine {
             response_timeout: RESPONSE_TIMEOUT,
             connections: HashMap::new(),
             by_peer: HashMap::new(),
+            by_queue_pair: HashMap::new(),
+            changes: VecDeque::new(),
             due_active: BTreeSet::new(),
             due_ended: BTreeSet::new(),
             requests: 0,
@@ -192,6 +210,41 @@ impl Machine {
     /// Returns why a datagram was dropped.
     pub(super) fn next_dropped(&mut self) -> Option<DropCause> {
         self.dropped.pop_front()
+    }
+
+    pub(super) fn has_changes(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
+    /// Returns the next change of the connections with hosts.
+    pub(super) fn next_change(&mut self) -> Option<ConnectionChange> {
+        self.changes.pop_front()
+    }
+
+    /// Ends a connection of another process, which has ended without doing so.
+    pub(super) fn end_of_other(&mut self, now: Duration, it: &HostConnection) {
+        if self.connections.contains_key(&it.local_id) {
+            return;
+        }
+        let (local, remote) = (it.local, it.remote);
+        let port = PortAddress {
+            ethernet: true,
+            gid: gid_of_ip(local),
+            lid: 0,
+        };
+        let peer = Peer::Host { local, remote };
+        let ends = Ends {
+            peer,
+            port,
+            guid: 0,
+        };
+        let transaction = self.random.next();
+        let mut connection = Connection::new(State::Established, ends, transaction, now);
+        connection.remote_id = it.remote_id;
+        connection.remote_qpn = it.remote_qpn;
+        connection.has_id = false;
+        self.connections.insert(it.local_id, connection);
+        self.disconnect(now, it.local_id);
     }
 
     fn drop_datagram(&mut self, cause: DropCause) {
@@ -245,7 +298,18 @@ impl Machine {
         if self.state(number) == Some(State::RepRcvd) {
             let ready = Message::new(MessageKind::Ready, &[]);
             self.send(now, number, MessageKind::Ready, &ready, State::Established);
+            self.plan_probe(now, number);
         }
+    }
+
+    /// Plans the next message to the peer of an established connection, unless one is planned.
+    fn plan_probe(&mut self, now: Duration, number: u32) {
+        if let Some(connection) = self.connections.get_mut(&number) {
+            if self.rules.probes && connection.state == State::Established {
+                connection.retry_at.get_or_insert(now + PROBE_INTERVAL);
+            }
+        }
+        self.index(number);
     }
 
     /// Data of the peer have arrived, before its RTU.
@@ -490,6 +554,45 @@ impl Machine {
             self.by_peer.remove(&peer);
         }
         self.unindex(number, removed.indexed);
+        if removed.is_listed {
+            self.unlist(number, removed.ends.peer, removed.remote_qpn);
+        }
+    }
+
+    /// Lists a connection for other processes while its peer must be told of its end.
+    fn list(&mut self, number: u32) {
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        let Peer::Host { local, remote } = connection.ends.peer else {
+            return;
+        };
+        let lasts = [State::RepSent, State::Established, State::DreqSent];
+        let lasts = lasts.contains(&connection.state);
+        if std::mem::replace(&mut connection.is_listed, lasts) == lasts {
+            return;
+        }
+        let (peer, remote_qpn) = (connection.ends.peer, connection.remote_qpn);
+        if !lasts {
+            return self.unlist(number, peer, remote_qpn);
+        }
+        self.changes
+            .push_back(ConnectionChange::Begins(HostConnection {
+                local,
+                remote,
+                local_id: number,
+                remote_id: connection.remote_id,
+                remote_qpn,
+            }));
+        self.by_queue_pair.insert((peer, remote_qpn), number);
+    }
+
+    fn unlist(&mut self, number: u32, peer: Peer, remote_qpn: u32) {
+        self.changes.push_back(ConnectionChange::Ends(number));
+        let key = (peer, remote_qpn);
+        if self.by_queue_pair.get(&key) == Some(&number) {
+            self.by_queue_pair.remove(&key);
+        }
     }
 
     fn due_set(&mut self, bound: Bound) -> &mut BTreeSet<(Duration, u32)> {
@@ -510,6 +613,7 @@ impl Machine {
 
     /// Updates the index after a connection has changed.
     fn index(&mut self, number: u32) {
+        self.list(number);
         let Some(connection) = self.connections.get_mut(&number) else {
             return;
         };
@@ -569,6 +673,13 @@ impl Machine {
                 return self.release(now, number);
             }
             _ if !is_due(connection.retry_at) => return,
+            State::Established => {
+                // The peer ignores an RTU, and repeats its own after a REP.
+                connection.sent = now;
+                connection.retry_at = None;
+                self.plan_probe(now, number);
+                return self.send_last(number);
+            }
             State::DreqRcvd => {
                 // Before the program does.
                 connection.encode(
@@ -668,6 +779,17 @@ impl Machine {
             }
             return self.drop_datagram(DropCause::Request { id: sender });
         };
+        if let Some(stale) = self
+            .stale_connection(peer, &message)
+            .filter(|_| is_connection)
+        {
+            // As Linux does: the queue pair has been destroyed since, unnoticed.
+            let reason = RejectReason::STALE_CONN.0 as u8;
+            let header = connection.header(number);
+            let mad = Mad::reject(&header, Subject::Request, reason);
+            self.queue(ends, *mad.bytes());
+            return self.disconnect(now, stale);
+        }
         // Sent if the peer repeats its request before the answer.
         if is_connection {
             let header = connection.header(number);
@@ -686,6 +808,13 @@ impl Machine {
             false => MessageKind::ServiceRequest,
         };
         self.report(number, Event::Request(kind, Box::new(message)));
+    }
+
+    /// Returns the established connection with the queue pair that a request is for.
+    fn stale_connection(&self, peer: Peer, request: &Message) -> Option<u32> {
+        let number = *self.by_queue_pair.get(&(peer, request.qp_num))?;
+        let is_established = self.state(number) == Some(State::Established);
+        (is_established && request.qp_num != 0).then_some(number)
     }
 
     /// Sets the port from which a request is answered.
@@ -804,7 +933,10 @@ impl Machine {
             (State::RepSent, MessageKind::Ready) => {
                 connection.establish();
                 self.report(number, Event::Established);
+                self.plan_probe(now, number);
             }
+            // Repeated by the peer, or after its data.
+            (State::Established, MessageKind::Ready) => self.plan_probe(now, number),
             (State::RepSent | State::Established, MessageKind::Disconnect) => {
                 connection.transaction = mad.transaction();
                 let was_established = connection.state == State::Established;

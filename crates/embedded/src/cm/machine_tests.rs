@@ -12,7 +12,7 @@ use super::mad::{Attribute, Mad, MadHeader, Subject};
 use super::message::{Message, MessageKind};
 use crate::management::DropCause;
 use crate::random;
-use crate::wires::agent::{MAD_SIZE, MemberEnd, Peer, PortAddress};
+use crate::wires::agent::{ConnectionChange, MAD_SIZE, MemberEnd, Peer, PortAddress};
 
 const OWN: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 const REMOTE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
@@ -304,9 +304,14 @@ fn a_refused_message_ends_the_connections_with_a_host() {
     }
     assert!(side.event().is_none());
     assert_eq!(side.machine.state(late), Some(State::Established));
-    // Nothing is repeated.
+    // Nothing is repeated but to the peer of the late one.
     side.pass_time();
-    assert_eq!(side.sent(), []);
+    let sent = side.sent();
+    assert_eq!(sent.len(), 1);
+    assert_eq!(
+        (sent[0].attribute, sent[0].sender_id()),
+        (Attribute::Ready, late)
+    );
 }
 
 #[test]
@@ -555,6 +560,116 @@ fn the_end_of_a_peer_is_reported_in_each_state() {
     }
 }
 
+/// Its host refuses them if its process has ended; nothing else happens.
+#[test]
+fn the_peer_of_a_connection_gets_messages_from_time_to_time() {
+    let mut side = Side::new();
+    let number = side.connected(7);
+    side.receive(MessageKind::Request, 8, 0);
+    let passive = side.requested().unwrap();
+    side.reply(passive);
+    side.receive(MessageKind::Ready, 8, passive);
+    assert!(matches!(side.event(), Some(Event::Established)));
+    side.sent();
+    for _ in 0..3 {
+        let begin = side.now;
+        side.pass_time();
+        assert_eq!(side.now, begin + 5 * SECOND);
+        assert_eq!(side.attributes(), [Attribute::Ready, Attribute::Reply]);
+        side.receive(MessageKind::Ready, 8, passive);
+        // A peer's REP is answered, as Linux does.
+        side.receive(MessageKind::Reply, 7, number);
+        assert_eq!(side.attributes(), [Attribute::Ready]);
+    }
+    assert!(side.event().is_none() && side.machine.next_dropped().is_none());
+    side.pass_time();
+    let sent = side.sent();
+    side.now += MILLISECOND;
+    let refused = side.machine.handle_refusal(side.now, PEER, sent[0].bytes());
+    assert_eq!(refused, Some(side.now - MILLISECOND));
+    let ended = [side.event(), side.event()];
+    assert!(
+        ended
+            .iter()
+            .all(|it| matches!(it, Some(Event::Disconnected(0))))
+    );
+    side.pass_time();
+    assert_eq!(side.sent(), []);
+}
+
+/// The queue pair of a connection whose peer has ended unnoticed is used for a new one.
+#[test]
+fn a_stale_connection_ends_before_its_queue_pair_connects() {
+    let mut side = Side::new();
+    let header = |local_id| MadHeader {
+        transaction: 1,
+        local_id,
+        remote_id: 0,
+        guid: 2,
+        ack_timeout: 1,
+    };
+    let mut message = request(REMOTE, OWN);
+    message.qp_num = 5;
+    let encoded = |local_id| Mad::encode(MessageKind::Request, &message, &header(local_id));
+    side.receive_mad(&encoded(7));
+    let number = side.requested().unwrap();
+    // Not established: the program may not have answered.
+    side.receive_mad(&encoded(6));
+    assert!(side.requested().is_some());
+    side.reply(number);
+    side.receive(MessageKind::Ready, 7, number);
+    assert!(matches!(side.event(), Some(Event::Established)));
+    side.sent();
+    side.receive_mad(&encoded(8));
+    let sent = side.sent();
+    let (kind, rejection) = sent[0].message(PORT).unwrap();
+    assert_eq!(kind, MessageKind::Reject);
+    assert_eq!(i32::from(rejection.reason), RejectReason::STALE_CONN.0);
+    assert_eq!(sent[1].attribute, Attribute::Disconnect);
+    side.receive(MessageKind::Disconnected, 7, number);
+    assert!(matches!(side.event(), Some(Event::Disconnected(0))));
+    side.receive_mad(&encoded(9));
+    assert!(side.requested().is_some());
+}
+
+/// A process knows the connections of another one of its address, which was killed.
+#[test]
+fn connections_of_another_process_are_ended() {
+    let mut killed = Side::with(Rules::of_hosts(3 << 26, 26));
+    let number = killed.connected(7);
+    let Some(ConnectionChange::Begins(connection)) = killed.machine.next_change() else {
+        panic!("not listed");
+    };
+    assert_eq!((connection.local_id, connection.remote_id), (number, 7));
+    assert_eq!((connection.local, connection.remote), (OWN, REMOTE));
+    assert_eq!(killed.machine.next_change(), None);
+    let mut side = Side::with(Rules::of_hosts(4 << 26, 26));
+    side.machine.end_of_other(side.now, &connection);
+    let sent = side.sent();
+    assert_eq!(sent[0].attribute, Attribute::Disconnect);
+    assert_eq!((sent[0].sender_id(), sent[0].receiver_id()), (number, 7));
+    side.pass_time();
+    assert_eq!(side.attributes(), [Attribute::Disconnect]);
+    // It is listed meanwhile, since this process may be killed, too.
+    let begins = ConnectionChange::Begins(connection);
+    assert_eq!(side.machine.next_change(), Some(begins));
+    side.receive(MessageKind::Disconnected, 7, number);
+    assert_eq!(
+        side.machine.next_change(),
+        Some(ConnectionChange::Ends(number))
+    );
+    while side.machine.deadline().is_some() {
+        side.pass_time();
+    }
+    assert!(side.sent().is_empty() && side.event().is_none());
+    assert_eq!(side.machine.sizes(), [0; 4]);
+    // Its own end.
+    killed.machine.disconnect(killed.now, number);
+    killed.receive(MessageKind::Disconnected, 7, number);
+    let ends = ConnectionChange::Ends(number);
+    assert_eq!(killed.machine.next_change(), Some(ends));
+}
+
 #[test]
 fn what_is_dropped_has_a_cause() {
     let mut side = Side::new();
@@ -583,8 +698,8 @@ fn what_is_dropped_has_a_cause() {
     let number = side.connected(7);
     side.receive(MessageKind::Reply, 7, number);
     assert_eq!(dropped(&mut side), [], "the RTU was lost");
-    side.receive(MessageKind::Ready, 7, number);
-    let expected = not_due(MessageKind::Ready, number, "Established");
+    side.receive(MessageKind::Disconnected, 7, number);
+    let expected = not_due(MessageKind::Disconnected, number, "Established");
     assert_eq!(dropped(&mut side), [expected]);
     side.sent();
     // A request with another address than that of its packet.

@@ -47,7 +47,8 @@ use crate::addresses::{AddressList, SharedPorts};
 use crate::directory::Directory;
 use crate::management::DropLog;
 use crate::wires::agent::{
-    Agents, CONNECTION_MANAGEMENT, ManagementAgent, MemberEnd, Outgoing, Peer, PortAddress,
+    Agents, CONNECTION_MANAGEMENT, ConnectionChange, HostConnection, ManagementAgent, MemberEnd,
+    Outgoing, Peer, PortAddress,
 };
 use crate::wires::udp::ID_BITS;
 pub use id::ConnectionId;
@@ -72,6 +73,8 @@ struct Shared {
     drops: Arc<DropLog>,
     /// The machine has datagrams for the wire.
     has_outgoing: AtomicBool,
+    /// Other processes of the address must know of changes.
+    has_changes: AtomicBool,
     /// When something is due, in nanoseconds; `NEVER` for nothing.
     deadline: AtomicU64,
     /// Until when whoever drives the network may sleep, as far as it knows.
@@ -129,6 +132,7 @@ impl Manager {
             clock,
             drops: Arc::default(),
             has_outgoing: AtomicBool::new(false),
+            has_changes: AtomicBool::new(false),
             deadline: AtomicU64::new(NEVER),
             planned: AtomicU64::new(NEVER),
         });
@@ -239,6 +243,11 @@ impl Shared {
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
         let result = act(&mut ids);
         ids.settle();
+        if !self.ports.is_shared() {
+            while ids.machine.next_change().is_some() {}
+        } else if ids.machine.has_changes() {
+            self.has_changes.store(true, Ordering::SeqCst);
+        }
         while let Some(cause) = ids.machine.next_dropped() {
             self.drops.add(cause);
         }
@@ -297,6 +306,20 @@ impl ManagementAgent for Shared {
 
     fn end_host(&self, peer: Peer, time: Duration) {
         self.with_clock(|ids, now| ids.machine.end_peers(now, peer, Some(time)));
+    }
+
+    fn next_change(&self) -> Option<ConnectionChange> {
+        if !self.has_changes.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = ids.machine.next_change();
+        self.has_changes.store(next.is_some(), Ordering::SeqCst);
+        next
+    }
+
+    fn end_of_other(&self, connection: &HostConnection) {
+        self.with_clock(|ids, now| ids.machine.end_of_other(now, connection));
     }
 
     fn end_member(&self, member: u16, end: MemberEnd) {

@@ -395,6 +395,11 @@ impl Ports {
         }
     }
 
+    /// Returns whether other processes may share the addresses.
+    pub(super) fn is_shared(&self) -> bool {
+        self.shared().is_some()
+    }
+
     fn shared(&self) -> Option<&SharedPorts> {
         match &self.reach {
             Reach::Hosts(shared) => shared.as_ref(),

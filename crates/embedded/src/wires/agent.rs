@@ -114,6 +114,28 @@ pub(crate) struct Outgoing {
     pub(crate) bytes: [u8; MAD_SIZE],
 }
 
+/// A connection with another host, as another process of the address must know it to end it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HostConnection {
+    /// The address of this device.
+    pub(crate) local: IpAddr,
+    /// The host's address.
+    pub(crate) remote: IpAddr,
+    /// The communication ids of this end and of the peer.
+    pub(crate) local_id: u32,
+    pub(crate) remote_id: u32,
+    /// The peer's queue pair.
+    pub(crate) remote_qpn: u32,
+}
+
+/// A connection begins or ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConnectionChange {
+    Begins(HostConnection),
+    /// By this end's communication id.
+    Ends(u32),
+}
+
 /// How a process of the network is known to have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemberEnd {
@@ -155,6 +177,14 @@ pub(crate) trait ManagementAgent: Send + Sync {
 
     /// Ends the communications with a process of the network.
     fn end_member(&self, member: u16, end: MemberEnd);
+
+    /// Returns the next change of the connections with hosts, before what it sends is popped.
+    fn next_change(&self) -> Option<ConnectionChange> {
+        None
+    }
+
+    /// Ends a connection of another process of this address, which has ended without doing so.
+    fn end_of_other(&self, _connection: &HostConnection) {}
 }
 
 /// An entry of the table.

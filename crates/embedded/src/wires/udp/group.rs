@@ -27,8 +27,10 @@ use nix::unistd::geteuid;
 use roce::packet::{Gid, Path, gid_of_ip, ip_of_gid};
 use uverbs::Errno;
 
+use super::connection_table::{self, ConnectionTable, LeftTable};
 use crate::directory::{Directory, Sharing};
 use crate::peers::{PeerProcesses, StoppedProcesses};
+use crate::wires::agent::{ConnectionChange, HostConnection};
 use crate::wires::wire::MAX_FRAME_WAIT;
 use crate::{Result, refuse};
 
@@ -54,6 +56,11 @@ pub(crate) const MAX_PAYLOAD: usize = 5000;
 const MAX_MESSAGES_PER_TURN: usize = 256;
 /// The listening socket in epoll events; smaller numbers are connections.
 const LISTENER: u64 = 1 << 32;
+/// Marks a connection by which the end of a member becomes known, by its number.
+const WATCHED: u64 = 1 << 34;
+/// How long a member that has ended may need to release its locks, and another one to tell its
+/// peers.
+const MAX_RELEASE_WAIT: Duration = Duration::from_secs(2);
 /// Marks a link, by the number of its member, that has room again.
 const ROOM: u64 = 1 << 33;
 /// Maximum number of packets that wait for a member that does not receive, and how long they
@@ -70,6 +77,8 @@ pub(crate) enum MessageKind {
     Management = 2,
     /// A host has refused a management datagram: nobody had its port. The message is the time.
     Refusal = 3,
+    /// The sender's number is the port; its end ends the connection.
+    Hello = 4,
 }
 
 /// Header of a forwarded packet.
@@ -108,6 +117,7 @@ impl Forwarded {
                 1 => MessageKind::Packet,
                 2 => MessageKind::Management,
                 3 => MessageKind::Refusal,
+                4 => MessageKind::Hello,
                 _ => return None,
             },
             traffic_class: header[1],
@@ -176,12 +186,34 @@ impl PeerProcesses for MemberProcesses {
     }
 }
 
+/// Creates the table of a new member. Another process may be about to take over that of a
+/// former one.
+fn create_table(
+    directory: &Directory,
+    number: u8,
+) -> Option<(ConnectionTable, Vec<HostConnection>)> {
+    let begin = Instant::now();
+    loop {
+        let created = ConnectionTable::create(directory, number).ok()?;
+        if created.is_some() || begin.elapsed() > MAX_VERSION_WAIT {
+            return created;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// The membership of this process, until dropped.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) directory: Arc<Directory>,
     pub(crate) number: u8,
+    /// The addresses that the process joined with.
+    addresses: Vec<Gid>,
     listener: OwnedFd,
+    /// `None` if it could not be made: nobody tells the peers of this process if it is killed.
+    table: Option<Box<ConnectionTable>>,
+    /// Connections of a process that had the number before.
+    left: Vec<HostConnection>,
     _lock: Flock<File>,
 }
 
@@ -205,6 +237,18 @@ impl Member {
             let Some(lock) = directory.lock(&lock_name(number))? else {
                 continue;
             };
+            // Before the sockets: the system closes it first.
+            let mut created = create_table(&directory, number);
+            if let Some((table, left)) = &mut created {
+                left.retain(|it| {
+                    let is_own = addresses.contains(&gid_of_ip(it.local));
+                    if !is_own {
+                        table.apply(&ConnectionChange::Ends(it.local_id));
+                    }
+                    is_own
+                });
+            }
+            let (table, left) = created.unzip();
             let Some(listener) = directory.bind(&socket_name(number))? else {
                 continue;
             };
@@ -216,7 +260,10 @@ impl Member {
             let member = Self {
                 directory: Arc::new(directory),
                 number,
+                addresses: addresses.to_vec(),
                 listener,
+                table: table.map(Box::new),
+                left: left.unwrap_or_default(),
                 _lock: lock,
             };
             member.announce(addresses)?;
@@ -275,6 +322,13 @@ impl Member {
         (0..MAX_MEMBERS).filter(has).count()
     }
 
+    /// Returns whether another member has an address of this one.
+    fn shares_address(&self, number: u8) -> bool {
+        let text = self.directory.read(&lock_name(number)).unwrap_or_default();
+        let mut lines = self.addresses.iter().map(|it| line_of(*it));
+        lines.any(|line| text.lines().any(|it| it == line))
+    }
+
     /// Connects to another member; `None` if there is no such member.
     fn connect(&self, member: u8) -> Option<OwnedFd> {
         if member == self.number || member >= MAX_MEMBERS {
@@ -286,6 +340,9 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
+        if let Some(table) = &mut self.table {
+            table.close(&self.directory, self.number);
+        }
         self.directory.remove_socket(&socket_name(self.number));
         self.directory.remove_lock(&lock_name(self.number));
     }
@@ -398,8 +455,13 @@ pub(crate) struct Group {
     member: Member,
     /// Connections to other members, by number.
     outgoing: Vec<Link>,
-    /// Connections from other members; they are only read.
-    incoming: Vec<Option<OwnedFd>>,
+    /// Connections from other members; they are only read. With the number of those that tell
+    /// of its end.
+    incoming: Vec<Option<(OwnedFd, Option<u8>)>>,
+    /// Connections to the members that joined before, which tell of their end.
+    watched: Vec<Option<OwnedFd>>,
+    /// Members that may have ended, and whose connections are not taken over yet.
+    ended: Vec<(u8, Instant)>,
     /// A link that is not stalled may have messages that wait.
     has_waiting: bool,
     epoll: Epoll,
@@ -410,13 +472,103 @@ impl Group {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(to_errno)?;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER);
         epoll.add(&member.listener, event).map_err(to_errno)?;
-        Ok(Self {
+        let mut group = Self {
             member,
             outgoing: (0..MAX_MEMBERS).map(|_| Link::default()).collect(),
-            incoming: (0..MAX_MEMBERS).map(|_| None).collect(),
+            incoming: (0..2 * MAX_MEMBERS).map(|_| None).collect(),
+            watched: (0..MAX_MEMBERS).map(|_| None).collect(),
+            ended: Vec::new(),
             has_waiting: false,
             epoll,
-        })
+        };
+        (0..MAX_MEMBERS).for_each(|number| group.watch_member(number));
+        Ok(group)
+    }
+
+    /// Watches for the end of a member; one that has ended already is noticed at once. Those
+    /// that join later watch this one.
+    fn watch_member(&mut self, number: u8) {
+        if number == self.number() {
+            return;
+        }
+        let is_member = self.member.directory.is_locked(&lock_name(number));
+        if is_member && !self.member.shares_address(number) {
+            return;
+        }
+        let socket = self.member.connect(number).filter(|_| is_member);
+        let Some(socket) = socket else {
+            if connection_table::exists(&self.member.directory, number) {
+                self.ended.push((number, Instant::now()));
+            }
+            return;
+        };
+        let hello = Forwarded {
+            kind: MessageKind::Hello,
+            source: IpAddr::from([0; 4]),
+            port: self.number().into(),
+            destination: IpAddr::from([0; 4]),
+            traffic_class: 0,
+        };
+        let header = hello.header();
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        let sent = sendmsg::<()>(
+            socket.as_raw_fd(),
+            &[IoSlice::new(&header)],
+            &[],
+            flags,
+            None,
+        );
+        let event = EpollEvent::new(EpollFlags::EPOLLRDHUP, WATCHED | u64::from(number));
+        if sent.is_ok() && self.epoll.add(&socket, event).is_ok() {
+            self.watched[usize::from(number)] = Some(socket);
+        }
+    }
+
+    /// Stores a change of the connections of this process.
+    pub(crate) fn store(&mut self, change: &ConnectionChange) {
+        if let Some(table) = &mut self.member.table {
+            table.apply(change);
+        }
+    }
+
+    /// Returns the connections of a process that had this one's number before.
+    pub(crate) fn take_left(&mut self) -> Vec<HostConnection> {
+        std::mem::take(&mut self.member.left)
+    }
+
+    /// Returns the table of a member that has ended without telling its peers, if this process
+    /// `has` its addresses. They are told by this process, or by another one if this one ends before [`finish`](Self::finish).
+    pub(crate) fn take_over(&mut self, has: impl Fn(IpAddr) -> bool) -> Option<LeftTable> {
+        let directory = &self.member.directory;
+        let mut found = None;
+        self.ended.retain(|(number, since)| {
+            if found.is_some() {
+                return true;
+            }
+            if !connection_table::exists(directory, *number) {
+                return false;
+            }
+            let table = LeftTable::take_over(directory, *number);
+            let is_other = |table: &LeftTable| table.connections.iter().any(|it| !has(it.local));
+            if table.as_ref().is_some_and(is_other) {
+                // For a process that has these addresses.
+                return false;
+            }
+            found = table;
+            // The system may not have released its lock yet, or another process tells.
+            found.is_none() && since.elapsed() < MAX_RELEASE_WAIT
+        });
+        found
+    }
+
+    /// Removes a table whose connections were [stored](Self::store).
+    pub(crate) fn finish(&self, table: LeftTable) {
+        table.finish(&self.member.directory);
+    }
+
+    /// Returns whether a member has ended, and peers may have to be told.
+    pub(crate) fn has_ended(&self) -> bool {
+        !self.ended.is_empty() || !self.member.left.is_empty()
     }
 
     pub(crate) fn member(&self) -> &Member {
@@ -494,6 +646,11 @@ impl Group {
             match event.data() {
                 LISTENER => self.accept(),
                 room if room & ROOM != 0 => self.resume((room & !ROOM) as u8),
+                watched if watched & WATCHED != 0 => {
+                    let number = (watched & !WATCHED) as u8;
+                    self.watched[usize::from(number)] = None;
+                    self.ended.push((number, Instant::now()));
+                }
                 number => self.read(number as usize, &mut each),
             }
         }
@@ -525,7 +682,7 @@ impl Group {
             };
             let event = EpollEvent::new(EpollFlags::EPOLLIN, slot as u64);
             if self.epoll.add(&socket, event).is_ok() {
-                self.incoming[slot] = Some(socket);
+                self.incoming[slot] = Some((socket, None));
             }
         }
     }
@@ -535,7 +692,7 @@ impl Group {
             return;
         };
         for _ in 0..MAX_MESSAGES_PER_TURN {
-            let Some(socket) = slot else {
+            let Some((socket, watched)) = slot else {
                 return;
             };
             let (mut header, mut bytes) = ([0; HEADER], [0; MAX_PAYLOAD]);
@@ -546,13 +703,23 @@ impl Group {
             match received {
                 Err(nix::Error::EAGAIN | nix::Error::EINTR) => return,
                 // The member has ended.
-                Ok((0, _)) | Err(_) => *slot = None,
+                Ok((0, _)) | Err(_) => {
+                    let ended = watched.take().map(|number| (number, Instant::now()));
+                    self.ended.extend(ended);
+                    *slot = None;
+                }
                 Ok((length, _)) if length < HEADER || Forwarded::version(&header) != VERSION => {
                     tracing::warn!(version = Forwarded::version(&header), "{OTHER_VERSION}");
                     *slot = None;
                 }
                 Ok((length, false)) => {
-                    if let Some(forwarded) = Forwarded::read(&header) {
+                    let Some(forwarded) = Forwarded::read(&header) else {
+                        continue;
+                    };
+                    if forwarded.kind == MessageKind::Hello {
+                        let number = u8::try_from(forwarded.port).ok();
+                        *watched = number.filter(|it| *it < MAX_MEMBERS);
+                    } else {
                         each(forwarded, &bytes[..length - HEADER]);
                     }
                 }

@@ -15,6 +15,7 @@
 //! untrusted: length and ICRC are checked here, the rest by the transport, as for frames of
 //! any network. The port's queue and the socket's buffer bound the unprocessed datagrams.
 
+mod connection_table;
 mod group;
 mod interface_monitor;
 mod multicast;
@@ -44,7 +45,7 @@ use crate::addresses::{AddressList, MAX_ADDRESSES};
 use crate::links::Links;
 use crate::management::DropCause;
 use crate::random::random;
-use crate::wires::agent::{self, Agents, MAD, MAD_SIZE, Peer, PortAddress, QPN};
+use crate::wires::agent::{self, Agents, HostConnection, MAD, MAD_SIZE, Peer, PortAddress, QPN};
 use crate::wires::wire::{self, MAX_FRAME_WAIT};
 pub(crate) use group::ID_BITS;
 use group::{Forwarded, Group, MessageKind, QPN_BITS};
@@ -188,7 +189,12 @@ impl UdpWire {
         }
         let sent = self.send_all();
         let (received, _) = self.receive_all();
-        received || sent || changed
+        let awaits_end = self.group.as_ref().is_some_and(Group::has_ended);
+        if awaits_end {
+            // The process that ends may need this processor.
+            thread::yield_now();
+        }
+        received || sent || changed || awaits_end
     }
 
     /// Updates link and addresses if the kernel has announced a change. Returns whether there is
@@ -351,6 +357,30 @@ impl UdpWire {
             }
         });
         self.deliver_arrived();
+        self.handle_ended_members();
+    }
+
+    /// Tells the peers of processes of this address that have ended, and steers their packets
+    /// no longer.
+    fn handle_ended_members(&mut self) {
+        let endpoints = &self.endpoints;
+        let Some(group) = self.group.as_mut().filter(|it| it.has_ended()) else {
+            return;
+        };
+        for connection in group.take_left() {
+            end_of_other(&self.agents, &connection);
+        }
+        while let Some(table) = group.take_over(|ip| has_address(endpoints, ip)) {
+            for connection in &table.connections {
+                end_of_other(&self.agents, connection);
+            }
+            store_changes(&self.agents, group);
+            group.finish(table);
+        }
+        for endpoint in &self.endpoints {
+            steering::correct(group.member(), endpoint.local, &endpoint.receiver);
+        }
+        self.send_management();
     }
 
     /// Handles a management datagram for an address of the device, or forwards it to the
@@ -424,6 +454,9 @@ impl UdpWire {
 
     /// Queues the management datagrams of the agents as packets.
     fn send_management(&mut self) {
+        if let Some(group) = &mut self.group {
+            store_changes(&self.agents, group);
+        }
         if !self.agents.has_outgoing() {
             return;
         }
@@ -684,6 +717,23 @@ fn watch_errors(errors: &Epoll, socket: impl AsFd, index: usize) -> Result<()> {
     let event = EpollEvent::new(EpollFlags::empty(), index as u64);
     let added = errors.add(socket, event);
     added.map_err(|errno| Errno::new(errno as i32))
+}
+
+/// Stores changes of connections for other processes, before datagrams that follow from them
+/// are sent.
+fn store_changes(agents: &Agents, group: &mut Group) {
+    for agent in agents.all() {
+        while let Some(change) = agent.next_change() {
+            group.store(&change);
+        }
+    }
+}
+
+/// Ends a connection of a process of this address that has ended.
+fn end_of_other(agents: &Agents, connection: &HostConnection) {
+    agents
+        .all()
+        .for_each(|agent| agent.end_of_other(connection));
 }
 
 /// Passes a management datagram of a host to its agent.
