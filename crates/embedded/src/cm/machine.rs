@@ -936,7 +936,10 @@ impl Machine {
                 self.plan_probe(now, number);
             }
             // Repeated by the peer, or after its data.
-            (State::Established, MessageKind::Ready) => self.plan_probe(now, number),
+            (State::Established, MessageKind::Ready) => {
+                self.counters.duplicates[mad.attribute.index()] += 1;
+                self.plan_probe(now, number);
+            }
             (State::RepSent | State::Established, MessageKind::Disconnect) => {
                 connection.transaction = mad.transaction();
                 let was_established = connection.state == State::Established;
