@@ -325,6 +325,7 @@ fn class_name(cause: &Cause) -> &'static str {
         Cause::Device(DeviceCause::Misuse(_)) => "misuse",
         Cause::Device(DeviceCause::Frame { .. }) => "frame",
         Cause::Device(DeviceCause::Event { .. }) | Cause::Event { .. } => "event",
+        Cause::Management(_) => "management",
         _ => "other",
     }
 }

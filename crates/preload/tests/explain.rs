@@ -341,6 +341,25 @@ fn correct_programs_are_silent(provider: Provider) {
     let line = "rping -a 127.0.0.1 -C 20 -V";
     world.pair(&format!("{line} -s"), &format!("{line} -c"));
     silent(line);
+    if installed(&["fi_pingpong"]) {
+        let line = "fi_pingpong -p verbs -e msg -c -I 20";
+        let port = free_port();
+        let mut server = world.start(&format!("{line} -B {port}"), "server.txt");
+        wait_for_port(port, &mut server);
+        let client = format!("{line} -P {port} 127.0.0.1");
+        world.start(&client, "client.txt").end();
+        server.end();
+        silent(line);
+    }
+    if installed(&["ucx_perftest"]) {
+        for transport in ["rc", "ud", "dc_mlx5,ud_mlx5"] {
+            let line = format!("env UCX_TLS={transport} UCX_NET_DEVICES=mlx5_0:1 ucx_perftest");
+            let line = format!("{line} -p {}", free_port());
+            let more = "-t tag_lat -s 8192 -n 30 -w 3";
+            world.pair(&line, &format!("{line} 127.0.0.1 {more}"));
+            silent(transport);
+        }
+    }
     world.finish();
 }
 
