@@ -435,6 +435,35 @@ impl Explainer {
         self.write(&report, &mut reports.symbols);
     }
 
+    /// Reports an event of the connection manager that the program reads, if it is a failure.
+    pub(crate) fn connection_event(&self, event: &rdmacm::Message) {
+        let Err(reason) = event.result() else {
+            return;
+        };
+        let call = Origin::here();
+        let kind = event.kind();
+        let message = format!("connection failed, event {kind:?}: {reason}");
+        let mut hasher = DefaultHasher::new();
+        ("connection", kind.0, &message, call.stack.site()).hash(&mut hasher);
+        let reports = &mut *lock(&self.reports);
+        let Some(count) = reports.count(hasher.finish(), || message.clone()) else {
+            return;
+        };
+        let report = Report {
+            // Ids are on the first device.
+            device: 0,
+            class: "connection",
+            message,
+            count,
+            queue_pair: None,
+            work: None,
+            region: None,
+            other_end: None,
+            call: Some(call),
+        };
+        self.write(&report, &mut reports.symbols);
+    }
+
     /// Writes the summary, once.
     pub(crate) fn summarise(&self) {
         // Locks may be held by what a signal handler interrupts.

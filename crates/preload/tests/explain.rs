@@ -378,8 +378,32 @@ fn does_not_wait_for_readers(provider: Provider) {
     faults.world.finish();
 }
 
+/// A connection to a port on which nobody listens.
+fn refused_connections(provider: Provider) {
+    let _turn = turn();
+    if !installed(&["rping"]) {
+        return;
+    }
+    let mut world = World::new(provider, "roce");
+    world.explains = true;
+    let mut client = world.start("rping -c -a 127.0.0.1 -C 1", "client.txt");
+    assert_ne!(client.end(), Some(0));
+    let file = world.directory.join("explanations");
+    let (reports, _) = reports(&std::fs::read_to_string(file).unwrap());
+    assert_eq!(reports.len(), 1, "{reports:?}");
+    for part in [
+        "ringverbs: mlx5_0: connection failed, event REJECTED: rejected: nobody listens on that port",
+        "called by thread ",
+        "at rping+0x",
+    ] {
+        assert!(reports[0].contains(part), "{}", reports[0]);
+    }
+    world.finish();
+}
+
 with_each_provider! {
     fifos_without_a_reader: does_not_wait_for_readers;
+    refused_connections_are_explained: refused_connections;
     correct_programs: correct_programs_are_silent;
     mistakes_are_explained: explains_mistakes;
     json_has_documented_members: reports_are_json;

@@ -1,7 +1,7 @@
 //! Functions that take descriptors.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::BorrowedFd;
 use std::slice;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use super::{count, export, failed, result, sockets, waiting};
 use crate::fault;
 use crate::hooks;
 use crate::internal::{self, mark_internal};
-use crate::process::{ProcessState, wake_devices};
+use crate::process::{self, ProcessState, wake_devices};
 use crate::real::{self, Optional};
 use crate::table::{self, Lookup, Object, ObjectKind, find, find_for_use};
 
@@ -113,6 +113,30 @@ fn restarts_calls() -> bool {
     restarts
 }
 
+/// Reports the event that a command of the connection manager has returned, if it is a failure.
+fn explain_event(command: &[u8]) {
+    let Some(explainer) = process::explainer() else {
+        return;
+    };
+    let body = command.get(size_of::<CmdHdr>()..).unwrap_or_default();
+    let Ok((request, _)) = abi::GetEvent::read_from_prefix(body) else {
+        return;
+    };
+    // As far as the status. The program's structure may be older, and shorter.
+    let length = offset_of!(abi::EventResp, param);
+    let Some(found) =
+        hooks::read::<[u8; offset_of!(abi::EventResp, param)]>(request.response as usize)
+    else {
+        return;
+    };
+    let mut event = [0; size_of::<abi::EventResp>()];
+    // SAFETY: bytes may have any value.
+    event[..length].copy_from_slice(&unsafe { found.assume_init() });
+    if let Ok((_, message)) = rdmacm::Message::parse(&event, rdmacm::event::Form::Connection) {
+        explainer.connection_event(&message);
+    }
+}
+
 /// Passes a command to the connection manager, with descriptors translated.
 fn write_manager_command(object: &Object, fd: c_int, command: &[u8]) -> Result<usize, Errno> {
     let header = CmdHdr::read_from_prefix(command).ok();
@@ -140,6 +164,9 @@ fn write_manager_command(object: &Object, fd: c_int, command: &[u8]) -> Result<u
         let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
         // As in the kernel, closing the descriptor does not end the wait.
         let waits = flags < 0 || flags & libc::O_NONBLOCK == 0;
+        if number == Some(cmd::CMD_GET_EVENT) && done.is_ok() {
+            explain_event(command);
+        }
         if !again || number != Some(cmd::CMD_GET_EVENT) || !waits {
             return done;
         }

@@ -1,6 +1,6 @@
 //! Call stacks: captured as addresses, and symbolised when they are reported.
 //!
-//! Frames of this library, of libibverbs and of providers are left out at the beginning, so
+//! Frames of this library, of libibverbs, librdmacm and providers are left out at the beginning, so
 //! that a stack begins where the program calls RDMA.
 
 use std::ffi::{CStr, c_void};
@@ -13,7 +13,7 @@ const MAX_CAPTURED: usize = 32;
 const MAX_REPORTED: usize = 8;
 
 /// Beginnings of names of libraries whose frames are left out at the beginning of a stack.
-const LEFT_OUT: [&str; 3] = ["libibverbs", "libmlx5", "libringverbs"];
+const LEFT_OUT: [&str; 4] = ["libibverbs", "libmlx5", "libringverbs", "librdmacm"];
 
 /// Addresses to which calls return, innermost first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
