@@ -205,6 +205,10 @@ int main(int argc, char **argv)
 	pid_t pid, pids[4];
 
 #define IS(name) (!strcmp(mode, name))
+	/* The numbers of its objects are not reused. */
+	context = open_first();
+	CHECK(ibv_alloc_pd(context) && (pd = ibv_alloc_pd(context)) && !ibv_dealloc_pd(pd));
+	CHECK(!ibv_close_device(context));
 	context = open_first();
 	CHECK((pd = ibv_alloc_pd(context)));
 	if (IS("use")) {
