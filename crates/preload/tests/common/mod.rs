@@ -136,6 +136,8 @@ impl World {
             let said = client.said();
             let again = ["Can't produce a report", "RDMA_CM_EVENT_REJECTED; error: 8"];
             if attempt < 10 && again.iter().any(|it| said.contains(it)) {
+                // Of a client that met no server.
+                let _ = fs::remove_file(self.directory.join("explanations"));
                 continue;
             }
             let said = client.good();
