@@ -249,6 +249,28 @@ fn frameworks(provider: Provider) {
     }
 }
 
+/// Two processes of one address, which write the queues themselves: their devices are driven by
+/// threads alone, which must not sleep on packets that have arrived.
+fn reads_on_one_address(provider: Provider) {
+    let _turn = turn();
+    if !installed(&["ucx_perftest"]) {
+        return;
+    }
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let world = World::new(provider, String::leak(format!("roce:127.189.{high}.{low}")));
+    let transports = "UCX_TLS=dc_mlx5,ud_mlx5 UCX_NET_DEVICES=mlx5_0:1 UCX_RNDV_SCHEME=get_zcopy";
+    let line = format!("env {transports} ucx_perftest -p {}", free_port());
+    let said = world.pair(
+        &line,
+        &format!("{line} 127.0.0.1 -t ucp_get -s 131072 -n 40 -w 3"),
+    );
+    // Iterations, median, average, overall average.
+    let last = said.lines().find(|it| it.starts_with("Final:")).unwrap();
+    let average: f64 = last.split_whitespace().nth(4).unwrap().parse().unwrap();
+    assert!(average < 150_000.0, "{average} us: {said}");
+    world.finish();
+}
+
 /// Each rank checks what it receives.
 fn collectives(provider: Provider) {
     let _turn = turn();
@@ -284,6 +306,7 @@ with_each_provider! {
     binds_ports: ports;
     survives_a_killed_peer: killed;
     runs_libfabric_and_ucx: frameworks;
+    reads_between_processes_of_one_address: reads_on_one_address;
     runs_open_mpi: collectives;
 }
 

@@ -562,8 +562,9 @@ impl UdpWire {
     fn receive_all(&mut self) -> (bool, bool) {
         let (mut any, mut more) = (self.receive_multicast(), false);
         if self.has_forwarded {
+            // Also those that `pump` has received: the device has not processed them.
+            any = true;
             self.receive_forwarded();
-            any |= self.has_forwarded;
         }
         for index in 0..self.endpoints.len() {
             let mut datagrams = 0;
