@@ -166,8 +166,12 @@ impl Reports {
         {
             self.note_refusal((device, *qpn), cause, access.as_ref());
         }
-        // A peer may send until it learns that the queue pair was destroyed.
-        let late = late_for(cause).is_some_and(|number| objects.was_destroyed(device, number));
+        // A peer may send until it learns that the queue pair was destroyed. One that is still
+        // known is being destroyed.
+        let had = |number| {
+            objects.was_destroyed(device, number) || objects.queue_pair(device, number).is_some()
+        };
+        let late = late_for(cause).is_some_and(had);
         if late || !is_worth_a_report(cause) {
             return None;
         }
@@ -659,6 +663,14 @@ mod tests {
         let (mut reports, objects) = (reports(), Objects::default());
         let unknown = |number| device_cause(DropCause::UnknownQp(number));
         assert!(reports.report(0, &unknown(5), &objects).is_some());
+        let created = ObjectChange::QueuePairCreated {
+            number: 7,
+            kind: QpType::RC,
+            user_handle: 0,
+            entries: [1, 1],
+        };
+        objects.changed(0, &created);
+        assert!(reports.report(0, &unknown(7), &objects).is_none());
         objects.changed(0, &ObjectChange::QueuePairDestroyed { number: 7 });
         assert!(reports.report(0, &unknown(7), &objects).is_none());
     }

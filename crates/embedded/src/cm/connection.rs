@@ -178,7 +178,7 @@ impl Connection {
     /// Ends the connection, which answers retransmissions for some time.
     pub(super) fn end(&mut self, now: Duration) {
         self.state = State::Timewait;
-        self.deadline = None;
+        (self.deadline, self.request) = (None, None);
         self.retry_at = Some(now + LINGER);
     }
 

@@ -613,12 +613,19 @@ impl Group {
         true
     }
 
-    /// Sends a message to all other members.
+    /// Sends a message to all members with addresses of this process.
     pub(crate) fn broadcast(&mut self, forwarded: &Forwarded, bytes: &[u8]) {
-        let own = self.number();
-        for member in (0..MAX_MEMBERS).filter(|it| *it != own) {
-            self.forward(member, forwarded, bytes);
+        for member in 0..MAX_MEMBERS {
+            if self.shares_addresses(member) {
+                self.forward(member, forwarded, bytes);
+            }
         }
+    }
+
+    /// Returns whether a member has addresses of this process, and one of both watches the other.
+    fn shares_addresses(&self, member: u8) -> bool {
+        let mut later = self.incoming.iter().flatten().map(|it| it.1);
+        self.watched[usize::from(member)].is_some() || later.any(|it| it == Some(member))
     }
 
     /// Sends packets that wait. Returns whether there still are any, for a process that
