@@ -28,7 +28,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use embedded::cause::{Cause, Class};
+use embedded::cause::{Cause, Class, DropCause as ManagementDrop};
 use embedded::roce::transport::{self, DropCause, Failure, QpState, Refusal};
 #[cfg(test)]
 use embedded::softhca::cause::AccessRule;
@@ -545,6 +545,12 @@ fn is_worth_a_report(cause: &Cause) -> bool {
                         | DropCause::State(QpState::Error)
                 )
         ),
+        // What the connection manager repairs: messages that are late, or repeated.
+        Cause::Management(
+            ManagementDrop::NotDue { .. }
+            | ManagementDrop::NoConnection { .. }
+            | ManagementDrop::NoCredit { .. },
+        ) => false,
         // A frame for somebody else.
         Cause::Device(DeviceCause::Frame { cause, .. }) => *cause != FrameDrop::NoRule,
         Cause::Device(DeviceCause::Event { kind, .. }) => !matches!(
