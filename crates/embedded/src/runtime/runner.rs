@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::ops::{Deref, Range};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ use crate::runtime::exit_flush::{Flush, flush_at_exit};
 use crate::runtime::nodes::Nodes;
 use crate::runtime::time::SimulatedTime;
 use crate::runtime::usage;
-use crate::runtime::wait::{Backoff, WaitCondition, Waiters};
+use crate::runtime::wait::{Backoff, WaitCondition, Waiters, prepare_thread};
 use crate::scope::{init_thread, request_short_slice};
 use crate::wires::segment::{MAX_DEVICES, Segment};
 use crate::wires::udp::{HostAddresses, UdpPorts, UdpWire};
@@ -393,8 +393,15 @@ impl Runner {
             Drive::Caller => None,
             Drive::Thread | Drive::Watch => {
                 let shared = Arc::clone(&shared);
-                match threads::spawn("ringverbs-hca", move || run(&shared, drive)) {
-                    Ok(thread) => Some(thread),
+                let ready = Arc::new(Barrier::new(2));
+                let started = Arc::clone(&ready);
+                let run = move || run(&shared, drive, &started);
+                match threads::spawn("ringverbs-hca", run) {
+                    Ok(thread) => {
+                        // Until it has opened its files.
+                        ready.wait();
+                        Some(thread)
+                    }
                     Err(error) => return refuse(error.raw_os_error().unwrap_or(libc::EAGAIN)),
                 }
             }
@@ -757,8 +764,10 @@ pub fn guard_doorbells(guard: &'static dyn DoorbellGuard) {
 }
 
 /// The thread's main loop.
-fn run(shared: &Shared, drive: Drive) {
+fn run(shared: &Shared, drive: Drive, started: &Barrier) {
     init_thread();
+    prepare_thread();
+    started.wait();
     let mut devices: Vec<Arc<Device>> = Vec::new();
     let mut backoff = Backoff::NEW;
     let (mut polling_turns, mut event_waits, mut rest) = (0, 0, MIN_REST);

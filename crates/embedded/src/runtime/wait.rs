@@ -1,20 +1,23 @@
 //! Waiting for an embedded device: a thread spins, then sleeps.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::fs::File;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-use std::{fs, hint, ptr};
+use std::{hint, ptr};
 
 use nix::fcntl::OFlag;
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::{pipe2, read, write};
+use nix::unistd::{Pid, gettid, pipe2, read, write};
 
 use crate::cleanup::with_cleanup;
 use crate::runtime::runner::{Runner, cap_sleep};
-use crate::scope::request_short_slice;
+use crate::scope::{in_scope, request_short_slice};
 
 /// How long the network's thread spins after the last activity before it sleeps. It does not
 /// yield: on a busy host a thread that yields runs after all others, whereas a thread that
@@ -116,6 +119,49 @@ fn check_contention(now: Instant) -> bool {
     is_contended || found
 }
 
+/// The file with the counts of a thread. It stays open, since a file has a low number, which the
+/// program may want, until it is moved.
+struct CountsFile {
+    thread: Pid,
+    file: ManuallyDrop<File>,
+}
+
+thread_local! {
+    static COUNTS: RefCell<Option<CountsFile>> = const { RefCell::new(None) };
+}
+
+impl CountsFile {
+    /// Reads the counts of this thread, and returns their length.
+    fn read(to: &mut [u8]) -> Option<usize> {
+        let read = |counts: &RefCell<Option<Self>>| {
+            let mut counts = counts.try_borrow_mut().ok()?;
+            let thread = gettid();
+            // That of a child of fork is its parent's.
+            if counts.as_ref().is_none_or(|it| it.thread != thread) {
+                let file = File::open("/proc/thread-self/schedstat").ok()?;
+                let file = ManuallyDrop::new(file);
+                *counts = Some(Self { thread, file });
+            }
+            counts.as_ref()?.file.read_at(to, 0).ok()
+        };
+        COUNTS.try_with(read).ok()?
+    }
+}
+
+impl Drop for CountsFile {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses the file any more.
+        let file = unsafe { ManuallyDrop::take(&mut self.file) };
+        // At the end of a thread of the program.
+        in_scope(|| drop(file));
+    }
+}
+
+/// Opens what [`check_contention`] reads, at the start of a network's thread.
+pub(crate) fn prepare_thread() {
+    let _ = CountsFile::read(&mut [0; 128]);
+}
+
 /// What the kernel counts of a thread.
 #[derive(Clone, Copy, Debug, Default)]
 struct Scheduled {
@@ -129,7 +175,9 @@ struct Scheduled {
 impl Scheduled {
     /// Returns the counts of this thread; `None` if the kernel does not count.
     fn of_thread() -> Option<Self> {
-        let text = fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+        let mut text = [0; 128];
+        let length = CountsFile::read(&mut text)?;
+        let text = std::str::from_utf8(text.get(..length)?).ok()?;
         let mut numbers = text.split_ascii_whitespace().map(str::parse);
         let mut next = || numbers.next()?.ok();
         Some(Self {
