@@ -150,6 +150,10 @@ impl CountsFile {
 
 impl Drop for CountsFile {
     fn drop(&mut self) {
+        if gettid() != self.thread {
+            // A child of fork closes what its parent's devices have opened.
+            return;
+        }
         // SAFETY: nobody uses the file any more.
         let file = unsafe { ManuallyDrop::take(&mut self.file) };
         // At the end of a thread of the program.
