@@ -189,7 +189,7 @@ impl<L> Qp<L> {
             .iter_mut()
             .find(|p| p.packets != 0 && una.before(p.end()))
         {
-            pending.done = Some(Err(cause));
+            pending.fail(cause);
         }
         self.complete(host);
     }
@@ -276,7 +276,7 @@ impl<L> Qp<L> {
             Some(Err(fault)) => Failure::LocalMemory(fault),
             None => Failure::Response(psn),
         };
-        self.req.works[index].done = Some(Err(cause));
+        self.req.works[index].fail(cause);
         ResponseOutcome::Failed
     }
 

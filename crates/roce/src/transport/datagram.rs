@@ -32,7 +32,7 @@ impl<L> Qp<L> {
         let work = &mut pending.work;
         // `take` accepts only work requests with a destination.
         let Some(to) = work.datagram.as_deref() else {
-            pending.done = Some(Err(Failure::NoDestination));
+            pending.fail(Failure::NoDestination);
             return;
         };
         let template = Template::new(&to.path);
@@ -65,7 +65,7 @@ impl<L> Qp<L> {
             return;
         }
         if let Err(fault) = gathered {
-            pending.done = Some(Err(Failure::LocalMemory(fault)));
+            pending.fail(Failure::LocalMemory(fault));
         } else {
             let packet = builder.finish();
             if to.qpn == MULTICAST_QPN {

@@ -97,7 +97,7 @@ impl<L> Qp<L> {
         for pending in &mut self.req.works {
             let sent = pending.work.datagram.is_some();
             if pending.done.is_none() && sent && pending.work.stream == without {
-                pending.done = Some(Err(Failure::Flushed));
+                pending.fail(Failure::Flushed);
             }
             if pending.done.is_some() {
                 pending.packets = 0;

@@ -57,7 +57,7 @@ impl<L> Qp<L> {
         let Some(pending) = self.req.works.get(self.req.cursor) else {
             return Step::Idle;
         };
-        match pending.done {
+        match &pending.done {
             Some(Ok(())) => {
                 self.req.cursor += 1;
                 return Step::Done;
@@ -141,7 +141,7 @@ impl<L> Qp<L> {
         }
         let (packets, done) = match self.packets_for(&work) {
             Ok(packets) => (packets, None),
-            Err(cause) => (0, Some(Err(cause))),
+            Err(cause) => (0, Some(Err(Box::new(cause)))),
         };
         let first = self.req.next_psn;
         self.req.next_psn = first.plus(packets);
@@ -226,9 +226,12 @@ impl<L> Qp<L> {
     fn run_local<H: Host<LocalBuffers = L>>(&mut self, host: &mut H) {
         let pending = &mut self.req.works[self.req.cursor];
         let result = host.run_local(self.number, &mut pending.work);
-        pending.done = Some(result.map_err(Failure::Engine));
-        if result.is_ok() {
-            self.req.cursor += 1;
+        match result {
+            Ok(()) => {
+                pending.done = Some(Ok(()));
+                self.req.cursor += 1;
+            }
+            Err(error) => pending.fail(Failure::Engine(error)),
         }
         self.complete(host);
     }
@@ -243,7 +246,7 @@ impl<L> Qp<L> {
         let psn = self.req.send_psn;
         let cursor = self.req.cursor;
         if self.template.is_none() {
-            self.req.works[cursor].done = Some(Err(Failure::NoPath));
+            self.req.works[cursor].fail(Failure::NoPath);
             return;
         }
         // Requests that consume a receive are sent as packets. Without packets they would
@@ -261,7 +264,7 @@ impl<L> Qp<L> {
                 return;
             }
             Err(fault) => {
-                self.req.works[cursor].done = Some(Err(Failure::LocalMemory(fault)));
+                self.req.works[cursor].fail(Failure::LocalMemory(fault));
                 self.complete(host);
                 return;
             }
@@ -407,24 +410,22 @@ impl<L> Qp<L> {
             let Some(head) = self.req.works.front() else {
                 return;
             };
-            let cause = match head.done {
-                Some(result) => result.err(),
-                // `una` does not pass a read whose response is incomplete.
-                None if head.packets == 0 || self.req.una.before(head.end()) => {
-                    return;
-                }
-                None => None,
-            };
-            let Some(head) = self.req.works.pop_front() else {
+            // `una` does not pass a read whose response is incomplete.
+            let is_executed = head.packets != 0 && !self.req.una.before(head.end());
+            if head.done.is_none() && !is_executed {
+                return;
+            }
+            let Some(mut head) = self.req.works.pop_front() else {
                 return;
             };
             self.req.cursor = self.req.cursor.saturating_sub(1);
             self.req.blocked = false;
-            let Some(cause) = cause else {
+            let Some(Err(cause)) = head.done.take() else {
                 let (cause, length) = (None, head.work.length);
                 host.send_done(self.number, head.work, SendDone { cause, length });
                 continue;
             };
+            let cause = *cause;
             let failed = FailedRequest {
                 cause,
                 stream: head.work.stream,

@@ -42,13 +42,19 @@ pub(super) struct Pending<L> {
     pub packets: u32,
     /// Packets received of the response to a read or atomic.
     pub received: u32,
-    /// Its result once it has ended; it completes when it is the oldest.
-    pub done: Option<Result<(), Failure>>,
+    /// Its result once it has ended; it completes when it is the oldest. The cause is apart,
+    /// since work requests are moved often.
+    pub done: Option<Result<(), Box<Failure>>>,
 }
 
 impl<L> Pending<L> {
     pub fn end(&self) -> Psn {
         self.first.plus(self.packets)
+    }
+
+    /// Ends it with a failure.
+    pub fn fail(&mut self, cause: Failure) {
+        self.done = Some(Err(Box::new(cause)));
     }
 
     /// Returns whether a response with data is still missing.

@@ -448,6 +448,10 @@ impl<P: Platform> Core<P> {
             false => work.length,
         };
         let datagram = work.av.map(|av| Box::new(self.datagram(qpn, &av)));
+        let refused = work.violation.map(|violation| {
+            let status = Status::LocalQpOperation;
+            Box::new(EngineError { status, violation })
+        });
         let mut send = SendWork::new(id.pack(), work.operation, length, local);
         send.imm = work.immediate;
         send.fence = work.fence;
@@ -457,12 +461,7 @@ impl<P: Platform> Core<P> {
         send.xrc_srqn = work.xrc_srqn;
         send.datagram = datagram;
         send.stream = work.stream;
-        send.refused = work.violation.map(|violation| {
-            Box::new(EngineError {
-                status: Status::LocalQpOperation,
-                violation,
-            })
-        });
+        send.refused = refused;
         Some(send)
     }
 

@@ -340,7 +340,9 @@ pub fn parse_send(bytes: &[u8], context: &WqeContext) -> SendWqe {
         stream: STREAM.get(bytes) as u16,
         violation: None,
     };
-    work.violation = parse_segments(&mut work, bytes, context).err();
+    if let Err(violation) = parse_segments(&mut work, bytes, context) {
+        work.violation = Some(violation);
+    }
     work
 }
 
