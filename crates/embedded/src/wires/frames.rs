@@ -8,6 +8,7 @@
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nix::sys::socket::{ControlMessage, MsgFlags, getsockopt, recv, send, sendmsg, sockopt};
 use ring::{FrameReceiver, FrameSender, ProtocolViolation};
@@ -109,8 +110,7 @@ impl Outgoing {
 
     /// Returns the id of the process that listens, 0 if it is not visible.
     pub(crate) fn process(&self) -> u32 {
-        let peer = getsockopt(&self.socket, sockopt::PeerCredentials);
-        peer.map_or(0, |it| it.pid().try_into().unwrap_or(0))
+        process_of(&self.socket)
     }
 
     /// Closes the connection. A child of fork may keep the socket open, so it must be removed
@@ -118,6 +118,20 @@ impl Outgoing {
     pub(crate) fn close(self, epoll: &Epoll) {
         let _ = epoll.delete(&self.socket);
     }
+}
+
+/// Returns the id of the process at the other end of a connection, 0 if it is not visible.
+pub(crate) fn process_of(socket: &OwnedFd) -> u32 {
+    let peer = getsockopt(socket, sockopt::PeerCredentials);
+    peer.map_or(0, |it| it.pid().try_into().unwrap_or(0))
+}
+
+/// Returns whether the other end of a connection is closed.
+pub(crate) fn is_closed(socket: &OwnedFd) -> bool {
+    let mut found = [PollFd::new(socket.as_fd(), PollFlags::empty())];
+    let _ = poll(&mut found, PollTimeout::ZERO);
+    let events = found[0].revents();
+    events.is_some_and(|events| events.contains(PollFlags::POLLHUP))
 }
 
 /// The receiving side.

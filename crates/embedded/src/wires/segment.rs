@@ -31,7 +31,7 @@ use crate::links::Links;
 use crate::management::DropCause;
 use crate::peers::{PeerProcesses, StoppedProcesses};
 use crate::wires::agent::{self, Agents, MemberEnd, Outgoing as Datagram, Peer, PortAddress};
-use crate::wires::frames::{Incoming, Outgoing, VERSION};
+use crate::wires::frames::{Incoming, Outgoing, VERSION, is_closed, process_of};
 use crate::wires::link_file;
 use crate::wires::wire::MAX_FRAME_WAIT;
 
@@ -91,8 +91,10 @@ pub(crate) struct Segment {
     /// Sequence number of the next one.
     psn: Psn,
     /// Processes that have ended, of which the agents are told once everything that they have
-    /// sent is received; and since when.
-    ended: Vec<(u16, MemberEnd, Instant)>,
+    /// sent is received.
+    ended: Vec<EndedMember>,
+    /// An accepted connection, which may be of the successor of a process in `ended`.
+    successor: Option<OwnedFd>,
     /// Identifier of the network, in MAC addresses.
     network: u16,
     /// When the sockets were last polled.
@@ -102,6 +104,16 @@ pub(crate) struct Segment {
     searched: Option<(SystemTime, Instant)>,
     /// Dropped last, so that the number is released after the socket is closed.
     _lock: Flock<File>,
+}
+
+/// A process that has ended.
+#[derive(Debug)]
+struct EndedMember {
+    number: u16,
+    end: MemberEnd,
+    /// The process's id if it is known. An id may be 0: of a process that is not visible.
+    process: Option<u32>,
+    since: Instant,
 }
 
 /// The processes to which this one is connected.
@@ -316,6 +328,7 @@ impl Segment {
             management: VecDeque::new(),
             psn: Psn::new(0),
             ended: Vec::new(),
+            successor: None,
             network,
             sockets_polled: None,
             searched: None,
@@ -428,7 +441,12 @@ impl Segment {
                 break;
             };
             let Some(link) = self.connect_to(to, epoll) else {
-                self.ended.push((to, MemberEnd::Absent, since));
+                self.ended.push(EndedMember {
+                    number: to,
+                    end: MemberEnd::Absent,
+                    process: None,
+                    since,
+                });
                 continue;
             };
             match link.push_management(&packet) {
@@ -495,7 +513,7 @@ impl Segment {
         };
         // Its end must become known, also before there is an answer.
         if self.connect_to(member, epoll).is_none() {
-            self.ended.push((member, MemberEnd::Ended, Instant::now()));
+            self.add_ended(member, None);
         }
         self.agents.receive(Peer::Member(member), port, bytes);
     }
@@ -507,13 +525,22 @@ impl Segment {
         }
         let mut incoming = self.incoming.iter().flatten();
         let unread = incoming.any(Incoming::has_frames);
-        let waits = |since: &Instant| unread && since.elapsed() < MAX_FRAME_WAIT;
+        // Without the time, not all events of the sockets were handled.
+        let unread = unread || self.sockets_polled.is_none();
+        // Its process may be about to close it.
+        let closing = self.successor.as_ref().map(process_of);
+        let is_closing = |it: &EndedMember| it.process.is_some() && it.process == closing;
+        let waits =
+            |it: &EndedMember| (unread || is_closing(it)) && it.since.elapsed() < MAX_FRAME_WAIT;
         let all = std::mem::take(&mut self.ended).into_iter();
-        let (waiting, ended) = all.partition::<Vec<_>, _>(|(.., since)| waits(since));
+        let (waiting, ended) = all.partition::<Vec<_>, _>(waits);
         self.ended = waiting;
-        for (member, end, _) in ended {
+        for it in ended {
             let agents = self.agents.all();
-            agents.for_each(|agent| agent.end_member(member, end));
+            agents.for_each(|agent| agent.end_member(it.number, it.end));
+        }
+        if self.successor.is_some() {
+            self.sockets_polled = None;
         }
         true
     }
@@ -633,10 +660,20 @@ impl Segment {
     fn disconnect(&mut self, member: u16, epoll: &Epoll) {
         let known = self.members.get_mut(usize::from(member));
         if let Some(link) = known.and_then(|it| it.link.take()) {
+            let process = link.process();
             link.close(epoll);
             self.processes.set(member, 0);
-            self.ended.push((member, MemberEnd::Ended, Instant::now()));
+            self.add_ended(member, Some(process));
         }
+    }
+
+    fn add_ended(&mut self, number: u16, process: Option<u32>) {
+        self.ended.push(EndedMember {
+            number,
+            end: MemberEnd::Ended,
+            process,
+            since: Instant::now(),
+        });
     }
 
     /// Handles events of the sockets.
@@ -657,26 +694,43 @@ impl Segment {
                 }
             }
         }
-        if accepts {
+        if count == MAX_EVENTS {
+            // More processes may have ended.
             result.busy = true;
-            // A process that has ended, as an event tells, may have a successor with its number,
-            // which must not be taken for it.
-            match self.ended.is_empty() && count < MAX_EVENTS {
-                true => self.accept(epoll),
-                false => self.sockets_polled = None,
-            }
+            self.sockets_polled = None;
+        } else if accepts || self.successor.is_some() {
+            result.busy = true;
+            self.accept_all(epoll);
         }
     }
 
-    /// Accepts a connection, if there is a free index.
-    fn accept(&mut self, epoll: &Epoll) {
+    /// Accepts connections. A process that has ended may have a successor with its number, which
+    /// must not be taken for it, and may have connected before its end, to send its last frames.
+    fn accept_all(&mut self, epoll: &Epoll) {
+        for _ in 0..MAX_EVENTS {
+            let accepted = self.successor.take().or_else(|| self.accept());
+            let Some(socket) = accepted else {
+                return;
+            };
+            if !self.ended.is_empty() && !is_closed(&socket) {
+                self.successor = Some(socket);
+                return;
+            }
+            self.add_incoming(socket, epoll);
+        }
+    }
+
+    /// Accepts a connection, if there is one.
+    fn accept(&self) -> Option<OwnedFd> {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-        let Ok(fd) = accept4(self.listener.as_raw_fd(), flags) else {
-            return;
-        };
-        link_file::read(&self.directory, &self.links);
+        let fd = accept4(self.listener.as_raw_fd(), flags).ok()?;
         // SAFETY: the descriptor is new and owned by nothing else.
-        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        Some(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// Adds a connection, if there is a free index.
+    fn add_incoming(&mut self, socket: OwnedFd, epoll: &Epoll) {
+        link_file::read(&self.directory, &self.links);
         let free = self.incoming.iter().position(Option::is_none);
         let place = free.unwrap_or(self.incoming.len());
         if place < usize::from(MAX_MEMBERS) {
@@ -729,12 +783,16 @@ impl Drop for Segment {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+    use std::sync::Mutex;
+
     use nix::sys::epoll::EpollCreateFlags;
     use softhca::Settings;
     use softhca::profile::Profile;
 
     use super::*;
     use crate::directory::Sharing;
+    use crate::wires::agent::ManagementAgent;
     use crate::wires::wire::epoll;
 
     #[test]
@@ -875,6 +933,81 @@ mod tests {
         let mut received = VecDeque::new();
         receiver.recv_all(0, 8, &mut received);
         assert_eq!(received.len(), 1);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    /// Its connection was not accepted before its end is known.
+    #[test]
+    fn the_last_datagram_of_a_process_that_ends_is_received() {
+        #[derive(Default)]
+        struct Agent {
+            outgoing: Mutex<Vec<Datagram>>,
+            calls: Mutex<Vec<&'static str>>,
+        }
+
+        impl ManagementAgent for Agent {
+            fn has_outgoing(&self) -> bool {
+                !self.outgoing.lock().unwrap().is_empty()
+            }
+            fn pop(&self) -> Option<Datagram> {
+                self.outgoing.lock().unwrap().pop()
+            }
+            fn receive(&self, _: Peer, _: PortAddress, _: &[u8]) {
+                self.calls.lock().unwrap().push("receive");
+            }
+            fn close(&self) {}
+            fn add_address(&self, _: IpAddr) {}
+            fn other_member(&self, _: IpAddr, _: &[u8]) -> Option<u8> {
+                None
+            }
+            fn handle_refusal(&self, _: Peer, _: &[u8]) -> Option<Duration> {
+                None
+            }
+            fn end_host(&self, _: Peer, _: Duration) {}
+            fn end_member(&self, _: u16, _: MemberEnd) {
+                self.calls.lock().unwrap().push("end");
+            }
+        }
+
+        let path = std::env::temp_dir().join(format!("segment-last-{}", std::process::id()));
+        let directory = Arc::new(Directory::open(&path, Sharing::Own).unwrap());
+        let fabrics = [1, 2].map(Fabric::new);
+        let polls = [(); 2].map(|()| epoll().unwrap());
+        let agents = [(); 2].map(|()| Arc::<Agent>::default());
+        let join = |at: usize| {
+            let directory = Arc::clone(&directory);
+            let mut segment =
+                Segment::join(directory, &fabrics[at], Pool::new(), &polls[at]).unwrap();
+            let entry = Arc::<Agent>::clone(&agents[at]);
+            segment.set_agents(Agents::default().with(agent::CONNECTION_MANAGEMENT, entry));
+            segment
+        };
+        let send = |from: &mut Segment, at: usize, to: u16| {
+            let mut bytes = [0; agent::MAD_SIZE];
+            bytes[1] = agent::CONNECTION_MANAGEMENT;
+            let port = PortAddress {
+                ethernet: true,
+                ..PortAddress::default()
+            };
+            let to = Peer::Member(to);
+            let datagram = Datagram { to, port, bytes };
+            agents[at].outgoing.lock().unwrap().push(datagram);
+            from.pump(&polls[at], true);
+        };
+        let mut survivor = join(0);
+        let mut ends = join(1);
+        send(&mut survivor, 0, 1);
+        send(&mut ends, 1, 0);
+        drop(ends);
+        // The successor of its number connects before its end is known.
+        let mut successor = join(1);
+        send(&mut successor, 1, 0);
+        let calls = || agents[0].calls.lock().unwrap().clone();
+        let began = Instant::now();
+        while calls().len() < 3 && began.elapsed() < Duration::from_secs(10) {
+            survivor.pump(&polls[0], true);
+        }
+        assert_eq!(calls(), ["receive", "end", "receive"]);
         std::fs::remove_dir_all(&path).unwrap();
     }
 
