@@ -1,5 +1,5 @@
-//! What the sides of `pingpong` and `perf` have in common: the TCP connection by which they
-//! learn each other's addresses, and queue pairs with the path to their peers.
+//! The TCP connection by which both ends of `pingpong` and `perf` exchange addresses, and their
+//! queue pairs with the paths to the peer.
 
 use std::io;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};

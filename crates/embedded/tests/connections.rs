@@ -458,7 +458,8 @@ impl Server {
     }
 }
 
-/// The stage at which a process of [`killed_process`] is established.
+/// Stages of a process of [`killed_process`].
+const REQUESTED: &str = "0";
 const ESTABLISHED: &str = "2";
 
 /// The peers of a killed process only wait.
@@ -500,7 +501,7 @@ fn the_end_of_the_last_process_of_an_address_is_found_out() {
     let (mut peer, _id) = server.connected(address, ESTABLISHED);
     peer.kill();
     let killed = Instant::now();
-    let _next = KilledProcess::at(address, ESTABLISHED, server.at);
+    let _next = KilledProcess::at(address, REQUESTED, server.at);
     let mut event = server.channel.wait(Some(TIMEOUT)).unwrap().unwrap();
     if event.kind() == EventKind::CONNECT_REQUEST {
         drop(event.take_request());

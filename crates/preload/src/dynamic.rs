@@ -13,7 +13,7 @@ use uverbs::Errno;
 
 use crate::attributes::{CM_MESSAGES, HW_COUNTERS, PORT_COUNTERS};
 use crate::process::ProcessState;
-use crate::tree::{self, Directory, GidAttribute};
+use crate::tree::{self, GidAttribute};
 
 /// Opens an attribute, by its path below `/sys`, for reading.
 pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
@@ -76,13 +76,14 @@ fn content(device: &Embedded, name: &str) -> Option<String> {
         return Some(text + "\n");
     }
     if let Some((directory, counter)) = tree::counter(name) {
+        let management = || device.management_counters();
         let counters: &[_] = match directory {
-            Directory::Hardware => &hw_counters(device),
-            Directory::Port => &port_counters(device),
-            Directory::Sent => &messages(device.management_counters().sent),
-            Directory::Retries => &messages(device.management_counters().retries),
-            Directory::Received => &messages(device.management_counters().received),
-            Directory::Duplicates => &messages(device.management_counters().duplicates),
+            "hw_counters" => &hw_counters(device),
+            "counters" => &port_counters(device),
+            "cm_tx_msgs" => &messages(management().sent),
+            "cm_tx_retries" => &messages(management().retries),
+            "cm_rx_msgs" => &messages(management().received),
+            _ => &messages(management().duplicates),
         };
         let (_, value) = counters.iter().find(|(name, _)| *name == counter)?;
         return Some(format!("{value}\n"));

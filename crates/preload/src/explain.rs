@@ -28,7 +28,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use embedded::cause::{Cause, Class, DropCause as ManagementDrop};
+use embedded::cause::{Cause, Class, DropCause as ManagementDrop, described};
 use embedded::roce::transport::{self, DropCause, Failure, QpState, Refusal};
 #[cfg(test)]
 use embedded::softhca::cause::AccessRule;
@@ -186,10 +186,7 @@ impl Reports {
         let call = matches!(cause, Cause::Verb { .. }).then(Origin::here);
         let origin = post.as_ref().map(|post| &post.origin).or(call.as_ref());
         let site = origin.map_or(0, |origin| origin.stack.site());
-        let mut message = cause.to_string();
-        if let Some(access) = &access {
-            message = format!("{message} ({access})");
-        }
+        let mut message = described(cause, access.as_ref());
         let kind = kind(device, cause, access.as_ref(), site);
         let count = self.count(kind, || message.clone())?;
         let mut other_end = None;
@@ -236,11 +233,7 @@ impl Reports {
         if self.refusals.len() >= MAX_KINDS && !self.refusals.contains_key(&key) {
             self.refusals.clear();
         }
-        let text = match access {
-            Some(access) => format!("{cause} ({access})"),
-            None => cause.to_string(),
-        };
-        self.refusals.insert(key, text);
+        self.refusals.insert(key, described(cause, access));
     }
 
     /// Describes what the queue pair at the other end has refused last.
@@ -262,7 +255,7 @@ impl Reports {
     }
 }
 
-/// What is added to "no receive is posted".
+/// Follows "no receive is posted" in a message.
 const NEVER_POSTED: &str = ", and none was since it was created";
 
 /// Returns whether no receive was ever posted to a queue pair.
@@ -344,7 +337,7 @@ pub(crate) struct Explainer {
 }
 
 thread_local! {
-    /// What the command of this thread that is under way has changed.
+    /// Changes by the current command of this thread.
     static CHANGES: RefCell<Vec<ObjectChange>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -545,7 +538,7 @@ fn is_worth_a_report(cause: &Cause) -> bool {
                         | DropCause::State(QpState::Error)
                 )
         ),
-        // What the connection manager repairs: messages that are late, or repeated.
+        // Late and repeated messages: the connection manager repairs these losses.
         Cause::Management(
             ManagementDrop::NotDue { .. }
             | ManagementDrop::NoConnection { .. }
@@ -636,6 +629,15 @@ mod tests {
         assert!(reports.report(0, &flushed, &objects).is_none());
     }
 
+    fn created(number: u32) -> ObjectChange {
+        ObjectChange::QueuePairCreated {
+            number,
+            kind: QpType::RC,
+            user_handle: 0,
+            entries: [1, 1],
+        }
+    }
+
     #[test]
     fn a_malformed_work_request_is_told_once() {
         let (mut reports, objects) = (reports(), Objects::default());
@@ -649,13 +651,7 @@ mod tests {
         let failed = device_cause(Failure::Engine(EngineError { status, violation }));
         // Queues that are no queue pairs have no completion with the reason.
         assert!(reports.report(0, &misuse, &objects).is_some());
-        let created = ObjectChange::QueuePairCreated {
-            number: 2,
-            kind: QpType::RC,
-            user_handle: 0,
-            entries: [1, 1],
-        };
-        objects.changed(0, &created);
+        objects.changed(0, &created(2));
         assert!(reports.report(0, &misuse, &objects).is_none());
         let message = reports.report(0, &failed, &objects).unwrap().message;
         assert!(
@@ -669,13 +665,7 @@ mod tests {
         let (mut reports, objects) = (reports(), Objects::default());
         let unknown = |number| device_cause(DropCause::UnknownQp(number));
         assert!(reports.report(0, &unknown(5), &objects).is_some());
-        let created = ObjectChange::QueuePairCreated {
-            number: 7,
-            kind: QpType::RC,
-            user_handle: 0,
-            entries: [1, 1],
-        };
-        objects.changed(0, &created);
+        objects.changed(0, &created(7));
         assert!(reports.report(0, &unknown(7), &objects).is_none());
         objects.changed(0, &ObjectChange::QueuePairDestroyed { number: 7 });
         assert!(reports.report(0, &unknown(7), &objects).is_none());

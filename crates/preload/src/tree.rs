@@ -41,34 +41,17 @@ const DYNAMIC: [&str; 6] = [
     "ports/1/phys_state",
 ];
 
-/// A directory of a port with counters that count.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Directory {
-    /// `hw_counters`.
-    Hardware,
-    /// `counters`.
-    Port,
-    /// `cm_tx_msgs`.
-    Sent,
-    /// `cm_tx_retries`.
-    Retries,
-    /// `cm_rx_msgs`.
-    Received,
-    /// `cm_rx_duplicates`.
-    Duplicates,
-}
-
-/// Returns the counter that an attribute of a device is, if it counts.
-pub(crate) fn counter(name: &str) -> Option<(Directory, &str)> {
+/// Returns the directory and the name of the counter that an attribute of a device is, if it
+/// counts.
+pub(crate) fn counter(name: &str) -> Option<(&str, &str)> {
     let name = name.strip_prefix("ports/1/")?;
     let (directory, name) = name.split_once('/')?;
-    let (directory, names) = match directory {
-        "hw_counters" => (Directory::Hardware, &attributes::HW_COUNTERS[..]),
-        "counters" => (Directory::Port, &attributes::PORT_COUNTERS[..]),
-        "cm_tx_msgs" => (Directory::Sent, &attributes::CM_MESSAGES[..]),
-        "cm_tx_retries" => (Directory::Retries, &attributes::CM_MESSAGES[..]),
-        "cm_rx_msgs" => (Directory::Received, &attributes::CM_MESSAGES[..]),
-        "cm_rx_duplicates" => (Directory::Duplicates, &attributes::CM_MESSAGES[..]),
+    let names = match directory {
+        "hw_counters" => &attributes::HW_COUNTERS[..],
+        "counters" => &attributes::PORT_COUNTERS[..],
+        "cm_tx_msgs" | "cm_tx_retries" | "cm_rx_msgs" | "cm_rx_duplicates" => {
+            &attributes::CM_MESSAGES[..]
+        }
         _ => return None,
     };
     names.contains(&name).then_some((directory, name))

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use softhca::cause::AccessError;
 use softhca::rule::Rule;
 use softhca::status::{CommandError, Status};
 use uverbs::abi::ids;
@@ -306,6 +307,14 @@ fn object_name(object: u16) -> Option<&'static str> {
         ids::OBJECT_ASYNC_EVENT => "asynchronous events",
         _ => return None,
     })
+}
+
+/// Returns the text of a cause, with the access to memory that failed before it.
+pub fn described(cause: impl fmt::Display, access: Option<&AccessError>) -> String {
+    match access {
+        Some(access) => format!("{cause} ({access})"),
+        None => cause.to_string(),
+    }
 }
 
 /// An observer of a device. It is called under the device's lock: it must not call the device,

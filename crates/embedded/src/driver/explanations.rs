@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use roce::transport::{self, Failure, Refusal};
 use softhca::cause::{AccessError, Cause as DeviceCause};
 
-use crate::driver::cause::Cause;
+use crate::driver::cause::{Cause, described};
 
 /// Number of causes that are kept.
 const KEPT: usize = 64;
@@ -64,10 +64,7 @@ impl Explanations {
     /// failed.
     pub(crate) fn of_queue_pair(&self, qpn: u32) -> Option<String> {
         let (_, cause, access) = self.recent.iter().find(|(known, ..)| *known == qpn)?;
-        Some(match access {
-            Some(access) => format!("{cause} ({access})"),
-            None => cause.to_string(),
-        })
+        Some(described(cause, access.as_ref()))
     }
 
     /// Returns why the last refused command was.

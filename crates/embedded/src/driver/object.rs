@@ -391,7 +391,7 @@ pub(crate) struct Objects {
     /// Length, as a logarithm rounded up, address and handle of pinned regions.
     regions: BTreeSet<(u32, u64, u32)>,
     last: u32,
-    /// What a command has changed, if somebody is told.
+    /// Changes by the current command; `None` if there is no observer.
     pub(crate) changes: Option<Vec<ObjectChange>>,
 }
 

@@ -351,7 +351,7 @@ impl State {
     pub(crate) fn follow_link(&mut self, link: PortLink) {
         self.link = Some(link);
         if self.update_link() {
-            // Nobody has opened the device.
+            // The device has no context that could receive the event.
             self.process_events(|_, _| {});
         }
     }

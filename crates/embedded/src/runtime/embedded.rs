@@ -21,7 +21,7 @@ use crate::runtime::runner::Runner;
 use crate::runtime::time::{self, Limit};
 use crate::runtime::wait;
 
-/// What a device has done.
+/// Counts of a device's operations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
     /// Work requests of send queues, by operation.

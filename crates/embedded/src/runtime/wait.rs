@@ -166,7 +166,7 @@ pub(crate) fn prepare_thread() {
     let _ = CountsFile::read(&mut [0; 128]);
 }
 
-/// What the kernel counts of a thread.
+/// Scheduler statistics of a thread, as in `/proc/PID/task/TID/schedstat`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Scheduled {
     /// Time that it has run, and that it has waited in the run queue, in nanoseconds.

@@ -122,7 +122,7 @@ fn explain_event(command: &[u8]) {
     let Ok((request, _)) = abi::GetEvent::read_from_prefix(body) else {
         return;
     };
-    // As far as the status. The program's structure may be older, and shorter.
+    // Only the members up to the status: the program's structure may be older, and shorter.
     let length = offset_of!(abi::EventResp, param);
     let Some(found) =
         hooks::read::<[u8; offset_of!(abi::EventResp, param)]>(request.response as usize)

@@ -19,7 +19,7 @@ const VERSION: u32 = 1;
 pub(super) struct Report {
     /// The number of the device.
     pub(super) device: usize,
-    /// What failed.
+    /// The class of the cause, as in the JSON.
     pub(super) class: &'static str,
     pub(super) message: String,
     /// How often this was met.
@@ -29,7 +29,7 @@ pub(super) struct Report {
     pub(super) work: Option<(WorkRequest, Option<Post>)>,
     /// The key of an access that failed, and its region.
     pub(super) region: Option<(u32, Region)>,
-    /// What the queue pair at the other end has refused.
+    /// The cause at the other end.
     pub(super) other_end: Option<String>,
     /// The call that was refused.
     pub(super) call: Option<Origin>,

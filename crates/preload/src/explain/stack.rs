@@ -3,10 +3,11 @@
 //! Frames of this library, of libibverbs, librdmacm and providers are left out at the beginning, so
 //! that a stack begins where the program calls RDMA.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::fmt;
-use std::mem::MaybeUninit;
 use std::path::Path;
+
+use crate::hooks::file_of;
 
 /// Maximum number of captured frames, and of reported ones.
 const MAX_CAPTURED: usize = 32;
@@ -67,14 +68,7 @@ impl Stack {
 
 /// Returns the file that contains an address: its name, and where it is loaded.
 fn module(address: usize) -> Option<(String, usize)> {
-    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
-    let pointer = std::ptr::with_exposed_provenance::<c_void>(address);
-    // SAFETY: the call looks the address up, and fills the structure if it returns nonzero.
-    if unsafe { libc::dladdr(pointer, found.as_mut_ptr()) } == 0 {
-        return None;
-    }
-    // SAFETY: zeros are valid for pointers.
-    let found = unsafe { found.assume_init() };
+    let found = file_of(std::ptr::with_exposed_provenance(address))?;
     if found.dli_fname.is_null() {
         return None;
     }

@@ -45,7 +45,7 @@ pub(crate) const ID_BITS: u32 = 26;
 const VERSION: u8 = 1;
 /// How long a member that has taken a number may need to write its version.
 const MAX_VERSION_WAIT: Duration = Duration::from_millis(200);
-/// What to do about a member of another version.
+/// The error if a member has another version.
 pub(crate) const OTHER_VERSION: &str = "a process of another version of ringverbs has this \
     address; end it, run the same version, or name another address";
 /// Length of a message's header: version and kind, traffic class, port, addresses.
@@ -495,8 +495,8 @@ impl Group {
         if is_member && !self.member.shares_address(number) {
             return;
         }
-        let socket = self.member.connect(number).filter(|_| is_member);
-        let Some(socket) = socket else {
+        let connect = || self.member.connect(number);
+        let Some(socket) = is_member.then(connect).flatten() else {
             if connection_table::exists(&self.member.directory, number) {
                 self.ended.push((number, Instant::now()));
             }
@@ -537,7 +537,8 @@ impl Group {
     }
 
     /// Returns the table of a member that has ended without telling its peers, if this process
-    /// `has` its addresses. They are told by this process, or by another one if this one ends before [`finish`](Self::finish).
+    /// `has` its addresses. They are told by this process, or by another one if this one ends
+    /// before [`finish`](Self::finish).
     pub(crate) fn take_over(&mut self, has: impl Fn(IpAddr) -> bool) -> Option<LeftTable> {
         let directory = &self.member.directory;
         let mut found = None;

@@ -92,8 +92,9 @@ pub(crate) struct UdpWire {
     multicast: Arc<MulticastGroups>,
     /// Acknowledgements are held back, to leave with the program's answer.
     acks_held: bool,
-    /// The last turn received packets that other processes forwarded.
-    has_forwarded: bool,
+    /// Other processes may have forwarded packets: the last turn received some, or has not
+    /// looked for a while.
+    may_have_forwarded: bool,
     /// The address that last received a packet for another process, and when steering was
     /// last corrected.
     misrouted: Option<usize>,
@@ -149,7 +150,7 @@ impl UdpWire {
             group,
             multicast: ports.multicast,
             acks_held: false,
-            has_forwarded: false,
+            may_have_forwarded: false,
             misrouted: None,
             steering_checked: None,
             outgoing: VecDeque::new(),
@@ -174,7 +175,7 @@ impl UdpWire {
             .is_none_or(|last| last.elapsed() >= CONTROL_INTERVAL)
         {
             self.handle_refusals();
-            self.receive_forwarded();
+            self.may_have_forwarded = true;
             changed = self.update_interface(epoll);
             self.controlled = Some(Instant::now());
         }
@@ -316,6 +317,7 @@ impl UdpWire {
 
     /// Receives packets that other processes have forwarded.
     fn receive_forwarded(&mut self) {
+        self.may_have_forwarded = false;
         self.correct_steering();
         let Self {
             endpoints,
@@ -328,7 +330,7 @@ impl UdpWire {
         else {
             return;
         };
-        self.has_forwarded = group.receive(|forwarded, bytes| {
+        self.may_have_forwarded = group.receive(|forwarded, bytes| {
             if !has_address(endpoints, forwarded.destination) {
                 return;
             }
@@ -561,10 +563,9 @@ impl UdpWire {
     /// more.
     fn receive_all(&mut self) -> (bool, bool) {
         let (mut any, mut more) = (self.receive_multicast(), false);
-        if self.has_forwarded {
-            // Also those that `pump` has received: the device has not processed them.
-            any = true;
+        if self.may_have_forwarded {
             self.receive_forwarded();
+            any |= self.may_have_forwarded;
         }
         for index in 0..self.endpoints.len() {
             let mut datagrams = 0;
