@@ -1,12 +1,13 @@
-//! Datagrams: one queue pair communicates with any number of peers. An address
-//! vector numbers the peers, and finds the sender of a datagram.
+//! Datagrams: one queue pair communicates with any number of peers, and a datagram's headers
+//! name its sender.
 //!
 //! `cargo run --example datagram [DEVICE]`
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use ringverbs::completion::{AddressVector, Peer, PeerId, ROUTE_HEADER, RawAddress};
+use ringverbs::completion::{ROUTE_HEADER, RawAddress};
 use ringverbs::{Device, Error, Inline, Operation, QueuePair, Transport, WorkRequest};
 
 /// The queue key of the datagrams; a receiver with another key drops them.
@@ -33,34 +34,28 @@ fn main() -> anyhow::Result<()> {
     let mut sender = make()?;
     let mut receivers = [make()?, make()?, make()?];
 
-    // The addresses of the peers; here all are in one process, at one address.
-    let mut peers = AddressVector::new();
-    let mut enter = |qp: &QueuePair| -> Result<PeerId, Error> {
-        let address = RawAddress {
-            gid: local.gid,
-            qp_num: qp.qp_num(),
-        };
-        let path = domain.address_handle_to(&local, &local)?;
-        let peer = Peer {
-            address,
-            path,
-            qkey: QKEY,
-        };
-        Ok(peers.insert(address, peer))
+    // The paths to the peers, by address; here all are in one process.
+    let address = |qp: &QueuePair| RawAddress {
+        gid: local.gid,
+        qp_num: qp.qp_num(),
     };
-    let from = enter(&sender)?;
-    let to = receivers.each_ref().map(&mut enter);
+    let mut peers = HashMap::new();
+    for qp in receivers.iter().chain([&sender]) {
+        peers.insert(address(qp), domain.address_handle_to(&local, &local)?);
+    }
+    let from = address(&sender);
+    let to = receivers.each_ref().map(address);
 
     let mut buffers = domain.alloc(3 * 256)?.into_buffers(256);
     for (token, qp) in (0..).zip(&mut receivers) {
         let Some(buffer) = buffers.next() else { break };
         qp.receive(buffer, token)?;
     }
-    for (id, name) in to.into_iter().zip(["first", "second", "third"]) {
-        let Some(peer) = peers.get(id?) else { continue };
+    for (to, name) in to.iter().zip(["first", "second", "third"]) {
+        let Some(path) = peers.get(to) else { continue };
         let text = format!("hello, {name}");
         let request = WorkRequest::send(Inline(text.as_bytes()));
-        let posted = sender.post(request.to(&peer.path, peer.address.qp_num, peer.qkey));
+        let posted = sender.post(request.to(path, to.qp_num, QKEY));
         posted.map_err(Error::from)?;
     }
 
@@ -78,11 +73,11 @@ fn main() -> anyhow::Result<()> {
                     gid,
                     qp_num: success.src_qp,
                 };
-                // A known sender can be answered: the address vector has the path.
-                let who = match peers.find(&address) {
-                    Some(id) if id == from => "the sender",
-                    Some(_) => "another peer",
-                    None => "a stranger",
+                // A known sender can be answered by its path.
+                let who = match peers.contains_key(&address) {
+                    true if address == from => "the sender",
+                    true => "another peer",
+                    false => "a stranger",
                 };
                 let text = String::from_utf8_lossy(&buffer[ROUTE_HEADER..]);
                 println!("{who}, {address}: {text}");

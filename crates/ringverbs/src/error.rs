@@ -308,7 +308,7 @@ impl<T> CloseError<T> {
     }
 
     /// Replaces the object by the one that contains it.
-    pub(crate) fn map<U>(self, whole: impl FnOnce(T) -> U) -> CloseError<U> {
+    pub fn map<U>(self, whole: impl FnOnce(T) -> U) -> CloseError<U> {
         CloseError {
             object: whole(self.object),
             error: self.error,

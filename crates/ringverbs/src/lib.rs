@@ -44,14 +44,12 @@
     reason = "the error returns the handle that could not be closed, off the data path"
 )]
 
-mod address_vector;
 mod ah;
 mod async_event;
 mod channel;
 pub mod cm;
 pub mod completion;
 mod context;
-mod counter;
 mod data;
 mod device;
 pub mod dynamic;
@@ -60,7 +58,6 @@ pub mod future;
 pub mod handshake;
 mod inflight;
 mod memory;
-mod multi_receive;
 mod mw;
 mod operation;
 pub mod packet;
@@ -69,11 +66,11 @@ pub mod qp;
 pub mod query;
 pub mod raw;
 mod remote_memory;
+mod route_header;
 #[cfg(feature = "serde")]
 mod serialize;
 mod srq;
 pub mod stream;
-mod tagged;
 pub mod tcp;
 
 pub use ah::AddressHandle;
@@ -87,8 +84,8 @@ pub use context::{Context, Device, devices};
 pub use data::{Inline, Payload, Sink, Source};
 pub use error::{CloseError, Error, Result};
 pub use memory::{
-    Advisable, Buffer, BufferPool, ForeignRegion, MemorySlice, PoolBuffer, Region, RemoteRegion,
-    SharedBuffer,
+    Advisable, Buffer, BufferPool, ForeignRegion, MemorySlice, PoolBuffer, Region, Registration,
+    RemoteRegion, SharedBuffer,
 };
 pub use mw::{MemoryWindow, WindowType};
 pub use operation::{Operation, RemoteAddr};

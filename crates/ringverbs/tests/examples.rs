@@ -228,15 +228,6 @@ fn async_echo() {
 }
 
 #[test]
-fn tagged() {
-    let text = run("tagged", &["embedded"]);
-    let right = "sum of the results: 14\n\
-                 log, line 2: step 2\n\
-                 report of 600 bytes: all went well....\n";
-    assert_eq!(text, right);
-}
-
-#[test]
 fn write_with_immediate() {
     let text = run("write_with_immediate", &["embedded"]);
     assert!(text.contains("at 100: written from afar\n"), "{text}");

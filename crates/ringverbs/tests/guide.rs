@@ -178,6 +178,7 @@ fn tests_named_in_soundness_exist() {
                 Some(("dynamic", names)) => ("crates/ringverbs/tests/dynamic", names),
                 Some(("packets", names)) => ("crates/ringverbs/tests/packets", names),
                 Some(("future", names)) => ("crates/ringverbs/tests/future", names),
+                Some(("libfabric", names)) => ("extras/ringverbs-libfabric", names),
                 Some(("attacker", names)) => ("crates/ringverbs/tests/attacker", names),
                 Some(other) => panic!("{other:?}: {row}"),
                 None => ("crates/ringverbs/tests/completions", group),
@@ -230,7 +231,7 @@ fn examples_are_short_and_run_in_the_guest() {
 
 /// The tests of each row of the page on completions, by the first name in its
 /// last column. They are in `completions`, `device` or `fake`.
-const COMPLETION_TESTS: [(&str, &[&str]); 34] = [
+const COMPLETION_TESTS: [(&str, &[&str]); 31] = [
     ("CompletionQueueBuilder::entries", &["queue_size"]),
     (
         "CompletionQueueBuilder::comp_vector",
@@ -292,15 +293,6 @@ const COMPLETION_TESTS: [(&str, &[&str]); 34] = [
         &["flush_types_are_separate_capabilities"],
     ),
     ("WorkRequest::unsignaled", &["selective_completion"]),
-    ("MultiReceive", &["multi_receive_fills_one_buffer"]),
-    (
-        "TaggedEndpoint",
-        &[
-            "tagged_messages",
-            "unmatched_messages_keep_their_buffers_unless_spilled",
-        ],
-    ),
-    ("Counter", &["counters"]),
     ("ProtectionDomain::queue_pair", &["separate_receive_queue"]),
     (
         "QueuePair::{read, write, flush, send, receive, send_with_imm, write_with_imm, atomic_write}",

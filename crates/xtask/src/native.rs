@@ -12,13 +12,14 @@ use rxe_tests::guest::Architecture;
 use crate::driver;
 
 /// The packages, and the test programs that need a device.
-const PACKAGES: [&str; 6] = [
+const PACKAGES: [&str; 7] = [
     "ringverbs",
     "ringverbs-rdmacm",
     "ringverbs-cli",
     "ringverbs-rpc",
     "ringverbs-hyper",
     "ringverbs-tonic",
+    "ringverbs-libfabric",
 ];
 const DEVICE_TESTS: &[&str] = &[
     "completions",
@@ -26,6 +27,7 @@ const DEVICE_TESTS: &[&str] = &[
     "future",
     "grpc",
     "http",
+    "libfabric",
     "lossy",
     "rpc",
     "scale",

@@ -4,7 +4,6 @@ use std::fmt;
 
 use uverbs::AhAttr;
 
-use crate::address_vector::source_gid;
 use crate::data::Payload;
 use crate::device::{self, Entry, WorkCompletion};
 use crate::inflight::{Posted, Retired};
@@ -12,6 +11,7 @@ use crate::memory::Buffer;
 use crate::operation::Operation;
 use crate::qp::LocalAddress;
 use crate::query::Gid;
+use crate::route_header::source_gid;
 
 /// The status of a completed operation (`enum ibv_wc_status`).
 ///

@@ -4,11 +4,11 @@ use std::fmt;
 
 use super::{EntryFlags, Status};
 use crate::Error;
-use crate::address_vector::RawAddress;
 use crate::data::Payload;
 use crate::device::WorkCompletion;
 use crate::inflight::Posted;
 use crate::operation::Operation;
+use crate::route_header::RawAddress;
 
 /// A failed operation (`struct fi_cq_err_entry`).
 ///

@@ -52,7 +52,7 @@ bitflags::bitflags! {
 impl EntryFlags {
     /// Returns the flags that follow from the operation.
     #[inline]
-    pub(crate) fn of_operation(operation: Operation) -> Self {
+    pub fn of_operation(operation: Operation) -> Self {
         match operation {
             Operation::Send => Self::SEND | Self::MSG,
             Operation::Write => Self::RMA | Self::WRITE,
@@ -76,7 +76,7 @@ impl EntryFlags {
                 flags = Self::RMA | Self::REMOTE_WRITE | Self::REMOTE_CQ_DATA;
             } else if raw.wc.wc_flags & FLAG_GRH != 0 {
                 if let Some(header) = raw.payload.route_header() {
-                    if crate::address_vector::is_multicast(header) {
+                    if crate::route_header::is_multicast(header) {
                         flags |= Self::MULTICAST;
                     }
                 }

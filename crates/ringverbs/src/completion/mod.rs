@@ -45,12 +45,7 @@ pub(crate) use stream::{WaitFd, watch};
 pub use time::{DeviceClock, Timestamp};
 pub use wait::{MutexCond, Signaler, WaitObject, WaitSet, Waitable};
 
-pub use crate::address_vector::{
-    AddressVector, Peer, PeerId, ROUTE_HEADER, RawAddress, Sender, source_gid,
-};
-pub use crate::counter::{Counter, CounterError};
-pub use crate::multi_receive::{MultiMessage, MultiReceive, ReceivePoster};
 pub use crate::qp::{CompletionLevel, CompletionMethod, Drained, completion_method};
-pub use crate::tagged::{Claimed, TagMatch, TaggedEndpoint};
+pub use crate::route_header::{ROUTE_HEADER, RawAddress, source_gid};
 
 pub(crate) use queue::Shared;

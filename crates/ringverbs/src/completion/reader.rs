@@ -15,18 +15,18 @@ use super::{
     CompletionQueue, CompletionQueueBuilder, CompletionQueueRef, ErrorEntry, Format, MessageFormat,
     ReadError, Status,
 };
-use crate::address_vector::{AddressVector, ROUTE_HEADER, RawAddress, Sender, source_gid};
 use crate::channel::is_again;
 use crate::data::Payload;
 use crate::inflight::Posted;
 use crate::operation::Operation;
+use crate::route_header::{ROUTE_HEADER, RawAddress, source_gid};
 use crate::{AsyncEvent, CloseError, Context, Error, Result};
 
 /// Number of reads of the asynchronous events after a possible overrun: the event arrives
 /// slightly later than the entries.
 const EVENT_READS: u32 = 64;
 
-/// Number of completions that a counter reads at once.
+/// Number of completions that are retired at once.
 const BATCH: usize = 64;
 
 /// Builder of a [`CompletionReader`], from [`CompletionQueueBuilder::reader`].
@@ -259,26 +259,25 @@ impl<F: Format> CompletionReader<F> {
         Ok(found)
     }
 
-    /// Reads entries with their senders (`fi_cq_readfrom`). A received datagram has a sender if
-    /// `peers` contains it.
+    /// Reads entries with their senders (`fi_cq_readfrom`): what `find` returns for the address
+    /// of a received datagram's sender; `S::default()` if the message does not state one.
     ///
     /// # Errors
-    /// As [`CompletionReader::read`]; if `peers` is [strict](AddressVector::strict), a message
-    /// from an unknown sender is an error entry with the sender's address.
-    pub fn read_from<P>(
+    /// As [`CompletionReader::read`]; if `find` returns `None`, the message is an error entry
+    /// (`EADDRNOTAVAIL`) with the sender's address.
+    pub fn read_from<S: Default>(
         &mut self,
-        out: &mut [(F::Entry, Sender)],
-        peers: &AddressVector<P>,
+        out: &mut [(F::Entry, S)],
+        mut find: impl FnMut(&RawAddress) -> Option<S>,
     ) -> Result<usize, ReadError> {
         let mut slots = out.iter_mut();
         let max = slots.len();
         self.fill(max, |raw| {
             let source = match sender(&raw) {
-                None => Sender::NotAvailable,
-                Some(address) => match peers.find(&address) {
-                    Some(peer) => Sender::Peer(peer),
-                    None if peers.is_strict() => return Err(unknown(raw, address)),
-                    None => Sender::NotAvailable,
+                None => S::default(),
+                Some(address) => match find(&address) {
+                    Some(source) => source,
+                    None => return Err(unknown(raw, address)),
                 },
             };
             if let Some(slot) = slots.next() {
@@ -396,15 +395,15 @@ impl<F: Format> CompletionReader<F> {
     ///
     /// # Errors
     /// As [`CompletionReader::read_timeout`] and [`CompletionReader::read_from`].
-    pub fn read_from_timeout<P>(
+    pub fn read_from_timeout<S: Default>(
         &mut self,
-        out: &mut [(F::Entry, Sender)],
-        peers: &AddressVector<P>,
+        out: &mut [(F::Entry, S)],
+        mut find: impl FnMut(&RawAddress) -> Option<S>,
         timeout: Option<Duration>,
     ) -> Result<usize, ReadError> {
         let max = out.len();
         self.block(max, timeout, |reader, done| {
-            reader.read_from(&mut out[done..], peers)
+            reader.read_from(&mut out[done..], &mut find)
         })
     }
 
@@ -458,9 +457,12 @@ impl<F: Format> CompletionReader<F> {
         Ok(done)
     }
 
-    /// Takes a batch of completions, and the operations that they retire without completions;
-    /// returns their number.
-    pub(crate) fn count(&mut self, each: &mut dyn FnMut(u64, Payload)) -> Result<usize, ReadError> {
+    /// Takes a batch of completions without entries, and the unsignalled operations that they
+    /// retire; passes the token and memory of each to `each`, and returns their number.
+    ///
+    /// # Errors
+    /// As [`CompletionReader::read`].
+    pub fn retire(&mut self, each: &mut dyn FnMut(u64, Payload)) -> Result<usize, ReadError> {
         loop {
             let each = std::cell::RefCell::new(&mut *each);
             let mut earlier = 0;
@@ -482,13 +484,13 @@ impl<F: Format> CompletionReader<F> {
     }
 
     /// Returns whether there was a signal since the last call.
-    pub(crate) fn signalled(&mut self) -> bool {
+    fn signalled(&mut self) -> bool {
         let now = self.waiter.signals();
         std::mem::replace(&mut self.state.signals_seen, now) != now
     }
 
     /// Sleeps until the queue must be checked.
-    pub(crate) fn sleep(&mut self, deadline: Option<Instant>) -> Result<()> {
+    fn sleep(&mut self, deadline: Option<Instant>) -> Result<()> {
         let before = self.waiter.wakeups();
         if self.waiter.channel().is_some() && self.arm()? {
             return Ok(());

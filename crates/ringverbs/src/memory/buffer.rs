@@ -146,6 +146,17 @@ impl Buffer {
         self.memory.domain()
     }
 
+    /// Returns the identity of the registration that the buffer is a part of.
+    pub fn registration(&self) -> Registration {
+        Registration(Arc::clone(&self.memory))
+    }
+
+    /// Returns whether the buffer is a part of this registration.
+    #[inline]
+    pub fn is_part_of(&self, registration: &Registration) -> bool {
+        Arc::ptr_eq(&self.memory, &registration.0)
+    }
+
     /// Returns the registration.
     #[inline]
     pub(crate) fn memory(&self) -> &Arc<Registered> {
@@ -163,6 +174,28 @@ impl Buffer {
     #[inline]
     pub(crate) fn received(&mut self, len: usize) {
         self.len = len.min(self.capacity);
+    }
+}
+
+/// The identity of a registration, which no other has as long as this value exists: it keeps
+/// the memory registered. By it, completions are told apart by their memory; tokens are the
+/// caller's, and may be used twice.
+#[derive(Clone)]
+pub struct Registration(Arc<Registered>);
+
+impl PartialEq for Registration {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for Registration {}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registration")
+            .field("len", &self.0.len())
+            .finish_non_exhaustive()
     }
 }
 

@@ -25,7 +25,7 @@ use std::ops::{Bound, Range, RangeBounds};
 use crate::{Error, Result};
 
 pub use advise::Advisable;
-pub use buffer::Buffer;
+pub use buffer::{Buffer, Registration};
 pub use pool::{BufferPool, PoolBuffer, SharedBuffer};
 pub use region::Region;
 pub(crate) use registered::Registered;

@@ -523,7 +523,7 @@ impl QueuePair {
     }
 
     /// Returns whether all its operations complete in `cq`.
-    pub(crate) fn completes_in(&self, cq: &CompletionQueue) -> bool {
+    pub fn completes_in(&self, cq: &CompletionQueue) -> bool {
         cq.serves(&self.inner().send_cq) && cq.serves(&self.inner().recv_cq)
     }
 

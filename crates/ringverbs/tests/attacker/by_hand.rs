@@ -4,7 +4,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use embedded::{Drive, Embedded, Network};
-use ringverbs::completion::{MultiReceive, TagMatch, TaggedEndpoint};
 use ringverbs::qp::{QpAttr, QpAttrMask, State};
 use ringverbs::raw::{SendRequest, WindowBind};
 use ringverbs::{
@@ -136,115 +135,6 @@ fn a_bind_in_the_closure_of_a_batch_that_is_abandoned() {
     };
     let first = write(&mut place, &mut a, said, 1);
     assert!(first.is_ok(), "with the window's key {said:#x}: {first:?}");
-}
-
-#[test]
-fn message_claimed_by_another_endpoint_is_refused() {
-    let place = Setup::new();
-    let cqs: Vec<_> = (0..2)
-        .map(|_| {
-            let cq = place.context.completion_queue().entries(64).build();
-            cq.unwrap()
-        })
-        .collect();
-    let mut qps: Vec<_> = cqs
-        .iter()
-        .map(|cq| {
-            let builder = place.domain.queue_pair(Transport::Reliable, cq);
-            builder.build().unwrap()
-        })
-        .collect();
-    let ends: Vec<_> = qps.iter().map(|qp| qp.endpoint(&place.local)).collect();
-    qps[0].connect(&place.local, &ends[1]).unwrap();
-    qps[1].connect(&place.local, &ends[0]).unwrap();
-    let mut both = qps
-        .into_iter()
-        .zip(cqs)
-        .map(|(qp, cq)| TaggedEndpoint::new(qp, cq, 4, 64).unwrap());
-    let (mut a, mut b) = (both.next().unwrap(), both.next().unwrap());
-    b.set_spill(1);
-    a.send(5, b"message", 1).unwrap();
-    place.drive();
-    assert!(b.next_entry().unwrap().is_none());
-    let claimed = b.claim(TagMatch::any()).unwrap();
-    let claimed = a.discard(claimed).unwrap_err();
-    let buffer = place.domain.alloc(64).unwrap().into_buffer();
-    let (claimed, _) = a.receive_claimed(claimed, buffer, 2).unwrap_err();
-    b.discard(claimed).unwrap();
-}
-
-/// Another queue pair completes on the endpoint's queue, with the endpoint's
-/// tokens: its buffers come back, and are no messages.
-#[test]
-fn tagged_endpoint_returns_completions_of_other_queue_pairs() {
-    let place = Setup::new();
-    let queue = || {
-        let builder = place.context.completion_queue();
-        builder.entries(64).build().unwrap()
-    };
-    let pair = |cq: &CompletionQueue| {
-        let builder = place.domain.queue_pair(Transport::Reliable, cq);
-        builder.build().unwrap()
-    };
-    let (cq, elsewhere) = (queue(), queue());
-    let Err(refused) = TaggedEndpoint::new(pair(&elsewhere), queue(), 4, 64) else {
-        panic!("another queue pair's completion queue");
-    };
-    assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
-    let mut qp = pair(&cq);
-    let mut others = [pair(&cq), pair(&cq)];
-    let ends: Vec<_> = (others.iter())
-        .map(|qp| qp.endpoint(&place.local))
-        .collect();
-    let own = qp.endpoint(&place.local);
-    qp.connect(&place.local, &own).unwrap();
-    others[0].connect(&place.local, &ends[1]).unwrap();
-    others[1].connect(&place.local, &ends[0]).unwrap();
-    let mut end = TaggedEndpoint::new(qp, cq, 4, 64).unwrap();
-    let [a, b] = &mut others;
-    // What the peer sends has the form of a tagged message.
-    let mut message = [0; 20];
-    message[8] = 4;
-    let buffer = place.domain.alloc(64).unwrap().into_buffer();
-    let first = buffer.as_ptr().addr();
-    b.receive(buffer, u64::MAX).unwrap();
-    let mut data = place.domain.alloc(64).unwrap().into_buffer();
-    data.copy_from(&message).unwrap();
-    let addresses = [first, data.as_ptr().addr()];
-    a.send(data, 0).unwrap();
-    place.drive();
-    let mut back = Vec::new();
-    while let Some(entry) = end.next_entry().unwrap() {
-        let entry = entry.unwrap();
-        assert!(entry.tag.is_none(), "{entry:?}");
-        back.push(entry.payload.into_buffer().unwrap());
-    }
-    back.sort_by_key(|buffer| buffer.as_ptr().addr() != first);
-    let back: Vec<_> = back.iter().map(|buffer| buffer.as_ptr().addr()).collect();
-    assert_eq!(back, addresses);
-    assert_eq!(end.peek(TagMatch::any()), None);
-    // The endpoint is what it was: to itself, its own messages.
-    for round in 0..8 {
-        end.send(round, b"message", round).unwrap();
-        place.drive();
-        assert_eq!(end.next_entry().unwrap().unwrap().unwrap().token, round);
-        let buffer = place.domain.alloc(64).unwrap().into_buffer();
-        end.receive(buffer, TagMatch::exact(round), 9);
-        let entry = end.next_entry().unwrap().unwrap().unwrap();
-        assert_eq!((entry.token, entry.tag), (9, Some(round)));
-        assert_eq!(&entry.payload.into_buffer().unwrap()[..], b"message");
-    }
-    // Failures as well.
-    others[1].set_error().unwrap();
-    let buffer = place.domain.alloc(64).unwrap().into_buffer();
-    others[1].receive(buffer, 1).unwrap_err();
-    let mut data = place.domain.alloc(64).unwrap().into_buffer();
-    data.copy_from(b"late").unwrap();
-    others[1].send(data, 3).unwrap();
-    place.drive();
-    let failed = end.next_entry().unwrap().unwrap().unwrap_err();
-    assert_eq!((failed.token, failed.tag), (3, None));
-    assert_eq!(&failed.payload.into_buffer().unwrap()[..], b"late");
 }
 
 /// Completions go with the queue pair; closing the shared queue gives the buffer back.
@@ -627,18 +517,6 @@ fn a_connection_that_one_side_alone_begins_anew() {
     }
     assert!(statuses[0].is_success(), "{statuses:?}");
     assert_eq!(statuses[1], Status::REM_ACCESS_ERR);
-}
-
-/// A buffer with far more pieces than the queue has room for needs no memory for them.
-#[test]
-fn a_multi_receive_of_very_many_pieces() {
-    let place = Setup::new();
-    let (_a, mut b) = place.connected();
-    let Ok(region) = Region::alloc_on_demand(&place.domain, 1 << 33) else {
-        return testing::skip!("the kernel refuses the address space");
-    };
-    let posted = MultiReceive::post(&mut b, region.into_buffer(), 1, 0);
-    assert_eq!(posted.unwrap().posted(), 64);
 }
 
 /// The modules of the device's engine at whose first event subscribers panic.

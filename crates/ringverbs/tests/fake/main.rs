@@ -14,7 +14,6 @@ mod memory;
 mod packets;
 mod registration;
 mod soundness;
-mod tagged;
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;

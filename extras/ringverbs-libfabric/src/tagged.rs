@@ -7,25 +7,23 @@
 //! match wait behind them; with [`TaggedEndpoint::set_spill`], unmatched messages are copied
 //! out of these buffers.
 
-#![forbid(unsafe_code)]
-
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::completion::{
-    Completion, CompletionQueue, EntryFlags, ErrorEntry, Status, TaggedEntry, wait,
+use ringverbs::completion::{EntryFlags, ErrorEntry, TaggedEntry};
+use ringverbs::{
+    Buffer, Completion, CompletionChannel, CompletionQueue, Endpoint, Error, LocalAddress,
+    Operation, Payload, PostError, QueuePair, Registration, Result, Status, Transport,
 };
-use crate::data::Payload;
-use crate::device;
-use crate::memory::Registered;
-use crate::operation::Operation;
-use crate::qp::{PostError, Transport};
-use crate::{Buffer, CompletionChannel, Endpoint, Error, LocalAddress, QueuePair, Result};
+
+use crate::deadline::Deadline;
 
 /// Bytes of the header of a message: tag, length, zeros, little-endian.
 const HEADER: usize = 16;
+
+/// The longest message of a queue pair.
+const MAX_MESSAGE: usize = 1 << 31;
 
 /// Token of the library's own receives.
 const RECEIVE: u64 = 1 << 32;
@@ -106,7 +104,7 @@ pub struct Claimed {
     tag: u64,
     message: Message,
     /// The memory of the endpoint's messages, which identifies the endpoint.
-    pool: Arc<Registered>,
+    pool: Registration,
 }
 
 /// A message that has arrived.
@@ -152,7 +150,7 @@ impl Claimed {
 /// [`channel`](Self::channel) and [`arm`](Self::arm).
 ///
 /// It holds up to `depth` unmatched messages. Further sends of the peer wait (the transport
-/// retries, see [`ReadyToSend::rnr_retry`](crate::qp::ReadyToSend::rnr_retry)), even if a
+/// retries, see [`ReadyToSend::rnr_retry`](ringverbs::qp::ReadyToSend::rnr_retry)), even if a
 /// posted receive accepts the message. A program whose receives are reordered by more than
 /// `depth` messages needs [`set_spill`](Self::set_spill).
 pub struct TaggedEndpoint {
@@ -161,7 +159,7 @@ pub struct TaggedEndpoint {
     cq: CompletionQueue,
     max_message: usize,
     /// The memory of all messages.
-    pool: Arc<Registered>,
+    pool: Registration,
     /// Send buffers that are not in flight.
     spare: Vec<Buffer>,
     /// User tokens of sends in flight, by internal token.
@@ -211,18 +209,18 @@ impl TaggedEndpoint {
         }
         let size = max_message
             .checked_add(HEADER)
-            .filter(|size| *size <= device::MAX_MESSAGE as usize)
+            .filter(|size| *size <= MAX_MESSAGE)
             .ok_or(Error::Limit {
                 what: "bytes in a tagged message",
                 asked: max_message as u64,
-                allowed: device::MAX_MESSAGE as u64 - HEADER as u64,
+                allowed: (MAX_MESSAGE - HEADER) as u64,
             })?;
         let domain = qp.domain().clone();
         let all = size
             .checked_mul(2 * depth as usize)
             .ok_or(Error::NoMemory)?;
         let mut pool = domain.alloc(all)?.into_buffer();
-        let memory = Arc::clone(pool.memory());
+        let memory = pool.registration();
         let mut spare = Vec::with_capacity(depth as usize);
         for _ in 0..depth {
             qp.receive(pool.split_to(size), RECEIVE)
@@ -293,12 +291,12 @@ impl TaggedEndpoint {
     /// [`Error::Invalid`] if the completion queue has no channel; EIO if the
     /// device was removed.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool> {
-        let deadline = wait::deadline(timeout);
+        let deadline = Deadline::after(timeout);
         loop {
             if self.arm()? {
                 return Ok(true);
             }
-            let remaining = wait::remaining(deadline);
+            let remaining = deadline.remaining();
             let event = match self.cq.channel() {
                 Some(channel) => channel.wait(remaining)?,
                 None => None,
@@ -307,7 +305,7 @@ impl TaggedEndpoint {
                 Some(event) if event.is_of(&self.cq) => return Ok(true),
                 // The event belongs to another queue, or to an earlier request for
                 // notification.
-                Some(_) if !wait::is_over(deadline) => {}
+                Some(_) if !deadline.has_passed() => {}
                 _ => return Ok(false),
             }
         }
@@ -375,7 +373,7 @@ impl TaggedEndpoint {
     /// Reserves the first unmatched message that `which` accepts (`FI_CLAIM`).
     pub fn claim(&mut self, which: TagMatch) -> Option<Claimed> {
         let (tag, message) = self.matcher.claim(which)?;
-        let pool = Arc::clone(&self.pool);
+        let pool = self.pool.clone();
         Some(Claimed { tag, message, pool })
     }
 
@@ -389,7 +387,7 @@ impl TaggedEndpoint {
         buffer: Buffer,
         token: u64,
     ) -> Result<(), (Claimed, Buffer)> {
-        if !Arc::ptr_eq(&claimed.pool, &self.pool) {
+        if claimed.pool != self.pool {
             return Err((claimed, buffer));
         }
         let Claimed { tag, message, .. } = claimed;
@@ -402,7 +400,7 @@ impl TaggedEndpoint {
     /// # Errors
     /// Returns the message if another endpoint has claimed it.
     pub fn discard(&mut self, claimed: Claimed) -> Result<(), Claimed> {
-        if !Arc::ptr_eq(&claimed.pool, &self.pool) {
+        if claimed.pool != self.pool {
             return Err(claimed);
         }
         self.release(claimed.message);
@@ -497,7 +495,7 @@ impl TaggedEndpoint {
 
     /// Returns whether the memory of an operation belongs to the endpoint.
     fn owns(&self, payload: &Payload) -> bool {
-        matches!(payload, Payload::Buffer(buffer) if Arc::ptr_eq(buffer.memory(), &self.pool))
+        matches!(payload, Payload::Buffer(buffer) if buffer.is_part_of(&self.pool))
     }
 
     /// Processes an arrived message. The peer is not trusted: a message whose

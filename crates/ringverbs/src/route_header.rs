@@ -1,11 +1,10 @@
-//! Sender addresses of datagrams.
+//! Route headers of datagrams, and the sender that they name.
 
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
 use std::fmt;
 
-use crate::{AddressHandle, Gid};
+use crate::Gid;
 
 /// Bytes of the global route header in front of a received datagram.
 pub const ROUTE_HEADER: usize = 40;
@@ -90,97 +89,6 @@ pub(crate) fn is_multicast(header: &[u8; ROUTE_HEADER]) -> bool {
     }
 }
 
-/// The index of a peer in an [`AddressVector`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PeerId(u32);
-
-/// The values needed to send datagrams to a peer.
-#[derive(Clone, Debug)]
-pub struct Peer {
-    /// The address that identifies it.
-    pub address: RawAddress,
-    /// The path to its port.
-    pub path: AddressHandle,
-    /// The queue key of its queue pair.
-    pub qkey: u32,
-}
-
-/// The peers of datagrams, by index (`fi_av`).
-#[derive(Debug)]
-pub struct AddressVector<P = Peer> {
-    peers: Vec<Option<P>>,
-    numbers: HashMap<RawAddress, PeerId>,
-    strict: bool,
-}
-
-impl<P> Default for AddressVector<P> {
-    fn default() -> Self {
-        Self {
-            peers: Vec::new(),
-            numbers: HashMap::new(),
-            strict: false,
-        }
-    }
-}
-
-impl<P> AddressVector<P> {
-    /// Creates an empty address vector, in which unknown senders are "not
-    /// available".
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Makes unknown senders an error (`FI_SOURCE_ERR`): their messages are read
-    /// out of band, with the sender's address.
-    pub fn strict(mut self) -> Self {
-        self.strict = true;
-        self
-    }
-
-    pub(crate) fn is_strict(&self) -> bool {
-        self.strict
-    }
-
-    /// Inserts a peer, or replaces the peer with this address and keeps its index.
-    pub fn insert(&mut self, address: RawAddress, peer: P) -> PeerId {
-        if let Some(&id) = self.numbers.get(&address) {
-            self.peers[id.0 as usize] = Some(peer);
-            return id;
-        }
-        let id = PeerId(self.peers.len() as u32);
-        self.peers.push(Some(peer));
-        self.numbers.insert(address, id);
-        id
-    }
-
-    /// Removes a peer. Its index is not reused.
-    pub fn remove(&mut self, id: PeerId) -> Option<P> {
-        self.numbers.retain(|_, other| *other != id);
-        self.peers.get_mut(id.0 as usize)?.take()
-    }
-
-    /// Returns the peer with this index.
-    pub fn get(&self, id: PeerId) -> Option<&P> {
-        self.peers.get(id.0 as usize)?.as_ref()
-    }
-
-    /// Returns the index of the peer with this address.
-    pub fn find(&self, address: &RawAddress) -> Option<PeerId> {
-        self.numbers.get(address).copied()
-    }
-}
-
-/// The sender of a received message.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Sender {
-    /// A peer of the address vector.
-    Peer(PeerId),
-    /// Not available (`FI_ADDR_NOTAVAIL`): not a datagram, or the address vector
-    /// does not contain the sender.
-    #[default]
-    NotAvailable,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,23 +150,5 @@ mod tests {
     fn malformed_header_has_no_source() {
         assert_eq!(source_gid(&[0; ROUTE_HEADER]), None);
         assert_eq!(source_gid(&[0xff; ROUTE_HEADER]), None);
-    }
-
-    #[test]
-    fn peer_keeps_its_index() {
-        let mut peers = AddressVector::<&str>::new();
-        let address = |qp_num| RawAddress {
-            gid: Gid([1; 16]),
-            qp_num,
-        };
-        let a = peers.insert(address(1), "a");
-        let b = peers.insert(address(2), "b");
-        assert_ne!(a, b);
-        assert_eq!(peers.insert(address(1), "A"), a);
-        assert_eq!(peers.get(a), Some(&"A"));
-        assert_eq!(peers.find(&address(2)), Some(b));
-        assert_eq!(peers.remove(b), Some("b"));
-        assert_eq!((peers.get(b), peers.find(&address(2))), (None, None));
-        assert!(peers.insert(address(3), "c") > b);
     }
 }

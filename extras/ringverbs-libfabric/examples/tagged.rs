@@ -5,13 +5,14 @@
 //! its own order, and queries the length of the report before it allocates the
 //! buffer.
 //!
-//! `cargo run --example tagged [DEVICE]`
+//! `cargo run -p ringverbs-libfabric --example tagged [DEVICE]`
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use ringverbs::completion::{TagMatch, TaggedEndpoint, TaggedEntry};
+use ringverbs::completion::TaggedEntry;
 use ringverbs::{Device, ProtectionDomain, Transport};
+use ringverbs_libfabric::{TagMatch, TaggedEndpoint};
 
 // A tag has 64 bits of any meaning: here a message's kind and number.
 const RESULT: u64 = 1 << 32;

@@ -1,14 +1,11 @@
 //! Completion counters.
 
-#![forbid(unsafe_code)]
+use std::time::Duration;
 
-use std::time::{Duration, Instant};
+use ringverbs::completion::{CompletionReader, ContextFormat, ErrorEntry, ReadError, Signaler};
+use ringverbs::{CloseError, CompletionQueue, Payload};
 
-use crate::completion::{
-    CompletionReader, ContextFormat, ErrorEntry, ReadError, ReaderBuilder, Signaler, wait,
-};
-use crate::data::Payload;
-use crate::{CloseError, CompletionQueue, Result};
+use crate::deadline::Deadline;
 
 /// Counts of completed and of failed operations (`fi_cntr`), in place of entries.
 /// A counter has its own completion queue, and counts the operations of the
@@ -47,22 +44,17 @@ impl std::fmt::Display for CounterError {
 
 impl std::error::Error for CounterError {}
 
-impl ReaderBuilder<ContextFormat> {
-    /// Creates the queue with a counter.
-    ///
-    /// # Errors
-    /// As [`ReaderBuilder::build`].
-    pub fn counter(self) -> Result<Counter> {
-        Ok(Counter {
-            reader: self.build()?,
+impl Counter {
+    /// Creates a counter of the completions that `reader` has not read.
+    pub fn new(reader: CompletionReader<ContextFormat>) -> Self {
+        Self {
+            reader,
             successes: 0,
             errors: 0,
             last_error: None,
-        })
+        }
     }
-}
 
-impl Counter {
     /// Returns the queue, to create queue pairs on.
     pub fn queue(&self) -> &CompletionQueue {
         self.reader.queue()
@@ -92,7 +84,7 @@ impl Counter {
             last_error,
         } = self;
         loop {
-            let result = reader.count(&mut |token, payload| {
+            let result = reader.retire(&mut |token, payload| {
                 *successes = successes.wrapping_add(1);
                 released(token, payload);
             });
@@ -152,9 +144,10 @@ impl Counter {
     ///
     /// # Errors
     /// [`CounterError::Timeout`]; [`CounterError::Failed`] as soon as an
-    /// operation fails; [`CounterError::Read`].
+    /// operation fails; [`CounterError::Read`], as [`CompletionReader::wait`] and
+    /// [`Counter::progress`].
     pub fn wait(&mut self, threshold: u64, timeout: Option<Duration>) -> Result<(), CounterError> {
-        let deadline: Option<Instant> = wait::deadline(timeout);
+        let deadline = Deadline::after(timeout);
         let errors = self.errors;
         loop {
             self.progress().map_err(CounterError::Read)?;
@@ -164,11 +157,10 @@ impl Counter {
             if self.successes >= threshold {
                 return Ok(());
             }
-            if self.reader.signalled() || wait::is_over(deadline) {
+            let has_entries = self.reader.wait(deadline.remaining());
+            if !has_entries.map_err(CounterError::Read)? {
                 return Err(CounterError::Timeout);
             }
-            let slept = self.reader.sleep(deadline);
-            slept.map_err(|error| CounterError::Read(error.into()))?;
         }
     }
 

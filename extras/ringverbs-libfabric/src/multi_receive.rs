@@ -1,15 +1,12 @@
 //! Multi-receive buffers: one large buffer for many messages.
 
-#![forbid(unsafe_code)]
-
 use std::fmt;
-use std::sync::Arc;
 
-use crate::completion::{Completion, EntryFlags};
-use crate::data::Payload;
-use crate::memory::Registered;
-use crate::qp::{PostError, RecvHalf};
-use crate::{Buffer, Error, Operation, Result, SharedReceiveQueue};
+use ringverbs::completion::{Completion, EntryFlags};
+use ringverbs::qp::RecvHalf;
+use ringverbs::{
+    Buffer, Error, Operation, Payload, PostError, QueuePair, Registration, SharedReceiveQueue,
+};
 
 /// A queue to which receives can be posted: the receive half of a queue pair, a queue
 /// pair, or a shared receive queue.
@@ -23,9 +20,9 @@ pub trait ReceivePoster: sealed::Sealed {
 
 mod sealed {
     pub trait Sealed {}
-    impl Sealed for crate::qp::RecvHalf {}
-    impl Sealed for crate::SharedReceiveQueue {}
-    impl Sealed for crate::QueuePair {}
+    impl Sealed for ringverbs::qp::RecvHalf {}
+    impl Sealed for ringverbs::SharedReceiveQueue {}
+    impl Sealed for ringverbs::QueuePair {}
 }
 
 impl ReceivePoster for RecvHalf {
@@ -40,7 +37,7 @@ impl ReceivePoster for SharedReceiveQueue {
     }
 }
 
-impl ReceivePoster for crate::QueuePair {
+impl ReceivePoster for QueuePair {
     fn post_receive(&mut self, buffer: Buffer, token: u64) -> Result<(), PostError<Buffer>> {
         self.receive(buffer, token)
     }
@@ -52,12 +49,23 @@ impl ReceivePoster for crate::QueuePair {
 ///
 /// A piece is identified by its memory, because the caller chooses tokens, and other
 /// receives may use the same tokens.
+///
+/// A message is read before the next one is taken:
+///
+/// ```compile_fail,E0499
+/// # use ringverbs_libfabric::MultiReceive;
+/// fn keep(multi: &mut MultiReceive, a: ringverbs::Completion, b: ringverbs::Completion) {
+///     let first = multi.take(a).unwrap();
+///     let second = multi.take(b).unwrap();
+///     println!("{:?}", first.data);
+/// }
+/// ```
 pub struct MultiReceive {
     pieces: Vec<Option<Buffer>>,
     tail: Option<Buffer>,
-    memory: Arc<Registered>,
+    registration: Registration,
     /// Address of the first piece.
-    start: u64,
+    start: usize,
     /// Bytes of each piece.
     piece: usize,
     posted: usize,
@@ -106,8 +114,8 @@ impl MultiReceive {
             // Not for all pieces: the queue may have room for far fewer.
             pieces: Vec::new(),
             tail: None,
-            memory: Arc::clone(buffer.memory()),
-            start: buffer.device_addr(),
+            registration: buffer.registration(),
+            start: buffer.as_ptr().addr(),
             piece,
             posted: 0,
         };
@@ -169,15 +177,14 @@ impl MultiReceive {
 
     /// Returns the number of the piece in flight that `buffer` is.
     fn missing(&self, buffer: &Buffer) -> Option<usize> {
-        if !Arc::ptr_eq(buffer.memory(), &self.memory) || buffer.capacity() != self.piece {
+        if !buffer.is_part_of(&self.registration) || buffer.capacity() != self.piece {
             return None;
         }
         // The offset of a piece before the first one wraps, and is out of range.
-        let offset = buffer.device_addr().wrapping_sub(self.start);
-        let piece = self.piece as u64;
-        let number = usize::try_from(offset / piece).ok()?;
+        let offset = buffer.as_ptr().addr().wrapping_sub(self.start);
+        let number = offset / self.piece;
         let free = self.pieces.get(number)?.is_none();
-        (free && offset % piece == 0).then_some(number)
+        (free && offset % self.piece == 0).then_some(number)
     }
 
     /// Takes the completion of a piece and returns its message.
