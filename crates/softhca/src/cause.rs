@@ -8,9 +8,8 @@ use std::fmt;
 use roce::rule::Violation;
 use roce::transport::{self, Operation, Service};
 
-use crate::engine::eq::event;
-use crate::engine::mkey::Rights;
-use crate::engine::wqe::LocalBuffers;
+use crate::layout::event;
+use crate::rights::Rights;
 use crate::status::CommandError;
 
 /// The cause of a failure, or an event.
@@ -119,20 +118,6 @@ pub struct Buffer {
 }
 
 impl WorkRequest {
-    /// Returns the first buffers of a list, and the number of all.
-    pub(crate) fn listed(local: &LocalBuffers) -> ([Buffer; 4], usize) {
-        let mut buffers = [Buffer::default(); 4];
-        let count = local.segments.iter().count();
-        for (buffer, segment) in buffers.iter_mut().zip(local.segments.iter()) {
-            *buffer = Buffer {
-                va: segment.va,
-                length: segment.length,
-                key: segment.key,
-            };
-        }
-        (buffers, count)
-    }
-
     /// Returns the buffers that are known.
     pub fn buffers(&self) -> &[Buffer] {
         &self.buffers[..self.buffer_count.min(self.buffers.len())]
@@ -514,7 +499,7 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Command { opcode, error } => {
-                let name = crate::command::opcode::name(*opcode);
+                let name = crate::opcode::name(*opcode);
                 write!(f, "{name} ({opcode:#x}) refused: {error}")
             }
             Self::Transport { qpn, cause } => match qpn {

@@ -10,8 +10,8 @@ use std::path::Path;
 use roce::fabric::Faults;
 use serde_json::{Value, json};
 
-use crate::command::opcode;
 use crate::hca::Hca;
+use crate::opcode;
 use crate::platform::Platform;
 
 /// Limit of a line in bytes.

@@ -10,12 +10,12 @@ use roce::packet::{Packet, Pool, View};
 use roce::transport::{self, Transport};
 
 use crate::cause::{Misuse, Observer};
-use crate::command::queue::{self, LOG_SIZE, LOG_STRIDE};
+use crate::engine::command_queue::{self, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
 use crate::engine::counters::{OperationCounts, QCounters, Stats};
 use crate::engine::device_memory::{self, Access};
 use crate::engine::faults::Faults;
-use crate::engine::loopback::Origin;
+use crate::engine::frame::Origin;
 use crate::engine::mkey::{Rights, Translation};
 use crate::engine::qp::{BlueFlame, Queue, Ring};
 use crate::engine::registers::{FIRST_UAR, NIC_STATE, Registers};
@@ -527,7 +527,7 @@ impl<P: Platform> Hca<P> {
             }
             (COMMAND_DOORBELL, 4) if self.has_failed() => {}
             (COMMAND_DOORBELL, 4) => {
-                queue::ring(self, at(0), |hca, input, n| hca.execute(input, n))
+                command_queue::ring(self, at(0), |hca, input, n| hca.execute(input, n))
             }
             _ => {}
         }

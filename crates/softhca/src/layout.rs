@@ -678,3 +678,23 @@ pub mod hca_cap {
     pub const GROUP: Field = field(0x4, 15, 1);
     pub const AT: usize = 0x10;
 }
+
+/// Event types.
+#[allow(missing_docs)]
+pub mod event {
+    pub const COMPLETION: u8 = 0x00;
+    pub const COMM_EST: u8 = 0x02;
+    pub const SQ_DRAINED: u8 = 0x03;
+    pub const CQ_ERROR: u8 = 0x04;
+    pub const WQ_CATASTROPHIC: u8 = 0x05;
+    pub const INTERNAL_ERROR: u8 = 0x08;
+    pub const PORT_CHANGE: u8 = 0x09;
+    pub const COMMAND: u8 = 0x0a;
+    pub const PAGE_FAULT: u8 = 0x0c;
+    pub const WQ_INVALID_REQUEST: u8 = 0x10;
+    pub const WQ_ACCESS: u8 = 0x11;
+    pub const SRQ_CATASTROPHIC: u8 = 0x12;
+    pub const SRQ_LAST_WQE: u8 = 0x13;
+    pub const SRQ_LIMIT: u8 = 0x14;
+    pub const DCT_DRAINED: u8 = 0x1c;
+}

@@ -1,7 +1,7 @@
 //! HCA profiles: capability fields and their values.
 //!
 //! The driver queries capabilities in groups of 256 bytes (4,096 for flow tables).
-//! A profile ([`crate::profiles`] has all) is a list of field values in those groups;
+//! A profile (module `profiles` has all) is a list of field values in those groups;
 //! all other fields are zero, that is, absent. Offsets and meanings are those of the
 //! capability structures in Linux's `mlx5_ifc.h`.
 

@@ -1,12 +1,11 @@
 //! The profiles, and the values of their capabilities.
 
 use crate::command::general::{ADDRESS_TO_QP, LOG_RESERVED_QPNS, RESERVED_QPN, SCHEDULING_ELEMENT};
-use crate::command::protection::{ENCRYPTION_KEY, LOG_MAX_ENCRYPTION_KEYS, LOGIN, WRAPPED_AES};
+use crate::command::protection::{ENCRYPTION_KEY, LOGIN, WRAPPED_AES};
 use crate::command::{dct, vport};
 use crate::engine::device_memory::MemicOperation;
-use crate::engine::{
-    compression, copy, device_memory, header_change, scheduling, steering, tag_matching,
-};
+use crate::engine::protection::LOG_MAX_ENCRYPTION_KEYS;
+use crate::engine::{compression, copy, device_memory, header_change, scheduling, steering, tags};
 use crate::profile::Group::{
     Atomic, Crypto, DeviceMemory, EthernetOffloads, FlowTable, General, General2, OnDemandPaging,
     Qos, Roce,
@@ -92,11 +91,7 @@ const COMMON: &[Cap] = &[
     (General, CQE_COMPRESSION_MAX_NUM, compression::MAX_SESSION),
     (General, TAG_MATCHING, 1),
     (General, RNDV_OFFLOAD_RC, 1),
-    (
-        General,
-        LOG_TAG_MATCHING_LIST_SZ,
-        tag_matching::LOG_MAX_TAGS,
-    ),
+    (General, LOG_TAG_MATCHING_LIST_SZ, tags::LOG_MAX_TAGS),
     (General, LOG_MAX_XRQ, 16),
     (General, NULL_MKEY, 1),
     (General, DUMP_FILL_MKEY, 1),

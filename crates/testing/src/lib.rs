@@ -1,5 +1,6 @@
 //! Utilities of tests on a device: random numbers, patterns of bytes, memory in use,
-//! allocations, processes and network namespaces, C headers, and what is left out ([`skip!`]).
+//! allocations, processes and network namespaces, C headers, modules that use each other, and
+//! what is left out ([`skip!`]).
 #![allow(missing_docs, reason = "for tests: the names say it")]
 #![allow(
     clippy::len_without_is_empty,
@@ -14,6 +15,7 @@ pub mod attacker;
 pub mod c_headers;
 pub mod hosts;
 pub mod huge;
+pub mod modules;
 pub mod program;
 pub mod skip;
 mod subscriber;

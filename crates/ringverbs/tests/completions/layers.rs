@@ -1,7 +1,7 @@
 //! Levels, librpma's operations.
 
 use ringverbs::completion::{CompletionLevel, ContextFormat, WaitObject};
-use ringverbs::{AccessFlags, Error, FlushRange, FlushTo, Inline, WorkRequest};
+use ringverbs::{AccessFlags, Error, FlushRange, FlushTo, Inline};
 
 use crate::{Bench, next};
 

@@ -3,16 +3,15 @@
 use std::time::{Duration, Instant};
 
 use ringverbs::completion::{
-    AddressVector, ContextEntry, ContextFormat, Counter, CounterError, DataEntry, DataFormat,
-    EntryFlags, MessageFormat, RawAddress, ReadError, Sender, SharedCompletionReader, TaggedFormat,
-    WaitObject,
+    ContextEntry, ContextFormat, DataEntry, DataFormat, EntryFlags, MessageFormat, RawAddress,
+    ReadError, SharedCompletionReader, TaggedFormat, WaitObject,
 };
 use ringverbs::query::DriverId;
 use ringverbs::{
     AccessFlags, Error, EventSource, Inline, Operation, RemoteAddr, Status, WorkRequest,
 };
 
-use crate::{Bench, LONG, QKEY, next, nothing, woken};
+use crate::{Bench, QKEY, next, nothing};
 
 #[test]
 fn queue_size() {

@@ -24,9 +24,6 @@ const IMPORT_KEY: &[u8; 16] = b"softhca's KEK 0.";
 const CREDENTIAL: &[u8; 40] = b"softhca's credential 0, of forty bytes..";
 /// Object type of data encryption keys.
 pub(crate) const ENCRYPTION_KEY: u32 = 0xc;
-/// Base-2 logarithm of the number of encryption keys.
-pub(crate) const LOG_MAX_ENCRYPTION_KEYS: u32 = 12;
-
 /// How many PSVs a command creates. Hardware has up to four; drivers create one.
 const COUNT: Field = field(8, 31, 28);
 const MAX_PSVS: u32 = 4;

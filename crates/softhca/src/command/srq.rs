@@ -7,7 +7,7 @@ use super::load::object_number;
 use super::resource::{insert, insert_with};
 use crate::engine::core::Core;
 use crate::engine::srq::Srq;
-use crate::engine::tag_matching::{self, TagList};
+use crate::engine::tags::{self, TagList};
 use crate::layout::{arm_rq, rmpc, wq, xrc_srqc, xrqc};
 use crate::platform::Platform;
 use crate::status::{Outcome, Rule, Status, in_use, invalid, no_object, refuse, too_many};
@@ -216,11 +216,11 @@ impl<P: Platform> Core<P> {
                 Rule::Is(xrqc::TOPOLOGY_TAG_MATCHING.into()),
             ));
         }
-        if log_tags > tag_matching::LOG_MAX_TAGS {
+        if log_tags > tags::LOG_MAX_TAGS {
             return Err(too_many(
                 "log_matching_list_sz",
                 log_tags,
-                tag_matching::LOG_MAX_TAGS.into(),
+                tags::LOG_MAX_TAGS.into(),
             ));
         }
         let cqn = xrqc::CQN.at(xrqc::AT).get(input);

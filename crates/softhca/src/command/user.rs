@@ -3,9 +3,7 @@
 //! The driver tags a command with the number of the program's user context (UID). An
 //! object that the command creates belongs to that context, and the command may name only
 //! objects of that context. Commands with UID 0 are the driver's own, which is trusted.
-//! All contexts may use objects of [`SHARED_UID`].
-
-use std::collections::HashMap;
+//! All contexts may use objects of the context `SHARED_UID`.
 
 use roce::bits::{Field, get32, get64};
 
@@ -14,6 +12,7 @@ use super::opcode as op;
 use super::resource::{insert, remove};
 use crate::engine::buffer::Buffer;
 use crate::engine::core::Core;
+use crate::engine::owners::{ObjectKind, OwnedObject, UmemUse};
 use crate::engine::umem::Umem;
 use crate::layout::header::{OBJ_ID, OBJ_TYPE, SHORT_NUMBER, UID};
 use crate::layout::{
@@ -26,8 +25,6 @@ use crate::status::{
 };
 
 const RQT_LIST: usize = rqtc::AT + rqtc::RQ_NUM;
-/// The driver's tag for objects that all programs may use (`MLX5_SHARED_RESOURCE_UID`).
-const SHARED_UID: u32 = 0xffff;
 /// Objects that CREATE_QP names. The last two matter only with a receive queue.
 static QP_REFERENCES: [(ObjectKind, Field); 6] = [
     (ObjectKind::Pd, qpc::PD.at(qpc::AT)),
@@ -37,102 +34,6 @@ static QP_REFERENCES: [(ObjectKind, Field); 6] = [
     (ObjectKind::Cq, qpc::CQN_RCV.at(qpc::AT)),
     (ObjectKind::Srq, qpc::SRQN.at(qpc::AT)),
 ];
-
-/// Kinds of objects that have numbers of their own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum ObjectKind {
-    CounterSet,
-    Cq,
-    General(u32),
-    Mkey,
-    Pd,
-    Psv,
-    Queue,
-    Srq,
-    Steering,
-    TransportDomain,
-    Uar,
-    Umem,
-    Xrcd,
-}
-
-impl ObjectKind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::CounterSet => "counter set",
-            Self::Cq => "completion queue",
-            Self::General(_) => "general object",
-            Self::Mkey => "memory key",
-            Self::Pd => "protection domain",
-            Self::Psv => "PSV",
-            Self::Queue => "queue",
-            Self::Srq => "SRQ",
-            Self::Steering => "steering object",
-            Self::TransportDomain => "transport domain",
-            Self::Uar => "UAR",
-            Self::Umem => "umem",
-            Self::Xrcd => "XRC domain",
-        }
-    }
-}
-
-/// An object of a user context.
-#[derive(Debug)]
-struct OwnedObject {
-    uid: u32,
-    /// The umems that it uses.
-    memory: UmemUse,
-}
-
-/// The umems of a queue's entries and doorbell records.
-#[derive(Debug, Clone, Copy, Default)]
-struct UmemUse {
-    entries: Option<u32>,
-    records: Option<u32>,
-}
-
-/// The objects of user contexts, and the command in execution.
-#[derive(Debug, Default)]
-pub(crate) struct ObjectOwners {
-    owned: HashMap<(ObjectKind, u32), OwnedObject>,
-    /// User context of the command; 0 for the driver's.
-    uid: u32,
-    umem_use: UmemUse,
-}
-
-impl ObjectOwners {
-    /// Returns the user context of the command in execution; 0 for the driver's.
-    pub(crate) fn uid(&self) -> u32 {
-        self.uid
-    }
-
-    /// Returns whether the command in execution is a program's.
-    pub(crate) fn is_program(&self) -> bool {
-        !matches!(self.uid, 0 | SHARED_UID)
-    }
-
-    fn owner(&self, kind: ObjectKind, number: u32) -> u32 {
-        self.owned.get(&(kind, number)).map_or(0, |owned| owned.uid)
-    }
-
-    fn owns(&self, kind: ObjectKind, number: u32) -> bool {
-        self.owner(kind, number) == self.uid
-    }
-
-    fn may_use(&self, kind: ObjectKind, number: u32) -> bool {
-        self.owns(kind, number) || self.owner(kind, number) == SHARED_UID
-    }
-
-    fn is_umem_in_use(&self, umem: u32) -> bool {
-        let all = self.owned.values().map(|owned| owned.memory);
-        let mut all = all.flat_map(|memory| [memory.entries, memory.records]);
-        all.any(|used| used == Some(umem))
-    }
-
-    pub(crate) fn clear(&mut self) {
-        self.owned.clear();
-    }
-}
 
 /// Returns the kind of object that a command creates, and the field of its number in
 /// the output.

@@ -7,7 +7,7 @@ use roce::transport::Counters;
 
 use super::load::object_number;
 use crate::engine::core::{Core, RoceAddress};
-use crate::engine::loopback::{MULTICAST, UNICAST};
+use crate::engine::frame::{MULTICAST, UNICAST};
 use crate::hca::Hca;
 use crate::layout::{nic_vport_context, roce_addr_layout, vport_counter, vport_state};
 use crate::platform::Platform;

@@ -9,7 +9,7 @@ use super::buffer::Buffer;
 use super::compression::Session;
 use super::core::Core;
 use super::protection::SignatureError;
-use super::tag_matching::TagFields;
+use super::tags::TagFields;
 use crate::cause::Misuse;
 use crate::platform::{Platform, Unmapped};
 

@@ -2,7 +2,7 @@
 
 use roce::bits::{Field, field, get32};
 
-use super::ethernet::{Layers, TCP, UDP, fold, layers, u16_at};
+use super::frame::{Layers, TCP, UDP, fold, layers, u16_at};
 
 /// Maximum number of actions of a change.
 pub(crate) const MAX_ACTIONS: u32 = 16;
@@ -174,7 +174,7 @@ fn is_later_fragment(frame: &[u8], at: &Layers) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::ethernet::{set_checksums, verify_checksums};
+    use super::super::frame::{set_checksums, verify_checksums};
     use super::*;
 
     fn action(kind: u32, field: u32, offset: u32, length: u32, data: u32) -> Vec<u8> {

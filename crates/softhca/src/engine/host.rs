@@ -15,7 +15,8 @@ use super::mkey::{Accessor, BrokenRule, Location, Rights, Translation};
 use super::qp::{Qp, SendId};
 use super::signed::AccessingQp;
 use super::srq::{SRQN_SHIFT, Srq};
-use super::tag_matching::{self, MatchResult, TaggedReceive};
+use super::tag_matching::{self, MatchResult};
+use super::tags::TaggedReceive;
 use super::wqe::{CqeScatter, LocalBuffers, opcode};
 use crate::cause::{AccessError, AccessRule, Cause, WorkRequest};
 use crate::platform::{LONGEST_COPY, Platform};
@@ -241,7 +242,7 @@ impl<P: Platform> Core<P> {
             (None, Link::Ib { slid, dlid, .. }) => slid == dlid,
             _ => false,
         });
-        let (buffers, buffer_count) = WorkRequest::listed(&work.local);
+        let (buffers, buffer_count) = work.local.listed();
         Some(Cause::WorkRequest(WorkRequest {
             qpn,
             service: config.service,
@@ -259,7 +260,7 @@ impl<P: Platform> Core<P> {
 
     /// Describes a failed work request of a receive queue.
     fn failed_receive(&self, qpn: u32, work: &RecvWork<LocalBuffers>) -> Option<Cause> {
-        let (buffers, buffer_count) = WorkRequest::listed(&work.local);
+        let (buffers, buffer_count) = work.local.listed();
         Some(Cause::WorkRequest(WorkRequest {
             qpn,
             service: self.qp(qpn)?.service,

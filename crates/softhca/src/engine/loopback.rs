@@ -9,31 +9,10 @@
 use roce::packet::Packet;
 
 use super::core::Core;
+use super::frame::{Origin, cast};
 use super::qp::Queue;
 use super::steering::Object;
 use crate::platform::Platform;
-
-/// Flags for unicast and multicast frames.
-pub(crate) const UNICAST: u32 = 1;
-pub(crate) const MULTICAST: u32 = 2;
-
-/// Returns the flag of a frame.
-pub(crate) fn cast(frame: &[u8]) -> u32 {
-    match frame.first() {
-        Some(first) if first & 1 != 0 => MULTICAST,
-        _ => UNICAST,
-    }
-}
-
-/// Origin of a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin {
-    Wire,
-    /// A send queue of this interface, and its transport domain.
-    Local {
-        domain: Option<u32>,
-    },
-}
 
 impl<P: Platform> Core<P> {
     /// Delivers frames sent by a send queue to the interface itself, as far as loopback

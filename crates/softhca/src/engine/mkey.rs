@@ -10,13 +10,12 @@ use super::protection::Protection;
 use crate::cause::{AccessRule, InnerKey};
 use crate::layout::mkc;
 use crate::platform::Platform;
+pub(crate) use crate::rights::Rights;
 
 /// Gives queues of the kernel access to all memory by its address.
 pub(crate) const RESERVED_LKEY: u32 = 0x300;
 /// Accepts all writes, and reads as zeros.
 pub(crate) const NULL_KEY: u32 = 0x200;
-/// Ends the scatter list of a receive WQE.
-pub(crate) const TERMINATE_LKEY: u32 = 0x100;
 
 /// Base-2 logarithm of the largest page. A few such pages cover the address space,
 /// for keys whose pages are never present.
@@ -37,39 +36,6 @@ pub(crate) fn rights(context: &[u8]) -> Rights {
         }
     }
     Rights(rights)
-}
-
-/// Access rights of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Rights(pub(crate) u32);
-
-impl Rights {
-    pub(crate) const LOCAL_READ: Rights = Rights(1 << 0);
-    pub(crate) const LOCAL_WRITE: Rights = Rights(1 << 1);
-    pub(crate) const REMOTE_READ: Rights = Rights(1 << 2);
-    pub(crate) const REMOTE_WRITE: Rights = Rights(1 << 3);
-    pub(crate) const ATOMIC: Rights = Rights(1 << 4);
-    const LOCAL: Rights = Rights(0b11);
-
-    /// Returns whether these include a right to write.
-    pub(crate) fn writes(self) -> bool {
-        self.0 & (Rights::LOCAL_WRITE.0 | Rights::REMOTE_WRITE.0 | Rights::ATOMIC.0) != 0
-    }
-
-    /// Returns the rights that a key needs so that another key with these rights may
-    /// refer to it. Remote rights are granted by the outer key: a window may give peers
-    /// access that the inner key does not, but permits no write that the owner may not
-    /// do.
-    pub(crate) fn inner_rights(self) -> Rights {
-        match self.writes() {
-            true => Rights::LOCAL_WRITE,
-            false => Rights::default(),
-        }
-    }
-
-    pub(crate) fn include(self, other: Rights) -> bool {
-        self.0 & other.0 == other.0
-    }
 }
 
 /// Translation of a key to memory.

@@ -7,8 +7,11 @@
 use roce::bits::{Field, field, flag, get64};
 use roce::rule::{Rule, Violation};
 
-use super::ethernet;
+use super::frame;
 use super::xts::{self, Xts};
+
+/// Base-2 logarithm of the number of encryption keys.
+pub(crate) const LOG_MAX_ENCRYPTION_KEYS: u32 = 12;
 
 /// Bytes of a format.
 pub(crate) const BSF_SIZE: usize = 64;
@@ -105,7 +108,7 @@ impl Checksum {
                 }
                 crc.into()
             }
-            Checksum::Internet => ethernet::fold(ethernet::sum(data) + (initial & 0xffff)).into(),
+            Checksum::Internet => frame::fold(frame::sum(data) + (initial & 0xffff)).into(),
             Checksum::Crc32 => reflected_crc(0xedb8_8320, initial & short, short, data),
             Checksum::Crc32c => reflected_crc(0x82f6_3b78, initial & short, short, data),
             Checksum::Crc64 => reflected_crc(0x9a6c_9329_ac4b_c9b5, initial, long, data),

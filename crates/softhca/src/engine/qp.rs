@@ -102,7 +102,7 @@ pub(crate) struct Qp {
     pub(crate) context: Box<[u8; CONTEXT_SIZE]>,
     pub(crate) config: QpConfig,
     pub(crate) in_error: bool,
-    /// The device transfers the data of rendezvous ([`super::tag_matching`]): `transfers` is
+    /// The device transfers the data of rendezvous (`tag_matching`): `transfers` is
     /// the number in progress, and `device_requests` has the generated work requests not yet taken.
     pub(crate) offloads_rendezvous: bool,
     pub(crate) transfers: u32,

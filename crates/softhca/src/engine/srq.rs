@@ -7,7 +7,7 @@ use roce::transport::RecvWork;
 use super::buffer::Buffer;
 use super::core::Core;
 use super::eq::event;
-use super::tag_matching::TagList;
+use super::tags::TagList;
 use super::wqe::{self, LocalBuffers};
 use crate::cause::{Cause, Misuse};
 use crate::platform::Platform;

@@ -10,9 +10,8 @@ use std::rc::Rc;
 
 use roce::bits::{put_bytes, put32};
 
-use super::ethernet::{Layers, layers, u16_at};
+use super::frame::{Layers, Origin, cast, layers, u16_at};
 use super::header_change::{self, Action};
-use super::loopback::{Origin, cast};
 use crate::layout::flow::action;
 use crate::layout::fte_match_set_lyr_2_4 as headers;
 
@@ -482,7 +481,7 @@ fn match_headers(frame: &[u8]) -> Option<Headers> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::loopback::{MULTICAST, UNICAST};
+    use super::super::frame::{MULTICAST, UNICAST};
     use super::*;
 
     /// Returns a UDP over IPv4 frame, from port 7 to 9.

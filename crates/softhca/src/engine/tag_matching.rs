@@ -20,38 +20,20 @@ use super::core::Core;
 use super::cq::{self, Completion};
 use super::qp::Qp;
 use super::srq::SRQN_SHIFT;
-use super::wqe::{LocalBuffers, Segment, TagOperation};
+use super::tags::{TMH_SIZE, TagFields, TagMatch, TaggedReceive, app};
+use super::wqe::{LocalBuffers, TagOperation};
 use crate::platform::Platform;
 
-/// Base-2 logarithm of the longest list.
-pub(crate) const LOG_MAX_TAGS: u32 = 7;
 /// Maximum number of rendezvous that a queue pair transfers at once; the senders of
 /// further ones wait.
 const MAX_TRANSFERS: u32 = 64;
 
-/// Bytes of the header.
-pub(crate) const TMH_SIZE: usize = 16;
 /// Operations of the header.
 const RNDV: u8 = 1;
 const FIN: u8 = 2;
 const EAGER: u8 = 3;
 /// Offset of the tag in the header.
 const TAG_OFFSET: usize = 8;
-
-/// Operations of tag matching in CQEs.
-mod app {
-    pub(super) const CONSUMED: u8 = 0x1;
-    pub(super) const EXPECTED: u8 = 0x2;
-    pub(super) const UNEXPECTED: u8 = 0x3;
-    pub(super) const NO_TAG: u8 = 0x4;
-    pub(super) const APPEND: u8 = 0x5;
-    pub(super) const REMOVE: u8 = 0x6;
-    pub(super) const NOOP: u8 = 0x7;
-    pub(super) const CONSUMED_SOFTWARE: u8 = 0x9;
-    pub(super) const CONSUMED_MESSAGE: u8 = 0xa;
-    pub(super) const CONSUMED_MESSAGE_SOFTWARE: u8 = 0xb;
-    pub(super) const CANCELED: u8 = 0xc;
-}
 
 /// Result of a list operation in its CQE.
 const SUCCESS: u8 = 1 << 7;
@@ -61,169 +43,6 @@ const COUNTER_RANGE: std::ops::Range<usize> = 4..6;
 /// rendezvous, with the SRQ and the tag in the other bits, or the message that ends it.
 const DEVICE_REQUEST: u64 = 1 << 25;
 const FIN_MESSAGE: u64 = 1 << 26;
-
-/// A tag of the list.
-#[derive(Debug, Clone, Copy)]
-struct Tag {
-    index: u16,
-    tag: u64,
-    mask: u64,
-    /// Software has seen all unexpected messages that preceded this tag.
-    active: bool,
-    buffer: Segment,
-}
-
-/// The list of tags of an SRQ.
-#[derive(Debug)]
-pub(crate) struct TagList {
-    /// Tags in the order in which they were appended.
-    tags: Vec<Tag>,
-    pub(crate) log_size: u32,
-    /// Index of the tag that is appended next.
-    pub(crate) next: u16,
-    /// Number of unexpected messages: received, and seen by software as last reported.
-    pub(crate) received: u16,
-    pub(crate) seen: u16,
-    /// The device transfers the data of rendezvous.
-    pub(crate) transfers: bool,
-}
-
-impl TagList {
-    pub(crate) fn new(log_size: u32, transfers: bool) -> TagList {
-        TagList {
-            tags: Vec::new(),
-            log_size,
-            next: 0,
-            received: 0,
-            seen: 0,
-            transfers,
-        }
-    }
-
-    fn all_unexpected_seen(&self) -> bool {
-        self.received == self.seen
-    }
-
-    /// Sets the number of unexpected messages that software has seen.
-    fn synchronize(&mut self, seen: u16) {
-        self.seen = seen;
-        if self.all_unexpected_seen() {
-            for tag in &mut self.tags {
-                tag.active = true;
-            }
-        }
-    }
-
-    /// Appends a tag at the index that the previous operation named. `next` is the index
-    /// of the tag after it.
-    fn append(
-        &mut self,
-        next: u16,
-        (tag, mask): (u64, u64),
-        buffer: Segment,
-    ) -> Result<(), Violation> {
-        let index = self.next;
-        if next >> self.log_size != 0 {
-            let rule = Rule::AtMost((1 << self.log_size) - 1);
-            return Err(Violation::new("index of the next tag", next, rule));
-        }
-        if self.tags.iter().any(|tag| tag.index == index) {
-            return Err(Violation::new("index of the tag", index, Rule::Free));
-        }
-        let active = self.all_unexpected_seen();
-        self.next = next;
-        self.tags.push(Tag {
-            index,
-            tag,
-            mask,
-            active,
-            buffer,
-        });
-        Ok(())
-    }
-
-    /// Removes a tag. Returns false if there is no tag at this index.
-    fn remove(&mut self, index: u16) -> bool {
-        let before = self.tags.len();
-        self.tags.retain(|tag| tag.index != index);
-        self.tags.len() != before
-    }
-
-    /// Returns the list position of the first tag that a message matches.
-    fn find(&self, message_tag: u64) -> Option<usize> {
-        let matches = |tag: &Tag| tag.active && message_tag & tag.mask == tag.tag;
-        self.tags.iter().position(matches)
-    }
-}
-
-/// Tag-matching state of a receive.
-#[derive(Debug, Clone)]
-pub(crate) enum TaggedReceive {
-    /// The message is received into a WQE; holds the operation of its completion.
-    Wqe(u8),
-    /// The message is received into the buffer of a tag.
-    Buffer(Box<TagMatch>),
-}
-
-/// A message that matched a tag.
-#[derive(Debug, Clone)]
-pub(crate) struct TagMatch {
-    header: [u8; TMH_SIZE],
-    /// The message has a single packet, and completes once.
-    single_packet: bool,
-    /// Address, key and length of the sender's memory, if the device transfers it.
-    transfer: Option<(u64, u32, u32)>,
-    /// A rendezvous that software has to transfer.
-    software: bool,
-}
-
-impl TaggedReceive {
-    /// Returns the fields of the CQE of a message that is received into a WQE.
-    pub(super) fn fields(&self) -> Option<TagFields> {
-        match self {
-            TaggedReceive::Wqe(operation) => Some(TagFields::new(*operation)),
-            TaggedReceive::Buffer(_) => None,
-        }
-    }
-
-    /// Returns the part of a message's data that is stored, and its offset in the
-    /// buffers.
-    pub(super) fn stored<'a>(&self, offset: u32, data: &'a [u8]) -> (u32, &'a [u8]) {
-        match self {
-            TaggedReceive::Wqe(_) => (offset, data),
-            TaggedReceive::Buffer(tagged) if tagged.transfer.is_some() => (0, &[]),
-            TaggedReceive::Buffer(_) => {
-                let skipped = TMH_SIZE.saturating_sub(offset as usize).min(data.len());
-                (offset.saturating_sub(TMH_SIZE as u32), &data[skipped..])
-            }
-        }
-    }
-}
-
-/// Fields of tag matching in a CQE.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TagFields {
-    /// The header of the message, or the result of a list operation.
-    pub(crate) header: [u8; TMH_SIZE],
-    pub(crate) operation: u8,
-    /// Index of the tag.
-    pub(crate) index: u16,
-}
-
-impl TagFields {
-    fn new(operation: u8) -> TagFields {
-        TagFields {
-            header: [0; TMH_SIZE],
-            operation,
-            index: 0,
-        }
-    }
-
-    /// Returns whether the first bytes of the CQE are not free for data.
-    pub(super) fn has_header(&self) -> bool {
-        !matches!(self.operation, app::UNEXPECTED | app::NO_TAG)
-    }
-}
 
 /// Destination of a received message.
 pub(super) enum MatchResult {
@@ -514,6 +333,8 @@ impl<P: Platform> Core<P> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tags::TagList;
+    use super::super::wqe::Segment;
     use super::*;
 
     fn append(list: &mut TagList, tag: u64, mask: u64) -> Result<u16, Violation> {

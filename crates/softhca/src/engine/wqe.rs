@@ -7,8 +7,11 @@ use roce::bits::{Field, field, flag, get_array, get32, get64};
 use roce::rule::{Rule, Violation};
 use roce::transport::{Fence, Operation, Service};
 
-use super::mkey::TERMINATE_LKEY;
-use super::tag_matching::TaggedReceive;
+use super::tags::TaggedReceive;
+use crate::cause;
+
+/// Ends the scatter list of a receive WQE.
+pub(crate) const TERMINATE_LKEY: u32 = 0x100;
 
 /// Maximum length of a receive WQE in bytes.
 pub(crate) const MAX_RECV_WQE: usize = 512;
@@ -169,6 +172,20 @@ impl LocalBuffers {
             cqe_scatter: None,
             tagging: None,
         }
+    }
+
+    /// Returns the first buffers of the list, and the number of all, for a cause.
+    pub(crate) fn listed(&self) -> ([cause::Buffer; 4], usize) {
+        let mut buffers = [cause::Buffer::default(); 4];
+        let count = self.segments.iter().count();
+        for (buffer, segment) in buffers.iter_mut().zip(self.segments.iter()) {
+            *buffer = cause::Buffer {
+                va: segment.va,
+                length: segment.length,
+                key: segment.key,
+            };
+        }
+        (buffers, count)
     }
 
     /// Returns the data to be scattered into the CQE.

@@ -3,9 +3,9 @@
 
 use roce::bits::{Field, field, get32, get64};
 
+use super::core::Core;
 use crate::cause::{Misuse, SlotFault};
-use crate::engine::core::Core;
-use crate::engine::eq::event;
+use crate::layout::event;
 use crate::platform::{Platform, Unmapped};
 
 /// Limit of an input or output. Registering a terabyte in pages of 4 KiB would
