@@ -87,7 +87,7 @@ impl<P: Platform> Core<P> {
             let length = match self.fetch(sqn, &mut bytes) {
                 FetchedWqe::Nothing => return false,
                 FetchedWqe::Malformed(violation) => {
-                    self.report_work_request(sqn, index, violation);
+                    self.report_work_request(sqn, index, *violation);
                     // The WQEs after it cannot be found, so they are dropped.
                     if let Some(Queue::Sq(sq)) = self.queues.get_mut(sqn) {
                         sq.ring.head = sq.ring.tail;

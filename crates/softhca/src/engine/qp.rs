@@ -237,7 +237,12 @@ pub(crate) enum FetchedWqe {
     Entry(usize),
     /// The WQE is malformed or inaccessible, so that the rest of the queue cannot be
     /// found; what broke which rule.
-    Malformed(Violation),
+    Malformed(Box<Violation>),
+}
+
+#[cold]
+fn malformed(what: &'static str, value: impl TryInto<u64>, rule: Rule) -> FetchedWqe {
+    FetchedWqe::Malformed(Box::new(Violation::new(what, value, rule)))
 }
 
 impl<P: Platform> Core<P> {
@@ -276,7 +281,7 @@ impl<P: Platform> Core<P> {
                 Ok(tail) => ring.tail = tail as u16,
                 Err(_) => {
                     let (what, at) = ("address of the doorbell record", ring.doorbell);
-                    return FetchedWqe::Malformed(Violation::new(what, at, Rule::Readable));
+                    return malformed(what, at, Rule::Readable);
                 }
             }
             if ring.is_empty() {
@@ -304,7 +309,7 @@ impl<P: Platform> Core<P> {
         };
         let unreadable = |n: u16| {
             let (what, at) = ("offset in the send queue's memory", block(n));
-            FetchedWqe::Malformed(Violation::new(what, at, Rule::Readable))
+            malformed(what, at, Rule::Readable)
         };
         if read(0, &mut out[..wqe::BLOCK]).is_err() {
             return unreadable(0);
@@ -312,14 +317,14 @@ impl<P: Platform> Core<P> {
         overlay(&mut out[..wqe::BLOCK]);
         let Some(length) = wqe::length(out) else {
             let what = "number of segments of the work request";
-            return FetchedWqe::Malformed(Violation::new(what, 0, Rule::NonZero));
+            return malformed(what, 0, Rule::NonZero);
         };
         let blocks = length.div_ceil(wqe::BLOCK) as u16;
         let posted = ring.tail.wrapping_sub(index);
         if blocks > posted {
             let what = "number of blocks of the work request";
             let posted = Rule::AtMost(posted.into());
-            return FetchedWqe::Malformed(Violation::new(what, blocks, posted));
+            return malformed(what, blocks, posted);
         }
         for n in 1..blocks {
             let at = usize::from(n) * wqe::BLOCK;
@@ -343,11 +348,11 @@ impl<P: Platform> Core<P> {
         }
         if strict && wqe::index(out) != index {
             let (what, found) = ("index in the work request", wqe::index(out));
-            return FetchedWqe::Malformed(Violation::new(what, found, Rule::Is(index.into())));
+            return malformed(what, found, Rule::Is(index.into()));
         }
         if strict && wqe::queue(out) != number {
             let (what, found) = ("queue in the work request", wqe::queue(out));
-            return FetchedWqe::Malformed(Violation::new(what, found, Rule::Is(number.into())));
+            return malformed(what, found, Rule::Is(number.into()));
         }
         let ring = match self.queues.get_mut(number) {
             Some(Queue::Qp(qp)) => qp.send.as_mut(),
@@ -398,7 +403,7 @@ impl<P: Platform> Core<P> {
         let work = match fetched {
             FetchedWqe::Nothing => return None,
             FetchedWqe::Malformed(violation) => {
-                self.report_work_request(qpn, head, violation);
+                self.report_work_request(qpn, head, *violation);
                 self.post_queue_event(event::WQ_CATASTROPHIC, 0, qpn);
                 // The WQEs after it cannot be found, so they are dropped.
                 if let Some(Qp {
@@ -416,8 +421,8 @@ impl<P: Platform> Core<P> {
             FetchedWqe::Entry(length) => {
                 let mut work = wqe::parse_send(&bytes[..length], &context);
                 work.index = index;
-                if let Some(violation) = work.violation {
-                    self.report_work_request(qpn, index, violation);
+                if let Some(violation) = &work.violation {
+                    self.report_work_request(qpn, index, **violation);
                 }
                 work
             }
@@ -449,8 +454,10 @@ impl<P: Platform> Core<P> {
         };
         let datagram = work.av.map(|av| Box::new(self.datagram(qpn, &av)));
         let refused = work.violation.map(|violation| {
-            let status = Status::LocalQpOperation;
-            Box::new(EngineError { status, violation })
+            Box::new(EngineError {
+                status: Status::LocalQpOperation,
+                violation: *violation,
+            })
         });
         let mut send = SendWork::new(id.pack(), work.operation, length, local);
         send.imm = work.immediate;

@@ -233,7 +233,7 @@ pub struct SendWqe {
     /// Stream (DC).
     pub stream: u16,
     /// What broke which rule, if the WQE is malformed.
-    pub violation: Option<Violation>,
+    pub violation: Option<Box<Violation>>,
 }
 
 /// A work request that changes a list of tags, or reports the number of messages that
@@ -358,7 +358,7 @@ pub fn parse_send(bytes: &[u8], context: &WqeContext) -> SendWqe {
         violation: None,
     };
     if let Err(violation) = parse_segments(&mut work, bytes, context) {
-        work.violation = Some(violation);
+        work.violation = Some(Box::new(violation));
     }
     work
 }
@@ -711,7 +711,7 @@ mod tests {
         for (bytes, service, violation) in cases {
             let context = WqeContext { service, ..RC };
             let work = parse_send(&bytes, &context);
-            assert_eq!(work.violation, Some(violation), "{violation}");
+            assert_eq!(work.violation.as_deref(), Some(&violation));
         }
     }
 
