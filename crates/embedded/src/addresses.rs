@@ -1,5 +1,6 @@
 //! Addresses of a device: those of the host, which may change, and its own.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,8 +10,8 @@ use roce::packet::{Gid, Mac};
 use crate::Result;
 use crate::directory::Directory;
 
-/// MAC addresses that programs see of a device with addresses of the host, and of all other
-/// hosts. Its packets have none.
+/// MAC addresses that programs see of a device with addresses of the host, if its interface has
+/// none, and of all other hosts. RoCE packets have none.
 pub(crate) const DEVICE_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 1];
 pub(crate) const OTHERS_MAC: Mac = [0x02, 0x50, 0x53, 0, 0, 2];
 
@@ -30,7 +31,19 @@ pub(crate) trait PortAddresses: Send + Sync {
 
     /// Removes a queue pair from a multicast group.
     fn leave(&self, group: &Gid);
+
+    /// Returns whether the port exchanges raw packets, which takes an Ethernet interface.
+    fn has_packets(&self) -> bool;
+
+    /// Exchanges raw packets with the interface, until the result is dropped.
+    ///
+    /// # Errors
+    /// EPERM without the right; those of the socket calls.
+    fn open_packets(&self) -> Result<Arc<dyn PacketAccess>>;
 }
+
+/// Exchange of raw packets with a network interface, which ends when the value is dropped.
+pub(crate) trait PacketAccess: Send + Sync + fmt::Debug {}
 
 /// A GID of a port, with its index.
 pub(crate) type IndexedGid = ([u8; 16], u8);

@@ -350,6 +350,18 @@ pub(crate) fn report_use_of_parent() {
     }
 }
 
+/// Reports, once, that raw packets take a right that the process lacks.
+pub(crate) fn report_missing_right() {
+    static REPORTED: AtomicBool = AtomicBool::new(false);
+    if !REPORTED.swap(true, Ordering::Relaxed) {
+        print_error(
+            "raw packets on a network interface take CAP_NET_RAW in its network namespace (EPERM): \
+             run the program as root, or with the interface in namespaces of its own (`unshare \
+             --map-root-user --net`)",
+        );
+    }
+}
+
 /// Returns the first device of this process, if there is one. Driving it drives all.
 #[inline]
 fn any_device() -> Option<&'static Embedded> {

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Wea
 use std::thread;
 use std::time::Instant;
 
+use embedded::cause::{PACKET_SOCKET, VerbError};
 use embedded::{Descriptors, ObjectChange};
 use uverbs::Errno;
 use uverbs::kernel::Kernel;
@@ -296,6 +297,12 @@ impl Descriptors for ProgramDescriptors {
                 std::mem::forget(object);
                 Err(errno)
             }
+        }
+    }
+
+    fn command_refused(&self, error: &VerbError) {
+        if error.what == PACKET_SOCKET && error.errno().raw() == libc::EPERM {
+            process::report_missing_right();
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU32;
 
 use roce::bits::{get32, put_bytes};
 use roce::fabric::Port;
-use roce::packet::{Packet, Pool, View};
+use roce::packet::{LinkKind, Packet, Pool, View};
 use roce::transport::{self, Transport};
 
 use crate::cause::{Misuse, Observer};
@@ -717,7 +717,7 @@ impl<P: Platform> Hca<P> {
                 continue;
             };
             if let Some(other) = self.transport.receive(&mut self.core, now, packet) {
-                if self.core.settings.profile.port == PortKind::Ethernet {
+                if other.kind() == LinkKind::Ethernet {
                     self.core.receive_frame(other.frame(), Origin::Wire);
                 }
             }

@@ -33,6 +33,10 @@ pub struct VerbError {
     pub of: Option<u32>,
 }
 
+/// What a [`VerbError`] names if raw packets of a device on a network interface are refused
+/// by the system.
+pub const PACKET_SOCKET: &str = "packet socket on interface";
+
 /// Classes of errors, one for each error number of the kernel.
 #[non_exhaustive]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,6 +5,8 @@ use std::os::fd::RawFd;
 
 use uverbs::{AccessFlags, Errno, QpState, QpType};
 
+use crate::driver::cause::VerbError;
+
 /// A change of a program's objects.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +72,9 @@ pub trait Descriptors: Send + Sync + fmt::Debug {
     /// # Errors
     /// EMFILE, ENOMEM: the event file is not created.
     fn publish(&self, device: RawFd) -> std::result::Result<RawFd, Errno>;
+
+    /// Called when the device has refused a command of the program, not under its lock.
+    fn command_refused(&self, _error: &VerbError) {}
 
     /// Called when the program has created a completion queue, with the user handle of the
     /// command: in libibverbs the queue's address.

@@ -14,6 +14,7 @@ use softhca::rule::Rule;
 use uverbs::abi::write::{DestroyQpResp, ModifyQp};
 use uverbs::{AccessFlags, QpType};
 
+use crate::addresses::PacketAccess;
 use crate::driver::cause::{Class, Result, invalid, is, refuse};
 use crate::driver::data::{Counters, Packet, Target, WorkQueue};
 use crate::driver::descriptors::ObjectChange;
@@ -78,6 +79,8 @@ pub(crate) struct Qp {
     pub(crate) target: Option<Target>,
     /// For a raw packet queue pair: its device objects.
     pub(crate) packet: Option<Packet>,
+    /// For a raw packet queue pair of a device on an interface: the interface's frames.
+    pub(crate) _access: Option<Arc<dyn PacketAccess>>,
     /// Receives are consumed in any order.
     pub(crate) out_of_order: bool,
     /// Attributes as last set; the device stores the state.
@@ -99,6 +102,7 @@ impl Qp {
             domain: None,
             target: None,
             packet: None,
+            _access: None,
             out_of_order: false,
             attributes: ModifyQp::default(),
             groups: Vec::new(),

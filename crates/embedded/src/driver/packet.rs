@@ -3,6 +3,7 @@
 //! (`create_raw_packet_qp` of mlx5_ib).
 
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 use mlx5_abi::{CreateQpResp, qp_object};
 use softhca::command::opcode as op;
@@ -14,7 +15,10 @@ use uverbs::abi::verbs::QpCap;
 use uverbs::abi::write::ModifyQp;
 use uverbs::{QpAttrMask as Mask, QpCreateFlags, QpState, QpType};
 
-use crate::driver::cause::{Result, at_most, is, require, require_support, supported_bits};
+use crate::addresses::PacketAccess;
+use crate::driver::cause::{
+    PACKET_SOCKET, Result, at_most, is, require, require_support, supported_bits, system,
+};
 use crate::driver::command::{Input, NUMBER, make, run};
 use crate::driver::data::Packet;
 use crate::driver::object::{MemoryRange, Object, Qp};
@@ -147,9 +151,21 @@ impl PacketQpRequest {
 }
 
 impl State {
-    /// Returns whether raw packets are supported: not if frames are carried in UDP.
+    /// Returns whether raw packets are supported: on a device with addresses of the host if
+    /// its interface has a MAC address.
     pub(crate) fn has_packets(&self) -> bool {
-        self.is_ethernet() && !self.has_host_addresses()
+        let of_host = self.host_addresses();
+        self.is_ethernet() && of_host.is_none_or(|it| it.has_packets())
+    }
+
+    /// Opens the interface of a device with addresses of the host for raw packets.
+    pub(crate) fn open_packets(&self) -> Result<Option<Arc<dyn PacketAccess>>> {
+        let Some(addresses) = self.host_addresses() else {
+            return Ok(None);
+        };
+        let interface = addresses.interface();
+        let opened = addresses.open_packets();
+        opened.map(Some).map_err(system(PACKET_SOCKET, interface))
     }
 
     /// Returns the transport domain of a context, within which a queue receives looped back
@@ -184,6 +200,7 @@ impl State {
         let parsed = self.parse_packet_qp(fd, request)?;
         let user_handle = request.value(ATTR_CREATE_QP_USER_HANDLE)?;
         let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
+        let access = self.open_packets()?;
         let domain = self.transport_domain(fd)?;
         let queues = self.encode_packet_qp(fd, &parsed)?;
         let addresses = parsed.driver.addresses();
@@ -221,6 +238,7 @@ impl State {
             signal_all: parsed.create & SIGNAL_ALL != 0,
             register,
             packet: Some(packet),
+            _access: access,
             ..Qp::without_queues(number, QpType::RAW_PACKET, events)
         };
         let object = Object::new(fd, qp)

@@ -392,6 +392,7 @@ impl State {
                     ],
                 );
         }
+        let access = self.open_packets()?;
         let packet = Packet {
             state: QpState::RESET,
             tis: None,
@@ -400,6 +401,7 @@ impl State {
             tir: Some(make(&mut self.hca, &input)?),
         };
         let qp = Qp {
+            _access: access,
             packet: Some(packet),
             ..Qp::without_queues(0, QpType::RAW_PACKET, events)
         };

@@ -190,6 +190,9 @@ unsafe impl Kernel for EmbeddedKernel {
                     error,
                 };
                 self.embedded.device.lock().report(&cause);
+                if let Some(descriptors) = &self.descriptors {
+                    descriptors.command_refused(&error);
+                }
                 Err(error.errno())
             }
         }

@@ -206,7 +206,7 @@ impl Net {
         sender.counters.sent += 1;
         sender.counters.sent_bytes += length as u64;
         let (up, uplink) = (sender.up, sender.uplink);
-        let wrong_kind = kind != sender.config.kind && !uplink;
+        let wrong_kind = !sender.config.carries(kind) && !uplink;
         if !up || wrong_kind || (uplink && self.has_local_source(&packet)) {
             self.ports[from].counters.discarded += 1;
             return;
@@ -268,6 +268,9 @@ impl Net {
                 let (Some(to), Some(source)) = (frame.first_chunk::<6>(), source_mac(frame)) else {
                     return Destination::None;
                 };
+                if self.is_end_of_link(from) {
+                    return self.other_end(from);
+                }
                 self.learn(from, source);
                 // An RDMA frame may be for another queue pair of the sender, or for
                 // a member of a multicast group there; other frames do not come
@@ -307,6 +310,24 @@ impl Net {
                 local: true,
             };
         }
+        self.other_end(from)
+    }
+
+    /// Returns whether Ethernet frames of a port are those of a link without a link layer: it
+    /// is such a port, or leads to no others.
+    fn is_end_of_link(&self, from: usize) -> bool {
+        let has = |kind| {
+            let mut local = self.ports.iter().filter(|p| !p.uplink && !p.removed);
+            local.any(|p| p.config.kind == kind)
+        };
+        match self.ports[from].uplink {
+            true => has(LinkKind::Ip) && !has(LinkKind::Ethernet),
+            false => self.ports[from].config.kind == LinkKind::Ip,
+        }
+    }
+
+    /// Returns the other end of a port's link.
+    fn other_end(&self, from: usize) -> Destination {
         let is_end = |(at, port): &(usize, &PortState)| {
             let kind = port.config.kind == LinkKind::Ip || port.uplink;
             let crosses = port.uplink && self.ports[from].uplink;

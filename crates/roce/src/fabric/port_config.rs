@@ -60,6 +60,12 @@ impl PortConfig {
         }
     }
 
+    /// Returns whether the port sends frames of a kind. One without a link layer also sends
+    /// Ethernet frames, which are raw packets.
+    pub(super) fn carries(&self, kind: LinkKind) -> bool {
+        kind == self.kind || (self.kind == LinkKind::Ip && kind == LinkKind::Ethernet)
+    }
+
     /// Returns whether a frame with these addresses is for this port alone.
     #[must_use]
     pub fn is_destination(&self, link: Link) -> bool {

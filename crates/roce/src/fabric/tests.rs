@@ -69,8 +69,19 @@ fn ports_without_a_link_layer_are_the_ends_of_a_link() {
         assert_eq!(received(from), from.index == a.index);
         assert!(received(to) && !received(&other));
     }
-    a.send(0, ethernet(&pool, A, B, 1));
-    assert!(!received(&other) && !received(&uplink));
+    // Raw packets, too, unless ports with a link layer have the uplink's.
+    for (from, to) in [(&a, &uplink), (&uplink, &other)] {
+        from.send(0, ethernet(&pool, A, B, 1));
+        assert!(received(to));
+        assert!(
+            [&a, &uplink, &other]
+                .into_iter()
+                .all(|port| !received(port))
+        );
+    }
+    drop(other);
+    uplink.send(0, ethernet(&pool, A, B, 1));
+    assert!(received(&a) && !received(&uplink));
     drop(uplink);
     let b = fabric.port(PortConfig::ip());
     b.send(0, ip(&pool, [192, 0, 2, 1]));

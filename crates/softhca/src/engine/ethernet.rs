@@ -13,7 +13,8 @@ use roce::rule::{Rule, Violation};
 use super::core::Core;
 use super::cq::{self, Completion, CqeError};
 use super::frame::{
-    Origin, TCP, ip_packet_sum, layers, set_checksums, strip_vlan_tag, u16_at, verify_checksums,
+    Layers, Origin, TCP, UDP, ip_packet_sum, layers, set_checksums, strip_vlan_tag, u16_at,
+    verify_checksums,
 };
 use super::mkey::{Accessor, Rights};
 use super::qp::{FetchedWqe, Queue, ReceiveEntry, Ring, Strides, take_receive};
@@ -499,6 +500,49 @@ fn take_strides<P: Platform>(
     }))
 }
 
+/// Splits an Ethernet frame of TCP or UDP into frames with at most `mss` bytes of data each,
+/// with checksums. Returns none if it is malformed, or they would be too many.
+#[must_use]
+pub fn segment_frame(frame: &[u8], mss: usize) -> Vec<Vec<u8>> {
+    let Some(at) = layers(frame) else {
+        return Vec::new();
+    };
+    if at.protocol != UDP {
+        let words = frame
+            .get(at.l4 + 12)
+            .map_or(0, |byte| usize::from(byte >> 4));
+        return segment_tcp(frame, at.l4 + 4 * words, mss);
+    }
+    let Some((headers, data)) = frame.split_at_checked(at.l4 + 8) else {
+        return Vec::new();
+    };
+    if mss == 0 || data.len() / mss >= MAX_SEGMENTS {
+        return Vec::new();
+    }
+    let segment = |(number, data): (usize, &[u8])| {
+        let mut out = [headers, data].concat();
+        set_lengths(&mut out, &at, number as u16);
+        let length = (out.len() - at.l4) as u16;
+        out[at.l4 + 4..at.l4 + 6].copy_from_slice(&length.to_be_bytes());
+        set_checksums(&mut out, true);
+        out
+    };
+    data.chunks(mss).enumerate().map(segment).collect()
+}
+
+/// Sets the length of the IP packet in a segment and, with IPv4, counts the identification up.
+fn set_lengths(out: &mut [u8], at: &Layers, number: u16) {
+    let length = (out.len() - at.l3) as u16;
+    if at.ipv4 {
+        let id = u16_at(out, at.l3 + 4).unwrap_or(0).wrapping_add(number);
+        out[at.l3 + 2..at.l3 + 4].copy_from_slice(&length.to_be_bytes());
+        out[at.l3 + 4..at.l3 + 6].copy_from_slice(&id.to_be_bytes());
+    } else {
+        let length = length.wrapping_sub(40);
+        out[at.l3 + 4..at.l3 + 6].copy_from_slice(&length.to_be_bytes());
+    }
+}
+
 /// Splits a TCP frame whose first `header` bytes are headers into frames with at most
 /// `mss` bytes of data each.
 fn segment_tcp(frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
@@ -513,7 +557,6 @@ fn segment_tcp(frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
         return Vec::new();
     }
     let first = get32_at(headers, at.l4 + 4);
-    let id = u16_at(headers, at.l3 + 4).unwrap_or(0);
     let parts = data.chunks(mss);
     let last = parts.len().saturating_sub(1);
     parts
@@ -521,15 +564,7 @@ fn segment_tcp(frame: &[u8], header: usize, mss: usize) -> Vec<Vec<u8>> {
         .map(|(n, segment)| {
             let mut out = headers.to_vec();
             out.extend_from_slice(segment);
-            let length = (out.len() - at.l3) as u16;
-            if at.ipv4 {
-                out[at.l3 + 2..at.l3 + 4].copy_from_slice(&length.to_be_bytes());
-                let id = id.wrapping_add(n as u16);
-                out[at.l3 + 4..at.l3 + 6].copy_from_slice(&id.to_be_bytes());
-            } else {
-                let length = length.wrapping_sub(40);
-                out[at.l3 + 4..at.l3 + 6].copy_from_slice(&length.to_be_bytes());
-            }
+            set_lengths(&mut out, &at, n as u16);
             let sequence = first.wrapping_add((n * mss) as u32);
             out[at.l4 + 4..at.l4 + 8].copy_from_slice(&sequence.to_be_bytes());
             if n != last {

@@ -19,6 +19,7 @@ mod connection_table;
 mod group;
 mod interface_monitor;
 mod multicast;
+mod packets;
 mod ports;
 mod segmentation;
 mod socket;
@@ -35,8 +36,8 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
 use roce::fabric::{Fabric, Port};
 use roce::packet::{
-    BTH_BYTES, DatagramError, Headers, MULTICAST_QPN, Opcode, Packet, Path, Pool, Psn, RecvMeta,
-    Template, Transmit, View, gid_of_ip, headroom,
+    BTH_BYTES, DatagramError, Headers, LinkKind, MULTICAST_QPN, Opcode, Packet, Path, Pool, Psn,
+    RecvMeta, Template, Transmit, View, gid_of_ip, headroom,
 };
 use uverbs::Errno;
 
@@ -51,6 +52,7 @@ pub(crate) use group::ID_BITS;
 use group::{Forwarded, Group, MessageKind, QPN_BITS};
 use interface_monitor::{InterfaceMonitor, InterfaceState};
 use multicast::MulticastGroups;
+use packets::{MAX_SEND_FRAMES, PacketPort};
 use ports::Endpoint;
 pub(crate) use ports::{HostAddresses, UdpPorts, interface_of};
 use segmentation::{join_acknowledgement, may_hold};
@@ -60,17 +62,20 @@ use socket::{
 
 /// Number of datagrams after which a turn receives no more at an address.
 const MAX_DATAGRAMS: usize = 256;
-/// The errors of sockets, the group, the interface monitor and the multicast groups in epoll
-/// events; smaller numbers are indices of addresses.
+/// The errors of sockets, the group, the interface monitor, the multicast groups and the packet
+/// socket in epoll events; smaller numbers are indices of addresses.
 const ERRORS: u64 = 1 << 32;
 const GROUP: u64 = ERRORS + 1;
 const INTERFACE_MONITOR: u64 = ERRORS + 2;
 const MULTICAST: u64 = ERRORS + 3;
+const PACKETS: u64 = ERRORS + 4;
 /// Interval between two looks at these under load.
 const CONTROL_INTERVAL: Duration = Duration::from_micros(50);
 /// Maximum number of sockets' errors handled, and of management datagrams sent, in a turn.
 const MAX_ERRORS: usize = 32;
 const MAX_MANAGEMENT: usize = 8192;
+/// Maximum number of raw packets that wait for room in their socket.
+const MAX_WAITING_FRAMES: usize = 4096;
 /// Shortest time between two corrections of the steering of packets to processes.
 const STEERING_INTERVAL: Duration = Duration::from_secs(1);
 /// Bits of the transport's source port that select the socket's.
@@ -90,6 +95,11 @@ pub(crate) struct UdpWire {
     /// Other processes with the same addresses; `None` if the addresses are not shared.
     group: Option<Group>,
     multicast: Arc<MulticastGroups>,
+    packets: Arc<PacketPort>,
+    /// Raw packets to send.
+    outgoing_frames: VecDeque<Packet>,
+    /// Since when the first of them waits for room in the socket.
+    frames_blocked_since: Option<Instant>,
     /// Acknowledgements are held back, to leave with the program's answer.
     acks_held: bool,
     /// Other processes may have forwarded packets: the last turn received some, or has not
@@ -140,6 +150,7 @@ impl UdpWire {
             watch(epoll, monitor.descriptor(), INTERFACE_MONITOR)?;
         }
         watch(epoll, &ports.multicast.descriptor().0, MULTICAST)?;
+        watch(epoll, &ports.packets.descriptor().0, PACKETS)?;
         Ok(Self {
             port: fabric.uplink(),
             pool,
@@ -149,6 +160,9 @@ impl UdpWire {
             monitor: ports.monitor,
             group,
             multicast: ports.multicast,
+            packets: ports.packets,
+            outgoing_frames: VecDeque::new(),
+            frames_blocked_since: None,
             acks_held: false,
             may_have_forwarded: false,
             misrouted: None,
@@ -181,8 +195,7 @@ impl UdpWire {
         }
         self.send_management();
         self.acks_held = answer_expected && !self.acks_held && {
-            self.port
-                .recv_all(0, MAX_SEND_DATAGRAMS, &mut self.outgoing);
+            self.take_outgoing();
             may_hold(&self.outgoing)
         };
         if self.acks_held {
@@ -491,7 +504,10 @@ impl UdpWire {
     /// Returns whether there are frames to send.
     pub(crate) fn is_sending(&mut self) -> bool {
         self.send_management();
-        !self.outgoing.is_empty() || self.port.deadline().is_some() || self.is_blocked()
+        !self.outgoing.is_empty()
+            || !self.outgoing_frames.is_empty()
+            || self.port.deadline().is_some()
+            || self.is_blocked()
     }
 
     /// Returns whether the sockets have accepted all frames of the fabric.
@@ -511,10 +527,8 @@ impl UdpWire {
             thread::yield_now();
             return true;
         }
-        // The wire has no delay, so the time does not matter.
-        self.port
-            .recv_all(0, MAX_SEND_DATAGRAMS, &mut self.outgoing);
-        let any = !self.outgoing.is_empty();
+        let frames = self.take_outgoing();
+        let any = frames || !self.outgoing.is_empty();
         while !self.outgoing.is_empty() {
             if let Some(transmit) = self.loopback_transmit() {
                 if self.is_blocked() {
@@ -538,11 +552,82 @@ impl UdpWire {
                 }
             }
             if self.outgoing.len() < MAX_SEND_DATAGRAMS {
-                self.port
-                    .recv_all(0, MAX_SEND_DATAGRAMS, &mut self.outgoing);
+                self.take_outgoing();
             }
         }
         any
+    }
+
+    /// Takes the frames to send from the fabric, and sends those that are raw packets. Returns
+    /// whether there were raw packets.
+    fn take_outgoing(&mut self) -> bool {
+        // The wire has no delay, so the time does not matter.
+        self.port
+            .recv_all(0, MAX_SEND_DATAGRAMS, &mut self.outgoing);
+        let is_raw = |packet: &Packet| packet.kind() == LinkKind::Ethernet;
+        if self.outgoing.iter().any(is_raw) {
+            let taken = std::mem::take(&mut self.outgoing);
+            for packet in taken {
+                match is_raw(&packet) {
+                    false => self.outgoing.push_back(packet),
+                    true if self.outgoing_frames.len() < MAX_WAITING_FRAMES => {
+                        self.outgoing_frames.push_back(packet);
+                    }
+                    true => tracing::debug!("raw packet not sent: too many wait"),
+                }
+            }
+        }
+        let any = !self.outgoing_frames.is_empty();
+        if any {
+            self.send_frames();
+        }
+        any
+    }
+
+    /// Sends as many raw packets as the socket accepts.
+    fn send_frames(&mut self) {
+        let Some(socket) = self.packets.current() else {
+            self.outgoing_frames.clear();
+            return;
+        };
+        while !self.outgoing_frames.is_empty() {
+            let frames = self.outgoing_frames.iter().take(MAX_SEND_FRAMES);
+            match socket.send(frames.map(Packet::frame)) {
+                Ok(count) => {
+                    self.outgoing_frames.drain(..count);
+                    self.frames_blocked_since = None;
+                }
+                Err(error) => {
+                    let since = self.frames_blocked_since.get_or_insert_with(Instant::now);
+                    if is_full(&error) && since.elapsed() < MAX_FRAME_WAIT {
+                        break;
+                    }
+                    tracing::debug!(%error, "raw packet not sent");
+                    self.outgoing_frames.pop_front();
+                    self.frames_blocked_since = None;
+                }
+            }
+        }
+    }
+
+    /// Receives raw packets. Returns whether there were any.
+    fn receive_frames(&mut self) -> bool {
+        let Some(socket) = self.packets.current() else {
+            return false;
+        };
+        let Self {
+            packets,
+            buffers,
+            arrived,
+            pool,
+            ..
+        } = self;
+        let messages = packets.receive(&socket, buffers, |frame| {
+            // Longer ones do not fit the device's MTU.
+            arrived.extend(pool.copy_of(LinkKind::Ethernet, frame));
+        });
+        self.deliver_arrived();
+        messages != 0
     }
 
     /// Returns the addresses of the first frame if its destination is the device.
@@ -563,6 +648,7 @@ impl UdpWire {
     /// more.
     fn receive_all(&mut self) -> (bool, bool) {
         let (mut any, mut more) = (self.receive_multicast(), false);
+        any |= self.receive_frames();
         if self.may_have_forwarded {
             self.receive_forwarded();
             any |= self.may_have_forwarded;

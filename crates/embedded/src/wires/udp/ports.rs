@@ -10,16 +10,19 @@ use std::time::Duration;
 
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::{InterfaceFlags, if_nametoindex};
-use roce::packet::{Gid, Mtu, ROCE_V2_PORT, gid_of_ip};
+use roce::packet::{Gid, Mac, Mtu, ROCE_V2_PORT, gid_of_ip};
 use softhca::Settings;
 use uverbs::{Command, Errno, Error};
 
 use super::group::{Member, MemberProcesses, OTHER_VERSION, QPN_BITS, count_sockets};
 use super::interface_monitor::{InterfaceMonitor, MonitoredAddresses, is_up};
 use super::multicast::MulticastGroups;
+use super::packets::{PacketPort, PacketSocket};
 use super::socket::{self, ScopedAddress};
 use super::steering;
-use crate::addresses::{AddressList, DEVICE_MAC, MAX_ADDRESSES, PortAddresses, SharedPorts};
+use crate::addresses::{
+    AddressList, DEVICE_MAC, MAX_ADDRESSES, PacketAccess, PortAddresses, SharedPorts,
+};
 use crate::links::Links;
 use crate::peers::PeerProcesses;
 use crate::random::random;
@@ -73,6 +76,7 @@ pub(crate) struct UdpPorts {
     /// shared.
     pub(super) member: Option<Member>,
     pub(super) multicast: Arc<MulticastGroups>,
+    pub(super) packets: Arc<PacketPort>,
     /// Index of the interface; 0 if the addresses have none.
     interface: u32,
     mtu: Mtu,
@@ -217,6 +221,16 @@ fn resolve_interface(name: &str) -> Result<ResolvedName, Error> {
     })
 }
 
+/// Returns the address of an Ethernet interface.
+fn mac_of(interface: &str, all: &[InterfaceAddress]) -> Option<Mac> {
+    let of_interface = |it: &&InterfaceAddress| it.interface_name == interface;
+    let link = all.iter().filter(of_interface).find_map(|it| {
+        let address = it.address.as_ref()?.as_link_addr()?;
+        (address.hatype() == libc::ARPHRD_ETHER).then(|| address.addr())
+    });
+    link?
+}
+
 /// Returns the MTU of an interface.
 fn mtu_of(interface: &str, socket: &OwnedFd) -> Option<u32> {
     let name = CString::new(interface).ok()?;
@@ -355,6 +369,11 @@ impl UdpPorts {
         let index = interface.as_deref().and_then(|it| if_nametoindex(it).ok());
         let index = index.unwrap_or(0);
         let multicast = MulticastGroups::new(index).map_err(|it| refused(&it))?;
+        let mac = match &interface {
+            Some(name) => mac_of(name, &all_addresses()?),
+            None => None,
+        };
+        let packets = PacketPort::new(index, mac).map_err(|it| refused(&it))?;
         let mut endpoints = Vec::new();
         for local in addresses {
             match Endpoint::open(local, index, member.as_ref()) {
@@ -392,6 +411,7 @@ impl UdpPorts {
             monitor,
             member,
             multicast: Arc::new(multicast),
+            packets: Arc::new(packets),
             interface: index,
             mtu,
         })
@@ -424,6 +444,7 @@ impl UdpPorts {
         HostAddresses {
             list: Arc::clone(&self.list),
             multicast: Arc::clone(&self.multicast),
+            packets: Arc::clone(&self.packets),
             interface: self.interface,
             mtu: self.mtu,
             member: self.member.as_ref().map_or(0, |member| member.number),
@@ -436,6 +457,7 @@ impl UdpPorts {
 pub(crate) struct HostAddresses {
     pub(crate) list: Arc<AddressList>,
     pub(crate) multicast: Arc<MulticastGroups>,
+    packets: Arc<PacketPort>,
     /// Index of the interface; 0 if the addresses have none.
     pub(crate) interface: u32,
     /// The path MTU of the interface.
@@ -443,6 +465,8 @@ pub(crate) struct HostAddresses {
     /// This process's number among those that share the addresses.
     member: u8,
 }
+
+impl PacketAccess for PacketSocket {}
 
 impl PortAddresses for HostAddresses {
     fn list(&self) -> &AddressList {
@@ -460,12 +484,20 @@ impl PortAddresses for HostAddresses {
     fn leave(&self, group: &Gid) {
         self.multicast.leave(group);
     }
+
+    fn has_packets(&self) -> bool {
+        self.packets.mac().is_some()
+    }
+
+    fn open_packets(&self) -> crate::Result<Arc<dyn PacketAccess>> {
+        Ok(self.packets.open()?)
+    }
 }
 
 impl HostAddresses {
     /// Derives settings of the device from the addresses.
     pub(crate) fn apply_to(&self, settings: &mut Settings) {
-        settings.mac = DEVICE_MAC;
+        settings.mac = self.packets.mac().unwrap_or(DEVICE_MAC);
         settings.starts_at_ip = true;
         settings.mtu = self.mtu;
         settings.guid = self.guid();
@@ -562,6 +594,7 @@ mod tests {
             let addresses = HostAddresses {
                 list: Arc::new(AddressList::new([IpAddr::from([127, 41, 0, 2])])),
                 multicast: Arc::new(MulticastGroups::new(0).unwrap()),
+                packets: Arc::new(PacketPort::new(0, None).unwrap()),
                 interface: 0,
                 mtu: Mtu::B1024,
                 member,

@@ -115,7 +115,7 @@ impl SocketAddress {
     }
 }
 
-fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+pub(super) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
         Err(io::Error::last_os_error())
     } else {
@@ -123,7 +123,7 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-fn set_option<T>(
+pub(super) fn set_option<T>(
     socket: impl AsFd,
     level: libc::c_int,
     option: libc::c_int,
@@ -236,7 +236,7 @@ fn interface_request(group: libc::in_addr, interface: u32) -> libc::ip_mreqn {
 }
 
 /// Sets the options of a receiving socket that are not required.
-fn set_receive_options(socket: &OwnedFd) {
+pub(super) fn set_receive_options(socket: &OwnedFd) {
     // Optional: without it, each message has one datagram.
     let on: libc::c_int = 1;
     let _ = set_option(socket, libc::SOL_UDP, libc::UDP_GRO, &on);
@@ -245,7 +245,7 @@ fn set_receive_options(socket: &OwnedFd) {
 
 /// Requests [`SOCKET_BUFFER_SIZE`] by the first option that the kernel accepts. Only
 /// CAP_NET_ADMIN may exceed the system's limit; a smaller buffer works, too.
-fn request_buffer(socket: &OwnedFd, options: [libc::c_int; 2]) {
+pub(super) fn request_buffer(socket: &OwnedFd, options: [libc::c_int; 2]) {
     let request = |&option: &_| {
         let set = set_option(socket, libc::SOL_SOCKET, option, &SOCKET_BUFFER_SIZE);
         set.is_ok()
@@ -354,11 +354,11 @@ pub(super) fn attach_steering(
 }
 
 /// Buffers for received messages.
-pub(super) struct ReceiveBuffers(Vec<u8>);
+pub(super) struct ReceiveBuffers(pub(super) Vec<u8>);
 
 impl ReceiveBuffers {
     /// Bytes of a buffer: for a datagram, or several with UDP_GRO.
-    const BUFFER_SIZE: usize = 1 << 16;
+    pub(super) const BUFFER_SIZE: usize = 1 << 16;
 
     /// Allocates the buffers; their pages are allocated on first use.
     pub(super) fn new() -> Self {
