@@ -3,19 +3,31 @@
 
 use std::fs;
 
+use embedded::softhca::card::Card;
+
+use crate::node::Place;
+
 /// Counters that do not count.
 const ZERO: &str = "0";
 
 /// Attributes of a device.
-pub(crate) const DEVICE: [(&str, &str); 7] = [
+pub(crate) const DEVICE: [(&str, &str); 4] = [
     ("node_type", "1: CA"),
-    ("hw_rev", "0"),
-    ("hca_type", "MT4119"),
-    ("board_id", "SOFTHCA000000001"),
     ("fw_pages", "64"),
     ("reg_pages", "0"),
     ("ports/1/hw_counters/lifespan", "12"),
 ];
+
+/// Returns attributes of a device that its card decides.
+pub(crate) fn of_card(card: &Card) -> [(&'static str, String); 5] {
+    [
+        ("hw_rev", format!("{:x}", card.hardware_version)),
+        ("hca_type", card.type_text()),
+        ("board_id", card.board_id.to_owned()),
+        ("fw_ver", card.firmware_text()),
+        ("ports/1/rate", card.speed.text().to_owned()),
+    ]
+}
 
 /// Directories of counters of a port, with the counters of each.
 const COUNTERS: [(&str, &[&str]); 6] = [
@@ -97,21 +109,25 @@ pub(crate) fn counters() -> impl Iterator<Item = (String, &'static str)> {
 }
 
 /// Returns the attributes of the PCI device with this name.
-pub(crate) fn pci(name: &str, ethernet: bool) -> Vec<(&'static str, String)> {
+pub(crate) fn pci(place: &Place, ethernet: bool, card: &Card) -> Vec<(&'static str, String)> {
     let class = if ethernet { "020000" } else { "020700" };
+    let (device, subsystem) = (card.part_id, card.subsystem_id);
     let modalias = format!(
-        "pci:v000015B3d00001017sv000015B3sd00000001bc{}sc{}i{}",
+        "pci:v000015B3d{device:08X}sv000015B3sd{subsystem:08X}bc{}sc{}i{}",
         &class[..2],
         &class[2..4],
         &class[4..]
     );
     let processors = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    let processors = match processors.trim() {
-        "" => "0",
-        list => list,
+    let processors = match (&place.processors, processors.trim()) {
+        (Some(list), _) => list,
+        (None, "") => "0",
+        (None, list) => list,
     };
+    let name = place.name();
     let uevent = format!(
-        "DRIVER=mlx5_core\nPCI_CLASS={}\nPCI_ID=15B3:1017\nPCI_SUBSYS_ID=15B3:0001\n\
+        "DRIVER=mlx5_core\nPCI_CLASS={}\nPCI_ID=15B3:{device:04X}\n\
+         PCI_SUBSYS_ID=15B3:{subsystem:04X}\n\
          PCI_SLOT_NAME={name}\nMODALIAS={modalias}",
         &class[1..]
     );
@@ -120,33 +136,40 @@ pub(crate) fn pci(name: &str, ethernet: bool) -> Vec<(&'static str, String)> {
         ("broken_parity_status", "0"),
         ("consistent_dma_mask_bits", "64"),
         ("d3cold_allowed", "0"),
-        ("device", "0x1017"),
         ("dma_mask_bits", "64"),
         ("driver_override", "(null)"),
         ("enable", "1"),
         ("irq", "0"),
         ("msi_bus", "1"),
-        ("numa_node", "-1"),
         ("power_state", "D0"),
         ("revision", "0x00"),
-        ("subsystem_device", "0x0001"),
         ("subsystem_vendor", "0x15b3"),
         ("vendor", "0x15b3"),
     ];
     let mut all = Vec::from(fixed.map(|(name, content)| (name, content.to_owned())));
     all.extend([
         ("class", format!("0x{class}")),
+        ("device", format!("{device:#06x}")),
+        ("subsystem_device", format!("{subsystem:#06x}")),
         ("local_cpulist", processors.to_owned()),
         ("local_cpus", mask(processors)),
         ("modalias", modalias),
+        ("numa_node", place.numa_node.to_string()),
         ("uevent", uevent),
     ]);
+    let link = card.speed.pci_link();
+    for name in ["current_link_speed", "max_link_speed"] {
+        all.push((name, format!("{link} PCIe")));
+    }
+    for name in ["current_link_width", "max_link_width"] {
+        all.push((name, "16".to_owned()));
+    }
     all
 }
 
 /// Converts a list of processors, such as `0-2,4`, to a mask in words of 32 bits. Malformed
 /// parts are ignored.
-fn mask(list: &str) -> String {
+pub(crate) fn mask(list: &str) -> String {
     const MAX_PROCESSORS: usize = 1 << 16;
     let mut words = vec![0u32];
     for part in list.split(',') {

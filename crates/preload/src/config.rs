@@ -4,10 +4,12 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
+use embedded::softhca::card::Card;
 use embedded::{GidTable, GidTableError, Network};
 use uverbs::environment;
 
 use crate::explain::Format;
+use crate::node::Node;
 
 /// Devices, and the network that they are on.
 #[derive(Debug)]
@@ -16,8 +18,12 @@ pub(crate) struct Config {
     pub(crate) profiles: Vec<&'static str>,
     /// The devices' names, as many as profiles.
     pub(crate) names: Vec<String>,
+    /// The devices' cards, as many as profiles.
+    pub(crate) cards: Vec<&'static Card>,
     /// Address or interface of a single device that reaches other hosts.
     pub(crate) host: Option<String>,
+    /// The node that programs see, if one is described.
+    pub(crate) node: Option<Node>,
     /// The GID table of Ethernet ports that reach no other hosts.
     pub(crate) gids: GidTable,
     /// The seed of the devices' numbers.
@@ -56,6 +62,10 @@ const NAMES: &str = "RINGVERBS_NAMES";
 const DEFAULT_NAME: &str = "mlx5_";
 /// Maximum length of a name: `IB_DEVICE_NAME_MAX` without the end of the string.
 const MAX_NAME: usize = 63;
+/// Names the cards of the devices, or one for all.
+const CARD: &str = "RINGVERBS_CARD";
+/// Names the file with the node that programs see.
+const NODE: &str = "RINGVERBS_NODE";
 /// Names the directory that processes share.
 const DIRECTORY: &str = "RINGVERBS_DIRECTORY";
 /// Lists the entries of the GID table ([`GidTable`]).
@@ -100,6 +110,8 @@ fn parse(requested: &OsStr) -> Result<Config, (&'static str, String)> {
     let (profiles, host) = devices(requested).map_err(of(DEVICES))?;
     Ok(Config {
         names: names(variable(NAMES).as_deref(), profiles.len()).map_err(of(NAMES))?,
+        cards: cards(variable(CARD).as_deref(), profiles.len()).map_err(of(CARD))?,
+        node: node(variable(NODE).as_deref(), profiles.len()).map_err(of(NODE))?,
         profiles,
         host,
         gids: gids(variable(GIDS).as_deref()).map_err(of(GIDS))?,
@@ -156,6 +168,52 @@ fn names(list: Option<&OsStr>, devices: usize) -> Result<Vec<String>, String> {
         }
     }
     Ok(names)
+}
+
+/// Returns the card of a device.
+pub(crate) fn card(number: usize) -> &'static Card {
+    let given = get().and_then(|config| config.cards.get(number));
+    given.copied().unwrap_or(&Card::SOFTHCA)
+}
+
+/// Returns the name of the interface that a node gives a device.
+pub(crate) fn node_interface(number: usize) -> Option<&'static str> {
+    let place = get()?.node.as_ref()?.places.get(number)?;
+    place.interface.as_deref()
+}
+
+/// Parses a list of cards: one for all devices, or one for each.
+fn cards(list: Option<&OsStr>, devices: usize) -> Result<Vec<&'static Card>, String> {
+    let Some(list) = list else {
+        return Ok(vec![&Card::SOFTHCA; devices]);
+    };
+    let list = list.to_str().ok_or("this is not UTF-8")?;
+    let cards = list.split(',').map(|name| {
+        Card::named(name).ok_or_else(|| {
+            let names: Vec<&str> = Card::ALL.iter().map(|card| card.name).collect();
+            format!("there is no card \"{name}\"; use {}", names.join(", "))
+        })
+    });
+    let cards = cards.collect::<Result<Vec<_>, _>>()?;
+    match cards[..] {
+        [all] => Ok(vec![all; devices]),
+        _ if cards.len() == devices => Ok(cards),
+        _ => Err(format!(
+            "not one card, and not one for each of {devices} devices"
+        )),
+    }
+}
+
+/// Reads the description of a node.
+fn node(file: Option<&OsStr>, devices: usize) -> Result<Option<Node>, String> {
+    let Some(file) = file else { return Ok(None) };
+    let failed = |reason: &dyn std::fmt::Display| format!("{}: {reason}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|error| failed(&error))?;
+    let node = Node::parse(&text).ok_or_else(|| failed(&"not written by `ringverbs run`"))?;
+    match node.places.len() {
+        places if places == devices => Ok(Some(node)),
+        places => Err(failed(&format!("{places} devices, not {devices}"))),
+    }
 }
 
 /// Parses the seed.

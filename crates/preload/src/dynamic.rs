@@ -12,6 +12,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use uverbs::Errno;
 
 use crate::attributes::{CM_MESSAGES, HW_COUNTERS, PORT_COUNTERS};
+use crate::config;
 use crate::process::ProcessState;
 use crate::tree::{self, GidAttribute};
 
@@ -24,7 +25,7 @@ pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
         return Err(Errno::new(libc::ENOENT));
     }
     let failed = |errno: nix::Error| Errno::new(errno as i32);
-    let Some(content) = content(device, name) else {
+    let Some(content) = content(device, number, name) else {
         // As in sysfs, the file can be opened: reading an epoll instance is EINVAL.
         let file = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
         return Ok(file.0.into_raw_fd());
@@ -60,7 +61,7 @@ pub(crate) fn port_state(device: &Embedded) -> PortState {
 
 /// Returns the content of an attribute; `None` for one that an empty entry of the GID table
 /// does not have.
-fn content(device: &Embedded, name: &str) -> Option<String> {
+fn content(device: &Embedded, number: usize, name: &str) -> Option<String> {
     if let Some((attribute, index)) = GidAttribute::named(name) {
         let entry = device.gid_entry(index);
         let text = match attribute {
@@ -69,6 +70,10 @@ fn content(device: &Embedded, name: &str) -> Option<String> {
             GidAttribute::Type if entry?.gid_type == 2 => "RoCE v2".to_owned(),
             GidAttribute::Type => "IB/RoCE v1".to_owned(),
             GidAttribute::Interface => {
+                entry?;
+                if let Some(interface) = config::node_interface(number) {
+                    return Some(interface.to_owned() + "\n");
+                }
                 let index = Some(entry?.netdev_ifindex).filter(|index| *index != 0)?;
                 if_indextoname(index).ok()?.into_string().ok()?
             }

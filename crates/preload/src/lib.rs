@@ -26,6 +26,7 @@ mod fault;
 mod hooks;
 mod internal;
 mod netlink;
+mod node;
 mod own;
 mod paths;
 mod posts;

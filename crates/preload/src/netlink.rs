@@ -285,9 +285,10 @@ impl Device {
     fn describe(&self, message: MessageBuilder) -> MessageBuilder {
         let guid = self.device.node_guid();
         let protocol = if self.is_ethernet() { "roce" } else { "ib" };
+        let firmware = config::card(self.index as usize).firmware_text();
         self.identify(message)
             .attribute(attr::ATTR_PORT_INDEX, 1_u32.as_bytes())
-            .name(attr::ATTR_FW_VERSION, tree::FIRMWARE)
+            .name(attr::ATTR_FW_VERSION, &firmware)
             .attribute(attr::ATTR_NODE_GUID, guid.as_bytes())
             .attribute(attr::ATTR_SYS_IMAGE_GUID, guid.as_bytes())
             .attribute(attr::ATTR_DEV_NODE_TYPE, NodeType::CA.0.as_bytes())

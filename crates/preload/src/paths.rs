@@ -6,11 +6,19 @@ use std::os::unix::ffi::OsStrExt;
 use crate::config;
 use crate::tree;
 
+const SYSFS_ROOT: &[u8] = b"/sys/";
 /// Prefixes of the paths of RDMA devices. All but the first must end at a component.
 const SYSFS: &[u8] = b"/sys/class/infiniband";
 const SYSFS_CM: &[u8] = b"/sys/class/misc/rdma_cm";
 const SYSFS_DEVICES: &[u8] = b"/sys/devices/ringverbs";
 const DEVICES: &[u8] = b"/dev/infiniband";
+/// Prefixes of the paths of a node, of which the first need not end at a component.
+const PCI_ROOTS: &[u8] = b"/sys/devices/pci";
+const NODE: [&[u8]; 3] = [
+    b"/sys/bus/pci",
+    b"/sys/class/pci_bus",
+    b"/sys/devices/system/node",
+];
 
 /// A path of RDMA devices.
 #[derive(Debug, PartialEq, Eq)]
@@ -34,10 +42,14 @@ pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
         rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
     };
     let in_sysfs = bytes.starts_with(SYSFS) || within(SYSFS_CM) || within(SYSFS_DEVICES);
-    if !in_sysfs && !within(DEVICES) {
+    let may_be_node = || bytes.starts_with(PCI_ROOTS) || NODE.into_iter().any(within);
+    if !in_sysfs && !within(DEVICES) && !(bytes.starts_with(SYSFS_ROOT) && may_be_node()) {
         return None;
     }
     let config = config::get()?;
+    if !in_sysfs && !within(DEVICES) && config.node.is_none() {
+        return None;
+    }
     let text = path.to_str().unwrap_or("");
     if let Some(name) = text.strip_prefix("/dev/infiniband/") {
         if name == "rdma_cm" {

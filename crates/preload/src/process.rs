@@ -569,9 +569,10 @@ fn join() -> Result<&'static [Embedded], Errno> {
     if let Some(seed) = config.seed {
         network.set_seed(seed);
     }
-    let devices = config.profiles.iter();
-    let device = |profile| network.device_with_gids(profile, &config.gids);
-    let devices = devices.map(|profile| device(profile).map_err(failed));
+    let devices = config.profiles.iter().zip(&config.cards);
+    let device =
+        |(profile, card): (&&str, &&'static _)| network.device_of_card(profile, card, &config.gids);
+    let devices = devices.map(|of| device(of).map_err(failed));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
     Ok(devices.leak())
 }

@@ -14,10 +14,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use embedded::Embedded;
+use embedded::softhca::card::Card;
 use uverbs::Error;
 
 use crate::attributes;
 use crate::config::{self, Config, print_error};
+use crate::node::Place;
 
 /// Device numbers, as in Linux: uverbs0 is 231:192.
 pub(crate) const UVERBS_MAJOR: u32 = 231;
@@ -28,8 +30,6 @@ pub(crate) const MANAGER: (u32, u32) = (10, 122);
 /// Versions of the ABI of both.
 pub(crate) const UVERBS_ABI: u64 = 1;
 pub(crate) const MANAGER_ABI: u64 = 4;
-/// Version of the firmware.
-pub(crate) const FIRMWARE: &str = "16.35.4030";
 
 /// Attributes of a device whose content differs between processes.
 const DYNAMIC: [&str; 6] = [
@@ -125,20 +125,49 @@ pub(crate) fn root() -> Option<&'static Path> {
 }
 
 /// A file of the tree, by its path.
-type File = (String, Content);
+pub(crate) type File = (String, Content);
 
 #[derive(Debug, PartialEq, Eq, Hash)]
-enum Content {
+pub(crate) enum Content {
     Text(String),
+    Bytes(Vec<u8>),
     /// A symbolic link to this path.
     Link(String),
 }
 
-/// Directory of the PCI devices in the tree.
-const PCI_DEVICES: &str = "sys/devices/ringverbs";
+/// What the files of a device depend on.
+#[derive(Debug)]
+struct Described<'a> {
+    name: String,
+    ethernet: bool,
+    card: &'a Card,
+    place: Place,
+}
 
-/// Returns the files of a tree. Ports belong to the interface.
-fn files(profiles: &[&str], interface: Option<&str>, name: impl Fn(usize) -> String) -> Vec<File> {
+impl Described<'_> {
+    /// Describes the devices of a process.
+    fn all(config: &Config) -> Vec<Described<'_>> {
+        let interface = config.interface();
+        let devices = config.profiles.iter().zip(&config.cards).enumerate();
+        let describe = |(number, (profile, card)): (usize, (&&'static str, &&'static Card))| {
+            let given = config.node.as_ref().and_then(|it| it.places.get(number));
+            let place = given.cloned().unwrap_or_else(|| Place::default_of(number));
+            Described {
+                name: config::device_name(number),
+                ethernet: is_ethernet(profile),
+                card,
+                place: Place {
+                    interface: place.interface.or_else(|| interface.clone()),
+                    ..place
+                },
+            }
+        };
+        devices.map(describe).collect()
+    }
+}
+
+/// Returns the files of a tree.
+fn files(devices: &[Described<'_>]) -> Vec<File> {
     let (major, minor) = MANAGER;
     let fixed = [
         ("dev/infiniband/rdma_cm", String::new()),
@@ -150,11 +179,12 @@ fn files(profiles: &[&str], interface: Option<&str>, name: impl Fn(usize) -> Str
         ("sys/class/misc/rdma_cm/dev", format!("{major}:{minor}")),
     ];
     let mut files = Vec::from(fixed.map(|(path, text)| (path.to_owned(), Content::Text(text))));
-    for (number, profile) in profiles.iter().enumerate() {
-        device(number, &name(number), is_ethernet(profile), &mut files);
-        if let Some(interface) = interface {
+    for (number, described) in devices.iter().enumerate() {
+        device(number, described, &mut files);
+        if let Some(interface) = &described.place.interface {
             let link = Content::Link(format!("/sys/class/net/{interface}"));
-            files.push((format!("{}/net/{interface}", pci_device(number)), link));
+            let directory = described.place.directory();
+            files.push((format!("{directory}/net/{interface}"), link));
         }
     }
     files
@@ -165,18 +195,15 @@ pub(crate) fn is_ethernet(profile: &str) -> bool {
     profile.starts_with("roce")
 }
 
-/// Returns the name of the PCI device.
-fn pci_name(number: usize) -> String {
-    format!("ffff:00:{number:02x}.0")
-}
-
-/// Returns the directory of the PCI device.
-fn pci_device(number: usize) -> String {
-    format!("{PCI_DEVICES}/{}", pci_name(number))
-}
-
 /// Adds the files of a device.
-fn device(number: usize, device_name: &str, ethernet: bool, files: &mut Vec<File>) {
+fn device(number: usize, described: &Described<'_>, files: &mut Vec<File>) {
+    let Described {
+        name: device_name,
+        ethernet,
+        card,
+        place,
+    } = described;
+    let ethernet = *ethernet;
     let minor = UVERBS_MINOR as usize + number;
     let rdma_event = format!("NAME={device_name}");
     let uverbs_event = format!(
@@ -199,18 +226,16 @@ fn device(number: usize, device_name: &str, ethernet: bool, files: &mut Vec<File
     let sm_lid = if ethernet { 0 } else { Embedded::SM_LID };
     let sm_lid = format!("{sm_lid:#x}");
     let general = [
-        ("fw_ver", FIRMWARE),
-        ("uevent", &rdma_event),
-        ("ports/1/rate", "100 Gb/sec (4X EDR)"),
+        ("uevent", &*rdma_event),
         ("ports/1/link_layer", link),
         ("ports/1/lid_mask_count", "0"),
-        ("ports/1/sm_lid", &sm_lid),
+        ("ports/1/sm_lid", &*sm_lid),
         ("ports/1/sm_sl", "0"),
         ("ports/1/cap_mask", cap_mask),
     ];
     // As in sysfs, classes have links to devices: programs derive the PCI device from the
     // target of the link.
-    let pci_device = pci_device(number);
+    let pci_device = place.directory();
     let uverbs_device = format!("{pci_device}/infiniband_verbs/uverbs{number}");
     let rdma_device = format!("{pci_device}/infiniband/{device_name}");
     let mut add = |at: &str, name: &str, content: &str| {
@@ -223,8 +248,11 @@ fn device(number: usize, device_name: &str, ethernet: bool, files: &mut Vec<File
     for (name, content) in &uverbs {
         add(&uverbs_device, name, content);
     }
-    for (name, content) in attributes::pci(&pci_name(number), ethernet) {
+    for (name, content) in attributes::pci(place, ethernet, card) {
         add(&pci_device, name, &content);
+    }
+    for (name, content) in attributes::of_card(card) {
+        add(&rdma_device, name, &content);
     }
     for (name, content) in attributes::counters() {
         add(&rdma_device, &name, content);
@@ -260,14 +288,16 @@ fn device(number: usize, device_name: &str, ethernet: bool, files: &mut Vec<File
         let link = Content::Link(target.to_owned());
         files.push((format!("{pci_device}/{name}"), link));
     }
+    let depth = pci_device.split('/').count();
     for (device, class) in [
         (uverbs_device, format!("infiniband_verbs/uverbs{number}")),
         (rdma_device, format!("infiniband/{device_name}")),
     ] {
-        let to_pci = Content::Link(format!("../../../{}", pci_name(number)));
+        let to_pci = Content::Link(format!("../../../{}", place.name()));
         files.push((format!("{device}/device"), to_pci));
         if let Some((class, _)) = class.split_once('/') {
-            let to_class = Content::Link(format!("../../../../../class/{class}"));
+            let up = "../".repeat(depth + 1);
+            let to_class = Content::Link(format!("{up}class/{class}"));
             files.push((format!("{device}/subsystem"), to_class));
         }
         let below = device.strip_prefix("sys/").unwrap_or(&device);
@@ -283,8 +313,10 @@ fn create_tree(config: &Config) -> Result<PathBuf, String> {
         Error::Invalid { what, .. } => what.to_owned(),
         error => error.to_string(),
     })?;
-    let interface = config.interface();
-    let files = files(&config.profiles, interface.as_deref(), config::device_name);
+    let mut files = files(&Described::all(config));
+    if let Some(node) = &config.node {
+        files.extend(node.files());
+    }
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);
     let name = format!("sysfs-{:016x}", hasher.finish());
@@ -331,6 +363,7 @@ fn write(root: &Path, files: &[File]) -> std::io::Result<()> {
                     written.insert(text, path);
                 }
             }
+            Content::Bytes(bytes) => fs::write(&path, bytes)?,
             Content::Link(target) => symlink(target, path)?,
         }
     }
@@ -345,7 +378,16 @@ mod tests {
 
     #[test]
     fn a_device_has_files_and_attributes_of_its_own() {
-        let files = files(&["roce", "ib"], Some("lo"), config::device_name);
+        let described = |number, ethernet| Described {
+            name: config::device_name(number),
+            ethernet,
+            card: &Card::SOFTHCA,
+            place: Place {
+                interface: Some("lo".to_owned()),
+                ..Place::default_of(number)
+            },
+        };
+        let files = files(&[described(0, true), described(1, false)]);
         let name = format!("ringverbs-tree-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         write(&directory, &files).unwrap();

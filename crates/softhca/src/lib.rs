@@ -3,6 +3,7 @@
 //! and the crate `embedded`.
 
 pub mod ancillary;
+pub mod card;
 pub mod cause;
 pub mod command;
 #[cfg(feature = "serve")]

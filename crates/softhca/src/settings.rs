@@ -3,6 +3,7 @@
 use roce::fabric::{PortConfig, subnet};
 use roce::packet::Mtu;
 
+use crate::card::Card;
 use crate::profile::{PortKind, Profile};
 
 /// Settings of an HCA.
@@ -10,12 +11,14 @@ use crate::profile::{PortKind, Profile};
 pub struct Settings {
     /// Device profile.
     pub profile: &'static Profile,
+    /// Identity and limits.
+    pub card: &'static Card,
     /// GUID of the node and of its port.
     pub guid: u64,
     /// MAC address of the Ethernet port.
     pub mac: [u8; 6],
     /// The packets of the Ethernet port start at the IP header: its link is a UDP socket.
-    /// Only RoCE v2 crosses it, no frames of the network interface.
+    /// RoCE v2 crosses it, and frames of the network interface beside it.
     pub starts_at_ip: bool,
     /// LID of the InfiniBand port.
     pub lid: u16,
@@ -37,6 +40,7 @@ impl Settings {
         let [high, low] = (number + 1).to_be_bytes();
         Settings {
             profile,
+            card: &Card::SOFTHCA,
             guid: subnet::guid(number + 1),
             // Locally administered address.
             mac: [0x02, 0x50, 0x53, 0, high, low],

@@ -16,6 +16,7 @@
 
 mod carried;
 pub mod environment;
+mod node;
 mod program;
 mod supervise;
 
@@ -23,11 +24,13 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use embedded::softhca::card::Card;
 use embedded::usage::{Totals, Usage};
 use embedded::{GidTable, GidTableError, Network};
 use ringverbs::KernelError;
@@ -35,6 +38,7 @@ use uverbs::environment::variable;
 
 use crate::error::Error;
 use crate::out;
+use node::Node;
 use program::PreloadBlocked;
 use supervise::End;
 
@@ -50,7 +54,7 @@ pub struct Options {
         value_name = "DEVICES",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "roce"
+        default_missing_value = DEFAULT_DEVICES
     )]
     embedded: Option<String>,
     /// Directory of the embedded devices' network: programs that name the same one
@@ -67,6 +71,24 @@ pub struct Options {
     /// repetition is another address), none (an empty entry) [default: v1,v2,v1-ipv4,v2-ipv4]
     #[arg(long, value_name = "LIST", requires = "embedded")]
     gids: Option<String>,
+    /// What the devices say that they are: cx5, cx6dx, cx7 or bf3; one for all, or one for each,
+    /// separated by commas
+    #[arg(
+        long,
+        value_name = "CARDS",
+        requires = "embedded",
+        value_delimiter = ','
+    )]
+    card: Vec<String>,
+    /// A server in TOML: devices and GPUs with their places in a PCI tree, NUMA nodes and
+    /// interfaces
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "embedded",
+        conflicts_with_all = ["card", "name"]
+    )]
+    node: Option<PathBuf>,
     /// The numbers of queue pairs and memory keys follow from this seed, and from the order in
     /// which programs open the devices of a directory. Default: other numbers each time
     #[arg(long, value_name = "N", requires = "embedded")]
@@ -127,6 +149,8 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
+/// The devices of `--embedded` without a list.
+const DEFAULT_DEVICES: &str = "roce";
 /// All kinds that the plugin supports.
 const DEVICES: &str = "rxe,mlx5";
 /// The provider name to which libibverbs appends `-rdmavN.so`.
@@ -148,6 +172,14 @@ pub enum RunError {
     NoCache(Vec<(PathBuf, String)>),
     /// There is no embedded device of this name.
     UnknownDevice(String),
+    /// There is no card of this name.
+    UnknownCard(String),
+    /// There are these many cards for these many devices.
+    Cards(usize, usize),
+    /// The node file cannot be used, for this reason.
+    Node(PathBuf, String),
+    /// `--node` is given with devices.
+    NodeWithDevices(String),
     /// `--gids` is no GID table.
     Gids(GidTableError),
     /// `--gids` is given without a device that has a GID table of its own.
@@ -202,6 +234,23 @@ impl fmt::Display for RunError {
                 }
                 f.write_str(", or roce: with one address or interface, and no others")
             }
+            Self::UnknownCard(name) => {
+                write!(f, "--card: there is no card \"{name}\"; there are ")?;
+                for (number, card) in Card::ALL.iter().enumerate() {
+                    let comma = if number == 0 { "" } else { ", " };
+                    write!(f, "{comma}{} ({})", card.name, card.about)?;
+                }
+                Ok(())
+            }
+            Self::Cards(cards, devices) => write!(
+                f,
+                "--card: {cards} cards for {devices} devices; name one for all, or one for each"
+            ),
+            Self::Node(path, reason) => write!(f, "--node: {}:{reason}", path.display()),
+            Self::NodeWithDevices(devices) => write!(
+                f,
+                "--node: the file says which devices there are; leave \"={devices}\" away"
+            ),
             Self::Gids(error) => write!(f, "--gids: {error}"),
             Self::GidsWithoutDevice(devices) => {
                 write!(f, "--gids: {devices} has no roce device without an address")
@@ -401,6 +450,32 @@ fn explanations(target: &Path) -> Result<OsString, Error> {
     }
 }
 
+/// Reads the node file, if one is named.
+fn read_node(options: &Options, devices: &str) -> Result<Option<Node>, RunError> {
+    let Some(path) = &options.node else {
+        return Ok(None);
+    };
+    if devices != DEFAULT_DEVICES {
+        return Err(RunError::NodeWithDevices(devices.to_owned()));
+    }
+    let refused = |reason: String| RunError::Node(path.clone(), reason);
+    let text = fs::read_to_string(path).map_err(|error| refused(format!(" {error}")))?;
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    let node = Node::parse(&text, &online).map_err(|error| refused(error.to_string()))?;
+    Ok(Some(node))
+}
+
+/// Checks the cards of devices.
+fn check_cards(cards: &[String], devices: &str) -> Result<(), RunError> {
+    if let Some(name) = cards.iter().find(|name| Card::named(name).is_none()) {
+        return Err(RunError::UnknownCard(name.clone()));
+    }
+    match devices.split(',').count() {
+        count if cards.len() == 1 || cards.len() == count => Ok(()),
+        count => Err(RunError::Cards(cards.len(), count)),
+    }
+}
+
 /// Checks a GID table for devices.
 fn check_gids(list: &str, devices: &str) -> Result<(), RunError> {
     list.parse::<GidTable>().map_err(RunError::Gids)?;
@@ -518,7 +593,9 @@ impl Settings {
     /// Returns the variables that options stand for.
     fn of(options: &Options) -> Result<Self, Error> {
         let mut settings = Self::default();
-        if let Some(devices) = &options.embedded {
+        if let Some(given) = &options.embedded {
+            let node = read_node(options, given)?;
+            let devices = &node.as_ref().map_or_else(|| given.clone(), Node::profiles);
             embedded(devices, options.directory.as_deref(), &mut settings)?;
             if let Some(gids) = &options.gids {
                 check_gids(gids, devices)?;
@@ -526,6 +603,15 @@ impl Settings {
             }
             if let Some(names) = &options.name {
                 settings.set("RINGVERBS_NAMES", names.into());
+            }
+            if !options.card.is_empty() {
+                check_cards(&options.card, devices)?;
+                settings.set("RINGVERBS_CARD", options.card.join(",").into());
+            }
+            if let Some(node) = &node {
+                settings.set("RINGVERBS_NAMES", node.names().into());
+                settings.set("RINGVERBS_CARD", node.cards().into());
+                settings.set_node(node)?;
             }
             if let Some(seed) = options.seed {
                 settings.set("RINGVERBS_SEED", seed.to_string().into());
@@ -541,6 +627,28 @@ impl Settings {
             plugin(options, &mut settings)?;
         }
         Ok(settings)
+    }
+
+    /// Writes what the preloaded library reads of a node to the network's directory. The name
+    /// follows from the content, so that programs with the same node share the file.
+    fn set_node(&mut self, node: &Node) -> Result<(), Error> {
+        let Some(directory) = &self.directory else {
+            return Ok(());
+        };
+        let lines = node.lines();
+        let mut hasher = DefaultHasher::new();
+        lines.hash(&mut hasher);
+        let path = directory.join(format!("node-{:016x}", hasher.finish()));
+        if fs::read(&path).is_ok_and(|found| found == lines.as_bytes()) {
+            self.set("RINGVERBS_NODE", path.into());
+            return Ok(());
+        }
+        // A program that reads it meanwhile sees it whole.
+        let new = path.with_extension(std::process::id().to_string());
+        fs::write(&new, lines)?;
+        fs::rename(&new, &path)?;
+        self.set("RINGVERBS_NODE", path.into());
+        Ok(())
     }
 
     fn set(&mut self, name: &'static str, value: OsString) {

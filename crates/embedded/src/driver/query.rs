@@ -8,6 +8,7 @@ use mlx5_abi::{
 use mmap_rs::MmapOptions;
 use roce::bits::get64;
 use roce::fabric::subnet;
+use softhca::card::Speed;
 use softhca::command::opcode as op;
 use softhca::layout::vport_state;
 use softhca::rule::Rule;
@@ -38,8 +39,6 @@ const LINK_UP: u8 = 5;
 const DISABLED: u8 = 3;
 /// 4096 bytes, in MTU encoding.
 const MTU_4096: u8 = 5;
-/// 4X, EDR, in units of 100 Mbit/s.
-const SPEED: u64 = 1000;
 const LINK_INFINIBAND: u8 = 1;
 const LINK_ETHERNET: u8 = 2;
 
@@ -128,9 +127,9 @@ impl State {
             active_mtu: self.mtu(),
             max_vl_num: if ethernet { 0 } else { 1 },
             subnet_timeout: if ethernet { 0 } else { 18 },
-            // 4X, EDR.
+            // 4X.
             active_width: 2,
-            active_speed: 32,
+            active_speed: self.speed().code(),
             phys_state: if up { LINK_UP } else { DISABLED },
             link_layer: if ethernet {
                 LINK_ETHERNET
@@ -148,6 +147,10 @@ impl State {
         Ok(())
     }
 
+    fn speed(&self) -> Speed {
+        self.hca.settings().card.speed
+    }
+
     /// Answers `mlx5dv_query_port`: no attribute is valid, since there is no switch.
     pub(crate) fn query_driver_port(request: &mut Request) -> Result<()> {
         let port: u32 = request.value(ATTR_QUERY_DRIVER_PORT_NUMBER)?;
@@ -159,7 +162,9 @@ impl State {
     pub(crate) fn query_port_speed(&self, request: &mut Request) -> Result<()> {
         let port: u32 = request.constant(ATTR_QUERY_PORT_SPEED_PORT_NUM)?;
         is("port_num", port, 1)?;
-        request.answer(ATTR_QUERY_PORT_SPEED_RESP, &SPEED);
+        // In units of 100 Mbit/s.
+        let speed = 10 * u64::from(self.speed().gigabits());
+        request.answer(ATTR_QUERY_PORT_SPEED_RESP, &speed);
         Ok(())
     }
 
@@ -204,6 +209,7 @@ impl State {
         // migration. The promises of each are tested.
         const BAD_PKEY_COUNTER: u32 = 1 << 1;
         const BAD_QKEY_COUNTER: u32 = 1 << 2;
+        const PATH_MIGRATION: u32 = 1 << 4;
         // As the driver says of every device.
         const CHANGE_PHYSICAL_PORT: u32 = 1 << 5;
         const PORT_ACTIVE_EVENT: u32 = 1 << 10;
@@ -219,17 +225,24 @@ impl State {
             true => RAW_CHECKSUMS | FLOW_STEERING,
             false => 0,
         };
+        let card = self.hca.settings().card;
+        let [major, minor, patch] = card.firmware.map(u64::from);
+        let migration = if card.path_migration {
+            PATH_MIGRATION
+        } else {
+            0
+        };
         let guid = self.node_guid.to_be_bytes();
         QueryDeviceResp {
-            // 16.35.4030, as in the initialization segment.
-            fw_ver: 16 << 32 | 35 << 16 | 4030,
+            fw_ver: major << 32 | minor << 16 | patch,
             node_guid: guid,
             sys_image_guid: guid,
             max_mr_size: u64::MAX,
             page_size_cap: !0xfff,
             vendor_id: 0x2c9,
-            vendor_part_id: 4119,
-            max_qp: 1 << 17,
+            vendor_part_id: card.part_id.into(),
+            hw_ver: card.hardware_version,
+            max_qp: card.max_queue_pairs(),
             // Of the longest WQEs, as Linux computes it; queues of shorter ones may be longer.
             max_qp_wr: 1 << 13,
             device_cap_flags: BAD_PKEY_COUNTER
@@ -241,24 +254,25 @@ impl State {
                 | WINDOWS
                 | XRC
                 | MEMORY_MANAGEMENT
+                | migration
                 | packets,
-            max_mw: 1 << 22,
+            max_mw: card.max_keys(),
             max_sge: 30,
             max_sge_rd: 30,
-            max_cq: 1 << 16,
+            max_cq: card.max_completion_queues(),
             max_cqe: (1 << 22) - 1,
-            max_mr: 1 << 22,
-            max_pd: 1 << 16,
+            max_mr: card.max_keys(),
+            max_pd: card.max_domains(),
             max_qp_rd_atom: 16,
-            max_res_rd_atom: 16 << 17,
+            max_res_rd_atom: 16 * card.max_queue_pairs(),
             max_qp_init_rd_atom: 16,
             // IB_ATOMIC_HCA, as of a ConnectX: UCX offers atomics for no other value.
             atomic_cap: 1,
-            max_mcast_grp: 1 << 12,
+            max_mcast_grp: card.max_groups(),
             max_mcast_qp_attach: 240,
-            max_total_mcast_qp_attach: 240 << 12,
+            max_total_mcast_qp_attach: 240 * card.max_groups(),
             max_ah: i32::MAX as u32,
-            max_srq: 1 << 16,
+            max_srq: card.max_shared_queues(),
             max_srq_wr: (1 << 15) - 1,
             max_srq_sge: 31,
             max_pkeys: PKEYS,

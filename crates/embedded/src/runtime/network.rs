@@ -9,6 +9,7 @@ use std::time::Duration;
 use roce::fabric::Fabric;
 use roce::packet::Pool;
 use softhca::Settings;
+use softhca::card::Card;
 use softhca::profile::{PortKind, Profile};
 use softhca::profiles::PROFILES;
 use uverbs::{Command, Errno, Error};
@@ -209,7 +210,7 @@ impl Network {
     /// ENODEV if the profile does not exist, or has an InfiniBand port on a network
     /// that reaches other hosts; ENOMEM, also for a second device on such a network.
     pub fn device(&self, profile: &str) -> std::result::Result<Embedded, Error> {
-        self.add(profile, false, &GidTable::default())
+        self.add(profile, &Card::SOFTHCA, false, &GidTable::default())
             .map_err(refused(Command::Open))
     }
 
@@ -223,7 +224,20 @@ impl Network {
         profile: &str,
         gids: &GidTable,
     ) -> std::result::Result<Embedded, Error> {
-        self.add(profile, false, gids)
+        self.device_of_card(profile, &Card::SOFTHCA, gids)
+    }
+
+    /// As [`device_with_gids`](Self::device_with_gids), which says that it is a card.
+    ///
+    /// # Errors
+    /// As [`device`](Self::device).
+    pub fn device_of_card(
+        &self,
+        profile: &str,
+        card: &'static Card,
+        gids: &GidTable,
+    ) -> std::result::Result<Embedded, Error> {
+        self.add(profile, card, false, gids)
             .map_err(refused(Command::Open))
     }
 
@@ -234,7 +248,7 @@ impl Network {
     /// # Errors
     /// As [`device`](Self::device).
     pub fn strict_device(&self, profile: &str) -> std::result::Result<Embedded, Error> {
-        self.add(profile, true, &GidTable::default())
+        self.add(profile, &Card::SOFTHCA, true, &GidTable::default())
             .map_err(refused(Command::Open))
     }
 
@@ -245,7 +259,13 @@ impl Network {
         self.runner.set_seed(seed);
     }
 
-    fn add(&self, profile: &str, strict: bool, gids: &GidTable) -> Result<Embedded> {
+    fn add(
+        &self,
+        profile: &str,
+        card: &'static Card,
+        strict: bool,
+        gids: &GidTable,
+    ) -> Result<Embedded> {
         let Some(profile) = Profile::named(profile) else {
             return refuse(libc::ENODEV);
         };
@@ -255,6 +275,7 @@ impl Network {
             let number = number.filter(|number| *number < MAX_NUMBER);
             let number = number.ok_or(Errno::new(libc::ENOMEM))?;
             let mut settings = Settings {
+                card,
                 strict,
                 ..Settings::numbered(profile, number)
             };

@@ -1,5 +1,6 @@
 //! Capabilities of the device.
 
+use crate::card::Card;
 use crate::profile::{Group, Profile};
 
 /// Capabilities: the current values and the largest possible ones.
@@ -10,11 +11,16 @@ pub(crate) struct Capabilities {
 }
 
 impl Capabilities {
-    pub(crate) fn new(profile: &Profile) -> Self {
-        let all: Vec<_> = Group::ALL
+    pub(crate) fn new(profile: &Profile, card: &Card) -> Self {
+        let mut all: Vec<_> = Group::ALL
             .into_iter()
             .map(|group| (group, profile.group(group)))
             .collect();
+        for (group, field, value) in card.caps() {
+            if let Some((_, bytes)) = all.iter_mut().find(|(of, _)| *of == group) {
+                field.put(bytes, value);
+            }
+        }
         Capabilities {
             max: all.clone(),
             current: all,

@@ -132,7 +132,7 @@ impl<P> Core<P> {
         Core {
             platform,
             registers: Registers::default(),
-            capabilities: Capabilities::new(settings.profile),
+            capabilities: Capabilities::new(settings.profile, settings.card),
             stats: Stats::default(),
             operations: OperationCounts::default(),
             counts_operations: false,
