@@ -1,7 +1,7 @@
 //! Configuration from the environment.
 
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use embedded::softhca::card::Card;
@@ -206,7 +206,9 @@ fn cards(list: Option<&OsStr>, devices: usize) -> Result<Vec<&'static Card>, Str
 
 /// Reads the description of a node.
 fn node(file: Option<&OsStr>, devices: usize) -> Result<Option<Node>, String> {
-    let Some(file) = file else { return Ok(None) };
+    let Some(file) = file.map(Path::new) else {
+        return Ok(None);
+    };
     let failed = |reason: &dyn std::fmt::Display| format!("{}: {reason}", file.display());
     let text = std::fs::read_to_string(file).map_err(|error| failed(&error))?;
     let node = Node::parse(&text).ok_or_else(|| failed(&"not written by `ringverbs run`"))?;

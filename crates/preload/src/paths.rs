@@ -42,12 +42,16 @@ pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
         rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
     };
     let in_sysfs = bytes.starts_with(SYSFS) || within(SYSFS_CM) || within(SYSFS_DEVICES);
-    let may_be_node = || bytes.starts_with(PCI_ROOTS) || NODE.into_iter().any(within);
-    if !in_sysfs && !within(DEVICES) && !(bytes.starts_with(SYSFS_ROOT) && may_be_node()) {
+    let is_device = in_sysfs || within(DEVICES);
+    let may_be_node = || {
+        let within_node = || bytes.starts_with(PCI_ROOTS) || NODE.into_iter().any(within);
+        bytes.starts_with(SYSFS_ROOT) && within_node()
+    };
+    if !is_device && !may_be_node() {
         return None;
     }
     let config = config::get()?;
-    if !in_sysfs && !within(DEVICES) && config.node.is_none() {
+    if !is_device && config.node.is_none() {
         return None;
     }
     let text = path.to_str().unwrap_or("");

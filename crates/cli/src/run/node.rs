@@ -282,10 +282,17 @@ impl Node {
                     format!("more than {MAX_FUNCTIONS} PCI functions"),
                 ));
             }
-            if functions.insert(parsed, placed).is_some() {
-                return Err((address.span(), format!("a second PCI function at {parsed}")));
+            let span = address.span();
+            if let Some(other) = spans.insert(parsed, span.clone()) {
+                // The kinds of functions are not in the order of the file.
+                let later = if other.start > span.start {
+                    other
+                } else {
+                    span
+                };
+                return Err((later, format!("a second PCI function at {parsed}")));
             }
-            spans.insert(parsed, address.span());
+            functions.insert(parsed, placed);
             Ok(parsed)
         };
         let mut parents = Vec::new();
