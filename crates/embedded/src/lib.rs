@@ -58,7 +58,7 @@ pub use driver::descriptors::{Descriptors, ObjectChange};
 pub use driver::files::UarCounts;
 pub use driver::gids::{GidTable, GidTableError};
 pub use driver::inherited::InheritedContext;
-pub use driver::memory::last_accesses;
+pub use driver::memory::{ScatterObserver, last_accesses, observe_scatters};
 pub use driver::moved::may_be_registered;
 pub use driver::pinned::Loss;
 pub use runtime::embedded::{Activity, Embedded};

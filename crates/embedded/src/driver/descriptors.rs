@@ -21,6 +21,10 @@ pub enum ObjectChange {
         user_handle: u64,
         /// Sizes of its send and its receive queue, as far as it has them.
         entries: [u32; 2],
+        /// Maximum number of sends that its queue has room for, if they are as short as possible.
+        send_blocks: u32,
+        /// Each send has a completion, also one that asks for none.
+        signals_all: bool,
     },
     /// A queue pair was moved to a state. RESET empties its queues.
     QueuePairModified {
@@ -45,6 +49,8 @@ pub enum ObjectChange {
         key: u32,
         /// First address that requests use.
         iova: u64,
+        /// Where it is in the program's memory.
+        address: u64,
         /// Length in bytes.
         length: u64,
         /// Its rights.
@@ -54,6 +60,20 @@ pub enum ObjectChange {
     RegionDeregistered {
         /// Its key.
         key: u32,
+    },
+    /// An object of a context was created, whatever its type.
+    Created {
+        /// Its handle.
+        handle: u32,
+        /// Its type.
+        name: &'static str,
+        /// Its number in the device; 0 if it has none.
+        number: u32,
+    },
+    /// An object of a context was destroyed, by a command about it.
+    Destroyed {
+        /// Its handle.
+        handle: u32,
     },
 }
 

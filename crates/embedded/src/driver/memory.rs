@@ -32,6 +32,19 @@ pub fn last_accesses() -> [Range<usize>; 2] {
         .map(|(address, length)| address..address.saturating_add(length))
 }
 
+/// What is called before devices write data to memory.
+static SCATTER_OBSERVER: OnceLock<ScatterObserver> = OnceLock::new();
+
+/// Called with the number of a queue pair, an address and a length, by the thread that drives
+/// the device, under the device's lock.
+pub type ScatterObserver = fn(u32, u64, usize);
+
+/// Sets what is called before devices of this process write data of queue pairs to memory. A
+/// later call changes nothing.
+pub fn observe_scatters(observer: ScatterObserver) {
+    let _ = SCATTER_OBSERVER.set(observer);
+}
+
 /// Memory of the process that the device may access.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
@@ -286,6 +299,13 @@ impl Memory for Process {
         // accesses; the copy then contains old or new bytes.
         unsafe { copy::load(from, out) };
         Ok(())
+    }
+
+    #[inline]
+    fn before_scatter(&self, qpn: u32, address: u64, length: usize) {
+        if let Some(observer) = SCATTER_OBSERVER.get() {
+            observer(qpn, address, length);
+        }
     }
 
     #[inline]

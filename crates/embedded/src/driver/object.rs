@@ -71,6 +71,8 @@ pub(crate) struct Qp {
     pub(crate) kind: u32,
     pub(crate) cap: [u32; 5],
     pub(crate) signal_all: bool,
+    /// 64-byte blocks of its send queue; a work request has one or more.
+    pub(crate) send_blocks: u32,
     /// The context's register that it uses; `None` for an XRC target.
     pub(crate) register: Option<u32>,
     /// For an XRC target: the device's number of its XRC domain.
@@ -98,6 +100,7 @@ impl Qp {
             kind: kind.0,
             cap: [0; 5],
             signal_all: false,
+            send_blocks: 0,
             register: None,
             domain: None,
             target: None,
@@ -465,6 +468,13 @@ impl Objects {
             self.last = self.last.wrapping_add(1);
             if !self.objects.contains_key(&self.last) {
                 if let Some(changes) = &mut self.changes {
+                    let Summary { name, number, .. } = object.data.summary();
+                    let handle = self.last;
+                    changes.push(ObjectChange::Created {
+                        handle,
+                        name,
+                        number,
+                    });
                     changes.extend(object.data.creation());
                 }
                 self.restore(self.last, object);
@@ -475,8 +485,11 @@ impl Objects {
 
     /// Adds an object that was removed, by its former handle.
     pub(crate) fn restore(&mut self, handle: u32, object: Object) {
-        if let (Some(changes), Some(destroyed)) = (&mut self.changes, object.data.destruction()) {
-            changes.retain(|change| *change != destroyed);
+        if let Some(changes) = &mut self.changes {
+            let destroyed = object.data.destruction();
+            changes.retain(|change| {
+                *change != ObjectChange::Destroyed { handle } && Some(*change) != destroyed
+            });
         }
         if let Some(number) = object.data.number() {
             self.numbered.insert((object.data.kind(), number, handle));
@@ -571,6 +584,7 @@ impl Objects {
     pub(crate) fn remove(&mut self, handle: u32) -> Option<Object> {
         let object = self.objects.remove(&handle)?;
         if let Some(changes) = &mut self.changes {
+            changes.push(ObjectChange::Destroyed { handle });
             changes.extend(object.data.destruction());
         }
         if let Some(number) = object.data.number() {

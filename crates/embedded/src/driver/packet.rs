@@ -236,6 +236,7 @@ impl State {
         let qp = Qp {
             cap: queried_cap(parsed.cap, parsed.driver.rq_wqe_count),
             signal_all: parsed.create & SIGNAL_ALL != 0,
+            send_blocks: parsed.driver.sq_wqe_count,
             register,
             packet: Some(packet),
             _access: access,

@@ -268,6 +268,8 @@ impl ObjectData for Qp {
             kind: QpType(self.kind),
             user_handle: self.events.user_handle,
             entries: [sends, receives],
+            send_blocks: self.send_blocks,
+            signals_all: self.signal_all,
         })
     }
 

@@ -615,6 +615,7 @@ impl State {
         let qp = Qp {
             cap: queried_cap(parsed.cap, parsed.driver.rq_wqe_count),
             signal_all: parsed.signals_all(),
+            send_blocks: parsed.driver.sq_wqe_count,
             register,
             ..Qp::without_queues(number, QpType(kind), events)
         };

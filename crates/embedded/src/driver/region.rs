@@ -148,6 +148,7 @@ impl ObjectData for Mr {
         Some(ObjectChange::RegionRegistered {
             key: self.key,
             iova: self.iova,
+            address: self.address,
             length: self.length,
             access: self.access,
         })

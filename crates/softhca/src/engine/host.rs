@@ -802,6 +802,7 @@ impl<P: Platform> Host for Core<P> {
                 self.stats.bytes_gathered += length as u64;
                 match self.contiguous_address(accessor, rkey, va, length, rights) {
                     Some(to) => {
+                        self.platform.before_scatter(target.qpn, to, length);
                         let copied = self.platform.copy(from, to, length);
                         copied.map_err(|_| Fault::Memory)
                     }
@@ -890,10 +891,11 @@ impl<P: Platform> Host for Core<P> {
             }
         };
         let before = match location {
-            Location::Guest(at) => self
-                .platform
-                .update(at, &mut change)
-                .map_err(|_| Fault::Memory)?,
+            Location::Guest(at) => {
+                self.platform.before_scatter(target.qpn, at, 8);
+                let updated = self.platform.update(at, &mut change);
+                updated.map_err(|_| Fault::Memory)?
+            }
             Location::Device(at) => {
                 let mut now = [0; 8];
                 self.device_memory.read(at, &mut now)?;

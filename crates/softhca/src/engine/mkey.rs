@@ -517,7 +517,10 @@ impl<P: Platform> Core<P> {
         self.translate(accessor, key, va, length, rights, &mut |address, at, n| {
             let part = &data[at as usize..(at + n) as usize];
             match address {
-                Location::Guest(at) => self.platform.write(at, part).map_err(|_| Fault::Memory),
+                Location::Guest(at) => {
+                    self.platform.before_scatter(accessor.qpn, at, part.len());
+                    self.platform.write(at, part).map_err(|_| Fault::Memory)
+                }
                 Location::Device(at) => self.device_memory.write(at, part),
                 Location::Null => Ok(()),
             }
