@@ -36,6 +36,12 @@ pub(crate) struct Config {
     pub(crate) explain: Option<PathBuf>,
     /// The form of these reports.
     pub(crate) explain_format: Format,
+    /// Where errors of the program are reported: a file, or `1` for standard error.
+    pub(crate) check: Option<PathBuf>,
+    /// Lists the errors that are not reported.
+    pub(crate) suppressions: Option<PathBuf>,
+    /// File that gets a byte for each error.
+    pub(crate) check_errors: Option<PathBuf>,
 }
 
 impl Config {
@@ -78,6 +84,12 @@ const USAGE: &str = "RINGVERBS_USAGE";
 const EXPLAIN: &str = "RINGVERBS_EXPLAIN";
 /// Names [`Config::explain_format`].
 const EXPLAIN_FORMAT: &str = "RINGVERBS_EXPLAIN_FORMAT";
+/// Names [`Config::check`].
+const CHECK: &str = "RINGVERBS_CHECK";
+/// Names [`Config::suppressions`].
+const SUPPRESSIONS: &str = "RINGVERBS_CHECK_SUPPRESSIONS";
+/// Names the file for [`Config::check_errors`]; `ringverbs check` sets it.
+const CHECK_ERRORS: &str = "RINGVERBS_CHECK_ERRORS";
 /// Maximum number of devices of a process.
 const MAX_DEVICES: usize = 16;
 
@@ -120,6 +132,9 @@ fn parse(requested: &OsStr) -> Result<Config, (&'static str, String)> {
         usage: variable(USAGE).map(PathBuf::from),
         explain: variable(EXPLAIN).map(PathBuf::from),
         explain_format: format(variable(EXPLAIN_FORMAT).as_deref()).map_err(of(EXPLAIN_FORMAT))?,
+        check: variable(CHECK).map(PathBuf::from),
+        suppressions: variable(SUPPRESSIONS).map(PathBuf::from),
+        check_errors: variable(CHECK_ERRORS).map(PathBuf::from),
     })
 }
 

@@ -23,6 +23,7 @@ use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::hash::{Hash, Hasher};
 use std::io::Write as _;
+use std::os::fd::RawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +38,9 @@ use embedded::softhca::engine::eq::event;
 use embedded::softhca::rule::Rule;
 use embedded::{Embedded, ObjectChange};
 
+use crate::check::{self, Checker};
 use crate::config::write_stderr;
+use crate::table::{self, Lookup};
 use crate::{internal, process};
 pub(crate) use objects::{Objects, Origin, Post, QueuePair, lock};
 use report::{Report, Summary};
@@ -114,6 +117,8 @@ struct Reports {
     work: Option<WorkRequest>,
     /// The last refusal or drop of each queue pair, by device and number.
     refusals: HashMap<(usize, u32), String>,
+    /// Kinds of errors of the program.
+    errors: HashMap<u64, u64>,
     symbols: Symbols,
 }
 
@@ -126,6 +131,7 @@ impl Reports {
             access: None,
             work: None,
             refusals: HashMap::new(),
+            errors: HashMap::new(),
             // SAFETY: guaranteed by the caller.
             symbols: unsafe { Symbols::new() },
         }
@@ -216,6 +222,8 @@ impl Reports {
             region,
             other_end,
             call,
+            rule: None,
+            origins: Vec::new(),
         })
     }
 
@@ -327,10 +335,24 @@ fn class_name(cause: &Cause) -> &'static str {
     }
 }
 
-/// Reports the causes of a process's devices.
+/// An error of the program.
+pub(crate) struct Finding {
+    pub(crate) rule: check::Rule,
+    pub(crate) device: usize,
+    pub(crate) queue_pair: Option<(u32, Arc<QueuePair>)>,
+    pub(crate) message: String,
+    /// What was done, and where in the program. Errors of one rule whose first places are the
+    /// same are of one kind.
+    pub(crate) origins: Vec<(&'static str, Origin)>,
+}
+
+/// Reports the causes of a process's devices, and errors of the program.
 pub(crate) struct Explainer {
     target: Target,
     format: Format,
+    /// Causes are reported.
+    explains: bool,
+    pub(crate) checker: Option<Checker>,
     pub(crate) objects: Objects,
     reports: Mutex<Reports>,
     has_summary: AtomicBool,
@@ -349,10 +371,16 @@ pub(crate) fn object_changed(change: &ObjectChange) {
 impl Explainer {
     /// # Safety
     /// There is no other one in this process.
-    pub(crate) unsafe fn new(target: Target, format: Format) -> Self {
+    pub(crate) unsafe fn new(
+        (target, format): (Target, Format),
+        explains: bool,
+        checker: Option<Checker>,
+    ) -> Self {
         Self {
             target,
             format,
+            explains,
+            checker,
             objects: Objects::default(),
             // SAFETY: guaranteed by the caller.
             reports: Mutex::new(unsafe { Reports::new() }),
@@ -362,8 +390,15 @@ impl Explainer {
 
     /// Reports the causes of devices, and a summary at the exit of the process.
     pub(crate) fn observe(&'static self, devices: &[Embedded]) {
+        if self.checker.is_some() {
+            Checker::observe();
+        }
         for (number, device) in devices.iter().enumerate() {
             device.observe(Some(Arc::new(move |cause: &Cause| {
+                // Changes of objects are described to observers only.
+                if !self.explains {
+                    return;
+                }
                 let _scope = internal::enter();
                 let reports = &mut *lock(&self.reports);
                 if let Some(report) = reports.report(number, cause, &self.objects) {
@@ -387,13 +422,73 @@ impl Explainer {
         });
     }
 
-    /// Handles what a command of this thread has changed. Returns the changes.
-    pub(crate) fn after_command(&self, device: usize) -> Vec<ObjectChange> {
+    /// Handles what a command of this thread, on a descriptor of the program, has changed.
+    /// Returns the changes.
+    pub(crate) fn after_command(&self, fd: RawFd, device: usize) -> Vec<ObjectChange> {
         let changes = CHANGES.try_with(RefCell::take).unwrap_or_default();
         for change in &changes {
             self.objects.changed(device, change);
+            if let (Some(_), Lookup::Open(context)) = (&self.checker, table::find(fd)) {
+                self.objects.created(device, context.fd, change);
+            }
         }
         changes
+    }
+
+    /// Called before the program's last descriptor of a context is closed.
+    pub(crate) fn context_closed(&self, device: usize, context: RawFd) {
+        // Libraries close their contexts when the process ends.
+        if self.has_summary.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Some(checker) = &self.checker {
+            checker.context_closed(self, device, context);
+        }
+    }
+
+    /// Reports an error of the program.
+    pub(crate) fn report_error(&self, finding: Finding) {
+        let Some(checker) = &self.checker else { return };
+        let _scope = internal::enter();
+        let Finding {
+            rule,
+            device,
+            queue_pair,
+            message,
+            origins,
+        } = finding;
+        let mut hasher = DefaultHasher::new();
+        (device, rule).hash(&mut hasher);
+        if let Some((_, origin)) = origins.first() {
+            origin.stack.site().hash(&mut hasher);
+        }
+        let reports = &mut *lock(&self.reports);
+        let met = reports.errors.entry(hasher.finish()).or_default();
+        *met += 1;
+        let count = *met;
+        if !is_power_of_ten(count) || reports.errors.len() > MAX_KINDS {
+            return;
+        }
+        let report = Report {
+            device,
+            class: "error",
+            rule: Some(rule.name()),
+            message,
+            count,
+            queue_pair,
+            work: None,
+            region: None,
+            other_end: None,
+            call: None,
+            origins,
+        };
+        let text = report.text(&mut reports.symbols);
+        if checker.counts(rule, &text) {
+            self.target.write(&match self.format {
+                Format::Text => text,
+                Format::Json => report.json(&mut reports.symbols),
+            });
+        }
     }
 
     /// Reports a post that the provider refused.
@@ -404,6 +499,9 @@ impl Explainer {
         (what, errno): (&'static str, i32),
         post: &Post,
     ) {
+        if !self.explains {
+            return;
+        }
         let mut hasher = DefaultHasher::new();
         ("post", device, what, errno, post.origin.stack.site()).hash(&mut hasher);
         let error = std::io::Error::from_raw_os_error(errno);
@@ -428,6 +526,8 @@ impl Explainer {
             region: None,
             other_end: None,
             call: Some(post.origin.clone()),
+            rule: None,
+            origins: Vec::new(),
         };
         self.write(&report, &mut reports.symbols);
     }
@@ -437,6 +537,9 @@ impl Explainer {
         let Err(reason) = event.result() else {
             return;
         };
+        if !self.explains {
+            return;
+        }
         let call = Origin::here();
         let kind = event.kind();
         let message = format!("connection failed, event {kind:?}: {reason}");
@@ -457,6 +560,8 @@ impl Explainer {
             region: None,
             other_end: None,
             call: Some(call),
+            rule: None,
+            origins: Vec::new(),
         };
         self.write(&report, &mut reports.symbols);
     }
@@ -471,6 +576,19 @@ impl Explainer {
             return;
         }
         let _scope = internal::enter();
+        if self.explains {
+            self.summarise_causes();
+        }
+        if let Some(checker) = &self.checker {
+            let summary = checker.summary();
+            self.target.write(&match self.format {
+                Format::Text => summary.text(),
+                Format::Json => report::json_of(&summary),
+            });
+        }
+    }
+
+    fn summarise_causes(&self) {
         let devices = process::ready_devices();
         let summary = Summary {
             devices: devices.iter().map(Embedded::activity).collect(),
@@ -635,6 +753,8 @@ mod tests {
             kind: QpType::RC,
             user_handle: 0,
             entries: [1, 1],
+            send_blocks: 1,
+            signals_all: false,
         }
     }
 

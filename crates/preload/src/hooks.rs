@@ -3,8 +3,8 @@
 //!
 //! Programs do not call the provider by a symbol, but through the table of operations in the
 //! context. CREATE_CQ carries the address of the `ibv_cq` as its user handle, and its context
-//! is set before the command. After the command the entries of the table that are of interest
-//! ([`CONTEXT_HOOKS`]), and `start_poll` of an extended queue, lead to hooks of this library,
+//! is set before the command. After the command the entries of the table that are of interest,
+//! and `start_poll` of an extended queue, lead to hooks of this library,
 //! which call the provider's functions.
 //!
 //! - **Polls** drive the devices: a polling program makes no system calls, so only the
@@ -20,15 +20,18 @@ use std::ffi::{CStr, c_int, c_void};
 use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Mutex, Once};
 
 use embedded::ObjectChange;
 use libc::{pthread_cond_t, pthread_mutex_t};
 use uverbs::environment;
 
+use crate::check::Completion;
 use crate::config::print_error;
-use crate::{posts, process};
+use crate::explain::lock;
+use crate::table::{self, Lookup, Object, ObjectKind};
+use crate::{internal, posts, process};
 
 /// The part of `struct ibv_context` that programs are compiled with.
 #[repr(C)]
@@ -38,7 +41,7 @@ pub(crate) struct Context {
     pub(crate) command_fd: c_int,
 }
 
-/// The part of `struct ibv_cq_ex`, which begins as `struct ibv_cq`, up to `start_poll`.
+/// The part of `struct ibv_cq_ex`, which begins as `struct ibv_cq`, up to `read_qp_num`.
 /// Providers reserve it for either.
 #[repr(C)]
 struct Cq {
@@ -55,7 +58,37 @@ struct Cq {
     status: c_int,
     wr_id: u64,
     start_poll: *mut c_void,
+    next_poll: *mut c_void,
+    end_poll: *mut c_void,
+    read_opcode: Option<ReadCompletion>,
+    read_vendor_err: *mut c_void,
+    read_byte_len: *mut c_void,
+    read_imm_data: *mut c_void,
+    read_qp_num: Option<ReadCompletion>,
 }
+
+/// `struct ibv_wc`.
+#[repr(C)]
+struct Wc {
+    wr_id: u64,
+    status: u32,
+    opcode: u32,
+    vendor_err: u32,
+    byte_len: u32,
+    imm_data: u32,
+    qp_num: u32,
+    src_qp: u32,
+    wc_flags: u32,
+    pkey_index: u16,
+    slid: u16,
+    sl: u8,
+    dlid_path_bits: u8,
+}
+
+/// Bit in the opcodes of completions of receives.
+const RECEIVE: u32 = 1 << 7;
+
+const _: () = assert!(size_of::<Wc>() == 48);
 
 const _: () = assert!(offset_of!(Cq, handle) == 24);
 #[cfg(target_arch = "x86_64")]
@@ -69,6 +102,8 @@ const REQ_NOTIFY_CQ: usize = 12;
 
 type PollCq = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int;
 type ReqNotifyCq = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
+type ReadCompletion = unsafe extern "C" fn(*mut c_void) -> u32;
+type NextPoll = unsafe extern "C" fn(*mut c_void) -> c_int;
 type StartPoll = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 
 /// Maximum number of functions of one kind: providers in a process, times the variants of
@@ -100,8 +135,18 @@ static POLLS: Hooked = hooked!(poll);
 static NOTIFICATIONS: Hooked = hooked!(notify);
 static EXTENDED_POLLS: Hooked = hooked!(start_poll);
 
-/// Entries of a context's table that are hooked.
-static CONTEXT_HOOKS: [(usize, &Hooked); 2] = [(POLL_CQ, &POLLS), (REQ_NOTIFY_CQ, &NOTIFICATIONS)];
+/// As above, if the program is checked.
+static CHECKED_POLLS: Hooked = hooked!(checked_poll);
+static CHECKED_EXTENDED_POLLS: Hooked = hooked!(checked_start_poll);
+static NEXT_POLLS: Hooked = hooked!(next_poll);
+
+/// Returns the lists of hooks of polls.
+fn polls() -> (&'static Hooked, &'static Hooked) {
+    match process::checks() {
+        true => (&CHECKED_POLLS, &CHECKED_EXTENDED_POLLS),
+        false => (&POLLS, &EXTENDED_POLLS),
+    }
+}
 
 impl<const MAX: usize> Hooked<MAX> {
     pub(crate) const fn new(hooks: [*const (); MAX]) -> Self {
@@ -205,6 +250,112 @@ unsafe extern "C" fn start_poll<const N: usize>(
     }
 }
 
+/// Returns the lock that is held while a queue is polled and its completions are checked: a
+/// thread that polls a later one knows that the earlier ones are complete.
+fn poll_turn(queue: *mut c_void) -> &'static Mutex<()> {
+    static TURNS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
+    &TURNS[(queue.addr() >> 6) % TURNS.len()]
+}
+
+/// Checks completions that were polled, before the program has them.
+///
+/// # Safety
+/// The queue must exist, and its context must be open.
+unsafe fn check(queue: *mut c_void, completions: impl Iterator<Item = Completion>) {
+    // SAFETY: guaranteed by the caller.
+    let fd = unsafe { (*(*queue.cast::<Cq>()).context).command_fd };
+    let (Some(explainer), Lookup::Open(context)) = (process::explainer(), table::find(fd)) else {
+        return;
+    };
+    if let (Some(checker), ObjectKind::Device(device)) = (&explainer.checker, context.kind) {
+        let _scope = internal::enter();
+        completions.for_each(|it| checker.completed(explainer, device, &it));
+    }
+}
+
+unsafe extern "C" fn checked_poll<const N: usize>(
+    queue: *mut c_void,
+    max: c_int,
+    completions: *mut c_void,
+) -> c_int {
+    // SAFETY: as in `poll`.
+    let provider: PollCq = unsafe { std::mem::transmute(CHECKED_POLLS.function(N)) };
+    let turn = lock(poll_turn(queue));
+    // SAFETY: guaranteed by the caller.
+    let found = unsafe { provider(queue, max, completions) };
+    if found > 0 {
+        let completion = |number: usize| {
+            // SAFETY: the provider has written so many.
+            let wc = unsafe { &*completions.cast::<Wc>().add(number) };
+            Completion {
+                wr_id: wc.wr_id,
+                has_failed: wc.status != 0,
+                is_receive: wc.opcode & RECEIVE != 0,
+                qpn: Some(wc.qp_num),
+            }
+        };
+        // SAFETY: the program passes a queue.
+        unsafe { check(queue, (0..found as usize).map(completion)) };
+    }
+    drop(turn);
+    // SAFETY: the program passes a queue.
+    match unsafe { polled(queue, found != 0) } {
+        true => found,
+        false => -libc::EIO,
+    }
+}
+
+/// Checks the current completion of an extended queue, whose lock the provider holds.
+///
+/// # Safety
+/// The queue must exist, have a current completion, and its context must be open.
+unsafe fn check_current(queue: *mut c_void) {
+    // SAFETY: guaranteed by the caller. The functions read the current completion.
+    unsafe {
+        let cq = queue.cast::<Cq>();
+        let has_failed = (*cq).status != 0;
+        let opcode = (*cq).read_opcode.filter(|_| !has_failed);
+        let completion = Completion {
+            wr_id: (*cq).wr_id,
+            has_failed,
+            is_receive: opcode.is_some_and(|read| read(queue) & RECEIVE != 0),
+            qpn: (*cq).read_qp_num.map(|read| read(queue)),
+        };
+        check(queue, [completion].into_iter());
+    }
+}
+
+unsafe extern "C" fn checked_start_poll<const N: usize>(
+    queue: *mut c_void,
+    attributes: *mut c_void,
+) -> c_int {
+    // SAFETY: as in `poll`.
+    let provider: StartPoll = unsafe { std::mem::transmute(CHECKED_EXTENDED_POLLS.function(N)) };
+    // SAFETY: guaranteed by the caller.
+    let result = unsafe { provider(queue, attributes) };
+    if result == 0 {
+        // SAFETY: the program passes a queue.
+        unsafe { check_current(queue) };
+    }
+    // SAFETY: the program passes a queue.
+    match unsafe { polled(queue, result != libc::ENOENT) } {
+        true => result,
+        false => libc::EIO,
+    }
+}
+
+unsafe extern "C" fn next_poll<const N: usize>(queue: *mut c_void) -> c_int {
+    // SAFETY: as in `poll`.
+    let provider: NextPoll = unsafe { std::mem::transmute(NEXT_POLLS.function(N)) };
+    // SAFETY: guaranteed by the caller.
+    let result = unsafe { provider(queue) };
+    if result == 0 {
+        // SAFETY: the program passes a queue.
+        unsafe { check_current(queue) };
+    }
+    result
+}
+
 unsafe extern "C" fn notify<const N: usize>(queue: *mut c_void, solicited_only: c_int) -> c_int {
     if solicited_only != 0 {
         process::read_armings();
@@ -256,7 +407,7 @@ pub(crate) fn file_of(function: *const c_void) -> Option<libc::Dl_info> {
 /// queue that it has created.
 pub(crate) fn after_command(fd: RawFd, device: usize) {
     if let Some(explainer) = process::explainer() {
-        for change in explainer.after_command(device) {
+        for change in explainer.after_command(fd, device) {
             let ObjectChange::QueuePairModified { number, .. } = change else {
                 continue;
             };
@@ -273,9 +424,9 @@ pub(crate) fn after_command(fd: RawFd, device: usize) {
     // of an `ibv_cq` if that has a context with this descriptor.
     let Some(cq) = read::<Cq>(queue) else { return };
     // SAFETY: all members may have any value.
-    let (context, extended) = unsafe {
+    let (context, extended, next) = unsafe {
         let cq = cq.as_ptr();
-        ((*cq).context, (*cq).start_poll)
+        ((*cq).context, (*cq).start_poll, (*cq).next_poll)
     };
     if !context.is_aligned() {
         return;
@@ -288,15 +439,16 @@ pub(crate) fn after_command(fd: RawFd, device: usize) {
     if table.command_fd != fd {
         return;
     }
+    let (polls, extended_polls) = polls();
     let poll = table.operations[POLL_CQ];
-    let provider = POLLS.provider_of(poll);
+    let provider = polls.provider_of(poll);
     if provider == poll {
         // The context's first queue.
         check_provider(provider);
     }
     // SAFETY: within the context.
     let entry = |index: usize| unsafe { &raw mut (*context).operations[index] };
-    for (index, hooked) in CONTEXT_HOOKS {
+    for (index, hooked) in [(POLL_CQ, polls), (REQ_NOTIFY_CQ, &NOTIFICATIONS)] {
         // SAFETY: the entry is readable, and libibverbs, whose structure it is in, writes it
         // no more. The program waits for the command, so that the queue and its context exist.
         unsafe { hooked.exchange(entry(index), table.operations[index]) };
@@ -312,13 +464,27 @@ pub(crate) fn after_command(fd: RawFd, device: usize) {
     }
     // A queue that is not extended may have something else there.
     let file = |function| file_of(function).map(|it| it.dli_fbase);
-    let base = file(EXTENDED_POLLS.provider_of(extended));
+    let base = file(extended_polls.provider_of(extended));
     if base.is_some() && base == file(provider) {
         let cq = ptr::with_exposed_provenance_mut::<Cq>(queue);
         // SAFETY: within the queue.
-        let entry = unsafe { &raw mut (*cq).start_poll };
+        let entries = unsafe { [&raw mut (*cq).start_poll, &raw mut (*cq).next_poll] };
         // SAFETY: as above.
-        unsafe { EXTENDED_POLLS.exchange(entry, extended) };
+        unsafe { extended_polls.exchange(entries[0], extended) };
+        if process::checks() {
+            // SAFETY: as above.
+            unsafe { NEXT_POLLS.exchange(entries[1], next) };
+        }
+    }
+}
+
+/// Called before the program closes a descriptor, which is in no table any more.
+pub(crate) fn before_close(object: &Arc<Object>) {
+    // It may have duplicates.
+    if let (ObjectKind::Device(device), 1) = (object.kind, Arc::strong_count(object)) {
+        if let Some(explainer) = process::explainer() {
+            explainer.context_closed(device, object.fd);
+        }
     }
 }
 

@@ -18,6 +18,7 @@
 
 mod attributes;
 mod calls;
+mod check;
 mod config;
 mod doorbells;
 mod dynamic;

@@ -15,10 +15,11 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::check::{Checker, Sent, Sge};
 use crate::explain::{Explainer, Objects, Post, QueuePair, lock};
 use crate::hooks::{Context, Hooked, hooked};
-use crate::process;
 use crate::table::{self, Lookup, ObjectKind};
+use crate::{internal, process};
 
 /// Indices in `struct ibv_context_ops`.
 const BIND_MW: usize = 8;
@@ -61,6 +62,8 @@ const _: () = assert!(EXTENSION == 160);
 
 /// Number of the functions of a builder, and indices among them.
 const FUNCTIONS: usize = 20;
+const WR_SET_SGE: usize = 15;
+const WR_SET_SGE_LIST: usize = 16;
 const WR_START: usize = 17;
 const WR_COMPLETE: usize = 18;
 const WR_ABORT: usize = 19;
@@ -89,12 +92,6 @@ struct RecvWr {
     next: *mut RecvWr,
     sg_list: *const Sge,
     num_sge: c_int,
-}
-
-/// The beginning of `struct ibv_sge`.
-#[repr(C)]
-struct Sge {
-    address: u64,
 }
 
 const INLINE: u32 = 1 << 3;
@@ -178,6 +175,8 @@ post_hooks!(SENDS, post_send, "post_send");
 post_hooks!(RECEIVES, post_receive, "post_receive");
 post_hooks!(BINDINGS, bind_window, "bind_window");
 build_hooks!(BUILDS: 0 1 2 3 4 5 6 7 8 9 10);
+static ELEMENTS: Hooked<VARIANTS> = hooked!(set_sge: 0 1 2 3 4 5 6 7);
+static LISTS: Hooked<VARIANTS> = hooked!(set_sge_list: 0 1 2 3 4 5 6 7);
 static STARTS: Hooked<VARIANTS> = hooked!(start: 0 1 2 3 4 5 6 7);
 static COMPLETES: Hooked<VARIANTS> = hooked!(complete: 0 1 2 3 4 5 6 7);
 static ABORTS: Hooked<VARIANTS> = hooked!(abort: 0 1 2 3 4 5 6 7);
@@ -194,6 +193,28 @@ struct Posting {
     explainer: &'static Explainer,
     key: (usize, u32),
     queue_pair: Arc<QueuePair>,
+}
+
+impl Posting {
+    /// Describes sends to the checker, before the provider has them. Returns their number.
+    fn check(&self, checker: &Checker, sends: Vec<Sent>) -> usize {
+        let _scope = internal::enter();
+        checker.posting(self.explainer, self.key.0, &self.queue_pair, sends)
+    }
+
+    /// Tells the checker that the provider has refused the last sends, for this reason.
+    fn refused(&self, checker: &Checker, refused: (usize, i32), post: &Post) {
+        let (explainer, queue_pair) = (self.explainer, &self.queue_pair);
+        checker.refused(explainer, self.key, queue_pair, refused, &post.origin);
+    }
+
+    /// Notes that the order of sends is unknown.
+    fn lose_order(&self) {
+        self.queue_pair.lose_order();
+        if let Some(checker) = &self.explainer.checker {
+            checker.lose_order(&self.queue_pair);
+        }
+    }
 }
 
 /// Returns the queue pair that the program posts to; `None` if it is not known.
@@ -267,6 +288,40 @@ unsafe fn note_list(objects: &Objects, list: *mut c_void, sends: bool, site: usi
     posts
 }
 
+/// Returns the elements of a list.
+///
+/// # Safety
+/// The list must have `count` elements.
+unsafe fn elements(list: *const Sge, count: usize) -> Vec<Sge> {
+    match list.is_null() {
+        true => Vec::new(),
+        // SAFETY: guaranteed by the caller.
+        false => unsafe { std::slice::from_raw_parts(list, count).to_vec() },
+    }
+}
+
+/// Describes the sends of a list to the checker, given their posts.
+///
+/// # Safety
+/// A list of sends.
+unsafe fn sends_of(list: *mut c_void, posts: &[Post]) -> Vec<Sent> {
+    let mut next = list.cast::<SendWr>();
+    let sends = posts.iter().map(|post| {
+        // SAFETY: as many elements as posts.
+        let (flags, elements) = unsafe {
+            let wr = &*next;
+            next = wr.next;
+            let count = usize::try_from(wr.num_sge).unwrap_or_default();
+            (wr.send_flags, elements(wr.sg_list, count))
+        };
+        let what = (post.opcode.unwrap_or_default(), flags);
+        let mut sent = Sent::new(post.wr_id, what, post.origin.clone());
+        sent.add(elements);
+        sent
+    });
+    sends.collect()
+}
+
 /// Posts a list, and returns what the provider has returned.
 ///
 /// # Safety
@@ -288,7 +343,7 @@ unsafe fn post(
     };
     let known = &posting.queue_pair;
     if sends && known.building.load(Ordering::Relaxed) {
-        known.lose_order();
+        posting.lose_order();
     }
     let (posts, order) = match sends {
         true => (&known.sends, &known.send_order),
@@ -298,6 +353,12 @@ unsafe fn post(
     // SAFETY: guaranteed by the caller.
     let noted = unsafe { note_list(&posting.explainer.objects, list, sends, site) };
     noted.iter().for_each(|post| lock(posts).push(post.clone()));
+    let checker = posting.explainer.checker.as_ref().filter(|_| sends);
+    let checked = checker.map(|checker| {
+        // SAFETY: guaranteed by the caller.
+        let list = unsafe { sends_of(list, &noted) };
+        (checker, posting.check(checker, list))
+    });
     // SAFETY: guaranteed by the caller.
     let result = unsafe { provider(queue_pair, list, bad) };
     if result != 0 {
@@ -317,6 +378,13 @@ unsafe fn post(
         }
         lock(posts).take_back(noted.len().saturating_sub(accepted));
         if let Some(post) = noted.get(accepted) {
+            if let Some((checker, count)) = checked {
+                posting.refused(
+                    checker,
+                    (count.saturating_sub(accepted), result.abs()),
+                    post,
+                );
+            }
             let what = if sends { "send" } else { "receive" };
             let refusal = (what, result.abs());
             (posting.explainer).post_refused(posting.key, known, refusal, post);
@@ -371,9 +439,19 @@ unsafe extern "C" fn bind_window<const N: usize>(
         origin: posting.explainer.objects.call_from(site),
     };
     lock(&known.sends).push(post.clone());
+    let checker = posting.explainer.checker.as_ref();
+    let checked = checker.map(|checker| {
+        // SAFETY: guaranteed by the caller. The flags follow the `wr_id`.
+        let flags = unsafe { *binding.cast::<u32>().add(2) };
+        let sent = Sent::new(post.wr_id, (BIND, flags), post.origin.clone());
+        (checker, posting.check(checker, vec![sent]))
+    });
     // SAFETY: guaranteed by the caller.
     let result = unsafe { provider(queue_pair, window, binding) };
     if result != 0 {
+        if let Some((checker, count)) = checked {
+            posting.refused(checker, (count, result.abs()), &post);
+        }
         lock(&known.sends).take_back(1);
         let refusal = ("memory window binding", result.abs());
         (posting.explainer).post_refused(posting.key, known, refusal, &post);
@@ -398,7 +476,14 @@ unsafe extern "C" fn build<const BUILDER: usize, const N: usize>(
     // SAFETY: as in `post`. More arguments in registers are ignored.
     let provider: BuildFunction = unsafe { std::mem::transmute(BUILDS[BUILDER].function(N)) };
     // SAFETY: the program passes a queue pair, which has an extension.
-    let (posting, wr_id) = unsafe { (posting(queue_pair), (*extension(queue_pair)).wr_id) };
+    let (posting, wr_id, flags) = unsafe {
+        let extension = extension(queue_pair);
+        (
+            posting(queue_pair),
+            (*extension).wr_id,
+            (*extension).wr_flags,
+        )
+    };
     if let Some(posting) = posting {
         let opcode = BUILDERS[BUILDER];
         let has_remote = matches!(opcode, 0 | 1 | 4);
@@ -409,11 +494,55 @@ unsafe extern "C" fn build<const BUILDER: usize, const N: usize>(
             remote: has_remote.then_some(b as u64),
             origin: posting.explainer.objects.call_from(site),
         };
+        if posting.explainer.checker.is_some() {
+            let sent = Sent::new(wr_id, (opcode, flags), post.origin.clone());
+            lock(&posting.queue_pair.in_flight).build(sent);
+        }
         lock(&posting.queue_pair.sends).push(post);
         *lock(&posting.queue_pair.built) += 1;
     }
     // SAFETY: guaranteed by the caller.
     unsafe { provider(queue_pair, a, b, c, d) }
+}
+
+unsafe extern "C" fn set_sge<const N: usize>(
+    queue_pair: *mut IbvQp,
+    lkey: u32,
+    address: u64,
+    length: u32,
+) {
+    // SAFETY: as in `post`.
+    let provider: unsafe extern "C" fn(*mut IbvQp, u32, u64, u32) =
+        unsafe { std::mem::transmute(ELEMENTS.function(N)) };
+    // SAFETY: the program passes a queue pair.
+    if let Some(posting) = unsafe { posting(queue_pair) } {
+        let element = Sge {
+            address,
+            length,
+            lkey,
+        };
+        lock(&posting.queue_pair.in_flight).add([element]);
+    }
+    // SAFETY: guaranteed by the caller.
+    unsafe { provider(queue_pair, lkey, address, length) }
+}
+
+unsafe extern "C" fn set_sge_list<const N: usize>(
+    queue_pair: *mut IbvQp,
+    count: usize,
+    list: *const Sge,
+) {
+    // SAFETY: as in `post`.
+    let provider: unsafe extern "C" fn(*mut IbvQp, usize, *const Sge) =
+        unsafe { std::mem::transmute(LISTS.function(N)) };
+    // SAFETY: the program passes a queue pair.
+    if let Some(posting) = unsafe { posting(queue_pair) } {
+        // SAFETY: guaranteed by the caller.
+        let elements = unsafe { elements(list, count) };
+        lock(&posting.queue_pair.in_flight).add(elements);
+    }
+    // SAFETY: guaranteed by the caller.
+    unsafe { provider(queue_pair, count, list) }
 }
 
 unsafe extern "C" fn start<const N: usize>(queue_pair: *mut IbvQp) {
@@ -422,10 +551,17 @@ unsafe extern "C" fn start<const N: usize>(queue_pair: *mut IbvQp) {
         unsafe { std::mem::transmute(STARTS.function(N)) };
     // SAFETY: guaranteed by the caller. The provider's lock is held when it returns.
     unsafe { provider(queue_pair) };
+    // libmlx5 sets the function after the command that moves the queue pair to RTS.
+    // SAFETY: the queue pair has an extension, whose functions are only read meanwhile.
+    unsafe {
+        let entry = &raw mut (*extension(queue_pair)).functions[WR_COMPLETE];
+        COMPLETES.exchange(entry, *entry);
+    }
     // SAFETY: the program passes a queue pair.
     if let Some(posting) = unsafe { posting(queue_pair) } {
         posting.queue_pair.building.store(true, Ordering::Relaxed);
         *lock(&posting.queue_pair.built) = 0;
+        lock(&posting.queue_pair.in_flight).start();
     }
 }
 
@@ -439,12 +575,20 @@ unsafe extern "C" fn complete<const N: usize>(queue_pair: *mut IbvQp) -> c_int {
         posting.queue_pair.building.store(false, Ordering::Relaxed);
         std::mem::take(&mut *lock(&posting.queue_pair.built))
     });
+    let checked = posting.as_ref().and_then(|posting| {
+        let checker = posting.explainer.checker.as_ref()?;
+        let sends = lock(&posting.queue_pair.in_flight).take_built();
+        Some((checker, posting.check(checker, sends)))
+    });
     // SAFETY: guaranteed by the caller.
     let result = unsafe { provider(queue_pair) };
     if let Some((posting, built)) = posting.zip(built).filter(|_| result != 0) {
         let known = &posting.queue_pair;
         let refused = lock(&known.sends).take_back(built);
         if let Some(post) = refused {
+            if let Some((checker, count)) = checked {
+                posting.refused(checker, (count, result.abs()), &post);
+            }
             let refusal = ("send", result.abs());
             (posting.explainer).post_refused(posting.key, known, refusal, &post);
         }
@@ -462,6 +606,7 @@ unsafe extern "C" fn abort<const N: usize>(queue_pair: *mut IbvQp) {
         known.building.store(false, Ordering::Relaxed);
         let built = std::mem::take(&mut *lock(&known.built));
         lock(&known.sends).take_back(built);
+        lock(&known.in_flight).start();
     }
     // SAFETY: guaranteed by the caller.
     unsafe { provider(queue_pair) }
@@ -503,6 +648,8 @@ pub(crate) fn hook_builders(fd: c_int, address: u64, number: u32) {
     }
     let queue_pair = ptr::with_exposed_provenance_mut::<IbvQp>(address);
     let others = [
+        (WR_SET_SGE, &ELEMENTS),
+        (WR_SET_SGE_LIST, &LISTS),
         (WR_START, &STARTS),
         (WR_COMPLETE, &COMPLETES),
         (WR_ABORT, &ABORTS),

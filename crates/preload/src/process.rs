@@ -18,6 +18,7 @@ use embedded::{Descriptors, Drive, Embedded, InheritedContext, Network, usage};
 use uverbs::kernel::Kernel;
 use uverbs::{Errno, Error};
 
+use crate::check::Checker;
 use crate::config::{self, print_error};
 use crate::explain::{Explainer, Target};
 use crate::table::{self, Object, ObjectKind, ProgramDescriptors, Table};
@@ -173,14 +174,23 @@ impl ProcessState {
         Ok(devices)
     }
 
-    /// Reports the causes of devices, if that is asked for.
+    /// Reports the causes of devices, and errors of the program, if that is asked for.
     fn explain(&self, devices: &'static [Embedded]) {
         let Some(config) = config::get() else { return };
-        let Some(name) = &config.explain else { return };
+        let names = (config.explain.as_ref(), config.check.as_ref());
+        let Some(name) = names.0.or(names.1) else {
+            return;
+        };
+        let checker = names.1.and_then(|_| {
+            let checker = Checker::new(config).map_err(|error| print_error(&error));
+            checker.ok()
+        });
         match Target::open(name) {
             Ok(target) => {
+                let explains = config.explain.is_some();
+                let format = config.explain_format;
                 // SAFETY: a process joins the network once.
-                let explainer = unsafe { Explainer::new(target, config.explain_format) };
+                let explainer = unsafe { Explainer::new((target, format), explains, checker) };
                 let explainer = self
                     .explainer
                     .get_or_init(|| Box::leak(Box::new(explainer)));
@@ -382,6 +392,11 @@ pub(crate) fn explainer() -> Option<&'static Explainer> {
     }
     // SAFETY: states are never freed.
     unsafe { &*current }.explainer.get().copied()
+}
+
+/// Returns whether errors of the program are reported.
+pub(crate) fn checks() -> bool {
+    explainer().is_some_and(|explainer| explainer.checker.is_some())
 }
 
 /// Returns the devices of this process, none before it has joined the network.

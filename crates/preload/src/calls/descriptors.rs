@@ -269,6 +269,9 @@ export! {
         let object = find(fd);
         // Before closing, so that the number is not reused while it is in the table.
         unregister(&object, fd);
+        if let Lookup::Open(object) = &object {
+            hooks::before_close(object);
+        }
         // SAFETY: guaranteed by the caller.
         unsafe { real::close(fd) }
     }

@@ -1,6 +1,7 @@
 //! The program's objects and posts, with the places in the program that made them.
 
 use std::collections::{HashMap, VecDeque};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -10,6 +11,7 @@ use embedded::softhca::cause::WorkRequest;
 use uverbs::{AccessFlags, QpState, QpType};
 
 use super::stack::Stack;
+use crate::check::{SendQueue, Sge};
 
 /// Posts from one place after which the stack is captured again.
 const POSTS_PER_STACK: u64 = 1024;
@@ -175,6 +177,8 @@ pub(crate) struct QueuePair {
     /// Work requests since `ibv_wr_start`, while builders are used.
     pub(crate) building: AtomicBool,
     pub(crate) built: Mutex<usize>,
+    /// Sends whose completions were not polled, if the program is checked.
+    pub(crate) in_flight: Mutex<SendQueue>,
 }
 
 impl QueuePair {
@@ -228,10 +232,24 @@ impl QueuePair {
 #[derive(Clone, Debug)]
 pub(crate) struct Region {
     pub(crate) start: u64,
+    /// Where it is in the program's memory.
+    address: u64,
     pub(crate) length: u64,
     pub(crate) access: AccessFlags,
     pub(crate) registered: Origin,
     pub(crate) deregistered: Option<Origin>,
+}
+
+/// An object of a context.
+#[derive(Debug)]
+pub(crate) struct Created {
+    /// The device's descriptor of the context.
+    context: RawFd,
+    /// Its type.
+    pub(crate) name: &'static str,
+    /// Its number in the device; 0 if it has none.
+    pub(crate) number: u32,
+    pub(crate) created: Origin,
 }
 
 /// Places in the program from which work requests are posted.
@@ -247,6 +265,8 @@ pub(crate) struct Objects {
     deregistered: Mutex<VecDeque<(usize, u32)>>,
     /// Destroyed queue pairs, oldest first.
     destroyed: Mutex<VecDeque<(usize, u32)>>,
+    /// The objects of contexts by handle, if the program is checked.
+    created: Mutex<HashMap<(usize, u32), Created>>,
     sites: Mutex<Sites>,
     queue_pairs_created: std::sync::atomic::AtomicU64,
 }
@@ -260,6 +280,8 @@ impl Objects {
                 kind,
                 user_handle,
                 entries: [sends, receives],
+                send_blocks,
+                signals_all,
             } => {
                 let queue_pair = QueuePair {
                     kind,
@@ -272,6 +294,7 @@ impl Objects {
                     receive_order: Mutex::default(),
                     building: AtomicBool::new(false),
                     built: Mutex::default(),
+                    in_flight: Mutex::new(SendQueue::new(send_blocks, signals_all)),
                 };
                 self.queue_pairs_created.fetch_add(1, Ordering::Relaxed);
                 lock(&self.queue_pairs).insert((device, number), Arc::new(queue_pair));
@@ -284,6 +307,7 @@ impl Objects {
                 if state == QpState::RESET {
                     lock(&queue_pair.sends).reset();
                     lock(&queue_pair.receives).reset();
+                    lock(&queue_pair.in_flight).reset();
                 }
             }
             ObjectChange::QueuePairDestroyed { number } => {
@@ -297,11 +321,13 @@ impl Objects {
             ObjectChange::RegionRegistered {
                 key,
                 iova,
+                address,
                 length,
                 access,
             } => {
                 let region = Region {
                     start: iova,
+                    address,
                     length,
                     access,
                     registered: Origin::here(),
@@ -323,8 +349,68 @@ impl Objects {
                     oldest.and_then(|key| regions.remove(&key));
                 }
             }
+            ObjectChange::Destroyed { handle } => {
+                lock(&self.created).remove(&(device, handle));
+            }
             _ => {}
         }
+    }
+
+    /// Notes an object of a context, which a command of this thread has created.
+    pub(crate) fn created(&self, device: usize, context: RawFd, change: &ObjectChange) {
+        if let ObjectChange::Created {
+            handle,
+            name,
+            number,
+        } = *change
+        {
+            let created = Created {
+                context,
+                name,
+                number,
+                created: Origin::here(),
+            };
+            lock(&self.created).insert((device, handle), created);
+        }
+    }
+
+    /// Removes and returns the objects of a context, oldest first.
+    pub(crate) fn take_context(&self, device: usize, context: RawFd) -> Vec<Created> {
+        let mut created = lock(&self.created);
+        let is_of =
+            |(of, _): &(usize, u32), object: &Created| *of == device && object.context == context;
+        let mut handles: Vec<_> = created
+            .iter()
+            .filter(|(key, it)| is_of(key, it))
+            .map(|it| *it.0)
+            .collect();
+        handles.sort_unstable();
+        handles
+            .iter()
+            .filter_map(|key| created.remove(key))
+            .collect()
+    }
+
+    /// Returns the queue pairs of a device.
+    pub(crate) fn queue_pairs_of(&self, device: usize) -> Vec<Arc<QueuePair>> {
+        let queue_pairs = lock(&self.queue_pairs);
+        let of_device = queue_pairs.iter().filter(|((of, _), _)| *of == device);
+        of_device
+            .map(|(_, queue_pair)| Arc::clone(queue_pair))
+            .collect()
+    }
+
+    /// Returns where an element is in the program's memory; `None` if it is empty, or not in a
+    /// region.
+    pub(crate) fn program_address(&self, device: usize, element: &Sge) -> Option<u64> {
+        let regions = lock(&self.regions);
+        let region = regions.get(&(device, element.lkey))?;
+        let offset = element.address.checked_sub(region.start)?;
+        let end = offset.checked_add(element.length.into())?;
+        let is_inside = end <= region.length && element.length != 0;
+        (is_inside && region.deregistered.is_none())
+            .then(|| region.address.checked_add(offset))
+            .flatten()
     }
 
     pub(crate) fn queue_pair(&self, device: usize, number: u32) -> Option<Arc<QueuePair>> {

@@ -10,6 +10,7 @@ use embedded::softhca::cause::WorkRequest;
 use super::json::{Object, quoted};
 use super::objects::{Origin, Post, QueuePair, Region};
 use super::stack::{Frame, Symbols};
+use crate::check::CheckSummary;
 use crate::config;
 
 /// Version of the members of JSON, which changes if one gets another meaning.
@@ -33,6 +34,10 @@ pub(super) struct Report {
     pub(super) other_end: Option<String>,
     /// The call that was refused.
     pub(super) call: Option<Origin>,
+    /// The rule of `check` that the program has broken.
+    pub(super) rule: Option<&'static str>,
+    /// What else was done, and where.
+    pub(super) origins: Vec<(&'static str, Origin)>,
 }
 
 /// Adds a line about a call of the program, and its stack.
@@ -63,7 +68,9 @@ impl Report {
     /// Returns the report as text. Lines after the first are indented.
     pub(super) fn text(&self, symbols: &mut Symbols) -> String {
         let (device, message) = (config::device_name(self.device), &self.message);
-        let mut text = format!("ringverbs: {device}: {message}");
+        let rule = self.rule.map(|rule| format!("error {rule}: "));
+        let rule = rule.unwrap_or_default();
+        let mut text = format!("ringverbs: {device}: {rule}{message}");
         // Writing to a string does not fail.
         if self.count > 1 {
             let _ = write!(text, " ({} such)", self.count);
@@ -80,6 +87,9 @@ impl Report {
         }
         if let Some(call) = &self.call {
             add_origin(&mut text, "called", call, symbols);
+        }
+        for (what, origin) in &self.origins {
+            add_origin(&mut text, what, origin, symbols);
         }
         if let Some(other_end) = &self.other_end {
             let _ = writeln!(text, "    the other end: {other_end}");
@@ -146,8 +156,33 @@ impl Report {
         line = line.optional("region", region);
         line = line.optional("other_end", self.other_end.as_deref().map(quoted));
         let call = self.call.as_ref().map(|call| json_origin(call, symbols));
-        line.optional("call", call).end() + "\n"
+        line = line.optional("call", call);
+        if self.rule.is_some() {
+            let origins = self.origins.iter().map(|(what, origin)| {
+                Object::new()
+                    .text("what", what)
+                    .raw("call", json_origin(origin, symbols))
+                    .end()
+            });
+            line = line
+                .optional("rule", self.rule.map(quoted))
+                .list("origins", origins);
+        }
+        line.end() + "\n"
     }
+}
+
+/// Returns the summary of a check as a line of JSON.
+pub(super) fn json_of(summary: &CheckSummary) -> String {
+    Object::new()
+        .raw("version", VERSION)
+        .text("type", "check")
+        .raw("process", process::id())
+        .raw("errors", summary.errors)
+        .raw("suppressed", summary.suppressed)
+        .list("not_checked", summary.left_out.iter().map(|it| quoted(it)))
+        .end()
+        + "\n"
 }
 
 fn json_work(work: &WorkRequest, post: Option<&Post>, symbols: &mut Symbols) -> String {

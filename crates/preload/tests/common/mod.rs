@@ -34,6 +34,8 @@ pub struct World {
     devices: &'static str,
     /// Programs report causes to the file `explanations` of the directory.
     pub explains: bool,
+    /// Programs are checked, with reports to the file `errors`.
+    pub checks: bool,
 }
 
 /// Cargo's target directory of this build.
@@ -61,6 +63,7 @@ impl World {
             provider,
             devices,
             explains: false,
+            checks: false,
         }
     }
 
@@ -89,6 +92,9 @@ impl World {
         if self.explains {
             let file = self.directory.join("explanations");
             command.env("RINGVERBS_EXPLAIN", file);
+        }
+        if self.checks {
+            command.env("RINGVERBS_CHECK", self.directory.join("errors"));
         }
         if self.provider == Provider::Ours {
             // Programs that are linked to libmlx5, as perftest is, register that first.
@@ -138,6 +144,7 @@ impl World {
             if attempt < 10 && again.iter().any(|it| said.contains(it)) {
                 // Of a client that met no server.
                 let _ = fs::remove_file(self.directory.join("explanations"));
+                let _ = fs::remove_file(self.directory.join("errors"));
                 continue;
             }
             let said = client.good();

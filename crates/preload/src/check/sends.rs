@@ -1,0 +1,249 @@
+//! The sends of a queue pair whose completions the program has not polled.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+
+use super::content::{Content, Fate};
+use super::watched::{self, Watched};
+use crate::explain::{Objects, Origin};
+
+/// `IBV_SEND_SIGNALED` and `IBV_SEND_INLINE`.
+const SIGNALED: u32 = 1 << 1;
+const INLINE: u32 = 1 << 3;
+
+/// A scatter/gather element.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct Sge {
+    pub(crate) address: u64,
+    pub(crate) length: u32,
+    pub(crate) lkey: u32,
+}
+
+const _: () = assert!(size_of::<Sge>() == 16);
+
+/// A buffer in flight.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    /// Where it is in the program's memory.
+    pub(super) address: u64,
+    pub(super) length: usize,
+    pub(super) lkey: u32,
+    content: Content,
+    watched: Watched,
+}
+
+/// A send whose completion was not polled.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    pub(super) wr_id: u64,
+    pub(super) origin: Origin,
+    is_signaled: bool,
+    /// When it was posted.
+    pub(super) at: u64,
+    pub(super) buffers: Vec<Buffer>,
+    /// Elements of a builder, until the work request is posted.
+    elements: Vec<Sge>,
+    is_gathered: bool,
+}
+
+/// Returns whether the device reads the buffers of an `ibv_wr_opcode`, as they are.
+fn is_gathered(opcode: u32) -> bool {
+    matches!(opcode, 0..=3 | 9)
+}
+
+impl Sent {
+    /// A work request without buffers yet.
+    pub(crate) fn new(wr_id: u64, (opcode, flags): (u32, u32), origin: Origin) -> Self {
+        Self {
+            wr_id,
+            origin,
+            is_signaled: flags & SIGNALED != 0,
+            at: watched::now(),
+            buffers: Vec::new(),
+            elements: Vec::new(),
+            is_gathered: is_gathered(opcode) && flags & INLINE == 0,
+        }
+    }
+
+    /// Adds elements, which are read by [`Self::read`].
+    pub(crate) fn add(&mut self, elements: impl IntoIterator<Item = Sge>) {
+        if self.is_gathered {
+            self.elements.extend(elements);
+        }
+    }
+
+    /// Reads the buffers of the elements, as far as they are in known regions.
+    ///
+    /// # Errors
+    /// This process may not read its memory.
+    pub(crate) fn read(&mut self, device: usize, objects: &Objects) -> Result<(), c_int> {
+        for element in std::mem::take(&mut self.elements) {
+            let Sge { lkey, length, .. } = element;
+            let length = length as usize;
+            let Some(address) = objects.program_address(device, &element) else {
+                continue;
+            };
+            let watched = Watched::new(address, length);
+            let content = match Content::of(address, length) {
+                Ok(content) => content,
+                Err(libc::EFAULT) => continue,
+                Err(errno) => return Err(errno),
+            };
+            self.buffers.push(Buffer {
+                address,
+                length,
+                lkey,
+                content,
+                watched,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong with a buffer of a send whose completion is polled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// Its bytes have changed, from an offset on if that is known.
+    Changed(Option<usize>),
+    Unmapped,
+}
+
+impl Buffer {
+    /// Compares it with what was posted.
+    pub(super) fn fault(&self) -> Option<Fault> {
+        let fate = self.content.compare(self.address, self.length)?;
+        match fate {
+            // After the comparison: the device marks a buffer before it writes to it.
+            Fate::Changed(_) if self.watched.is_written() => None,
+            Fate::Changed(offset) => Some(Fault::Changed(offset)),
+            Fate::Unreadable => Some(Fault::Unmapped),
+            Fate::Same => None,
+        }
+    }
+}
+
+/// The sends of a queue pair that were not completed, in their order.
+#[derive(Debug, Default)]
+pub(crate) struct SendQueue {
+    sends: VecDeque<Sent>,
+    /// Those since `ibv_wr_start`.
+    building: Vec<Sent>,
+    /// Maximum number.
+    capacity: usize,
+    signals_all: bool,
+    /// Work requests were posted, or completions polled, in ways that are not seen, or one has
+    /// failed: nothing is known until RESET.
+    is_lost: bool,
+}
+
+impl SendQueue {
+    pub(crate) fn new(entries: u32, signals_all: bool) -> Self {
+        Self {
+            capacity: entries as usize,
+            signals_all,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.sends.clear();
+        self.building.clear();
+        self.is_lost = false;
+    }
+
+    /// Stops until RESET. Returns whether there was anything to follow.
+    pub(super) fn lose(&mut self) -> bool {
+        self.sends.clear();
+        self.building.clear();
+        !std::mem::replace(&mut self.is_lost, true)
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
+    /// Adds a send. Returns false if there are more than the queue has room for: completions
+    /// are polled in a way that is not seen.
+    #[must_use]
+    pub(super) fn push(&mut self, sent: Sent) -> bool {
+        if self.capacity != 0 && self.sends.len() == self.capacity {
+            return false;
+        }
+        self.sends.push_back(sent);
+        true
+    }
+
+    /// Takes the last sends back, which were refused.
+    pub(super) fn take_back(&mut self, count: usize) {
+        let kept = self.sends.len().saturating_sub(count);
+        self.sends.truncate(kept);
+    }
+
+    pub(crate) fn start(&mut self) {
+        self.building.clear();
+    }
+
+    pub(crate) fn build(&mut self, sent: Sent) {
+        if !self.is_lost {
+            self.building.push(sent);
+        }
+    }
+
+    /// Adds elements to the last send that is being built.
+    pub(crate) fn add(&mut self, elements: impl IntoIterator<Item = Sge>) {
+        if let Some(last) = self.building.last_mut() {
+            last.add(elements);
+        }
+    }
+
+    pub(crate) fn take_built(&mut self) -> Vec<Sent> {
+        std::mem::take(&mut self.building)
+    }
+
+    /// Returns the first of the sends if none of them has a completion.
+    pub(super) fn first_of_unsignaled(&self) -> Option<&Sent> {
+        let none = !self.signals_all && !self.sends.iter().any(|sent| sent.is_signaled);
+        self.sends.front().filter(|_| none && !self.is_lost)
+    }
+
+    /// Removes the sends that a completion stands for: one that has completions, and those
+    /// before that have none. `None` if it cannot be that of the oldest.
+    pub(super) fn complete(&mut self, wr_id: u64) -> Option<Vec<Sent>> {
+        let mut sends = self.sends.iter();
+        let at = sends.position(|sent| self.signals_all || sent.is_signaled)?;
+        let is_same = self.sends.get(at).is_some_and(|sent| sent.wr_id == wr_id);
+        is_same.then(|| self.sends.drain(..=at).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent(wr_id: u64, flags: u32) -> Sent {
+        Sent::new(wr_id, (2, flags), Origin::here())
+    }
+
+    #[test]
+    fn a_completion_stands_for_those_before_it() {
+        let mut queue = SendQueue::new(8, false);
+        for (wr_id, flags) in [(1, 0), (2, 0), (3, SIGNALED), (4, SIGNALED), (5, 0)] {
+            assert!(queue.push(sent(wr_id, flags)));
+        }
+        let ids = |sends: Vec<Sent>| sends.iter().map(|it| it.wr_id).collect::<Vec<_>>();
+        assert_eq!(queue.complete(3).map(ids), Some(vec![1, 2, 3]));
+        assert!(queue.complete(5).is_none());
+        assert_eq!(queue.complete(4).map(ids), Some(vec![4]));
+        assert_eq!(queue.first_of_unsignaled().map(|it| it.wr_id), Some(5));
+        assert!(queue.complete(5).is_none());
+        let mut queue = SendQueue::new(1, true);
+        assert!(queue.push(sent(1, 0)) && !queue.push(sent(2, 0)));
+        assert!(queue.first_of_unsignaled().is_none());
+        assert_eq!(queue.complete(1).map(ids), Some(vec![1]));
+        assert!(queue.lose() && !queue.lose());
+        queue.reset();
+        assert!(queue.push(sent(1, 0)));
+    }
+}

@@ -1,0 +1,308 @@
+/*
+ * Makes one error of a program, the first argument, that no device reports; with a second
+ * argument, does the same as it should be done. Queue pair a sends, b receives.
+ */
+#include <infiniband/verbs.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "check.h"
+#include "loopback.h"
+
+#define LENGTH 131072
+
+static char *memory, *target;
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct ibv_cq *cq, *receives;
+static struct ibv_cq_ex *extended;
+static struct ibv_mr *mr, *target_mr;
+static struct ibv_qp *a, *b;
+static int right;
+
+static struct ibv_qp *queue_pair(struct ibv_cq *sends)
+{
+	struct ibv_qp_init_attr_ex ask = {
+		.send_cq = sends, .recv_cq = receives, .qp_type = IBV_QPT_RC, .pd = pd,
+		.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 2,
+			 .max_recv_sge = 1, .max_inline_data = 64 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND,
+	};
+	struct ibv_qp *qp = ibv_create_qp_ex(context, &ask);
+
+	CHECK(qp);
+	return qp;
+}
+
+static void poll_one(struct ibv_cq *from)
+{
+	struct ibv_wc wc;
+
+	while (!ibv_poll_cq(from, 1, &wc))
+		;
+	CHECK(wc.status == IBV_WC_SUCCESS);
+}
+
+static void poll_extended(void)
+{
+	struct ibv_poll_cq_attr none = { 0 };
+
+	while (ibv_start_poll(extended, &none) == ENOENT)
+		;
+	CHECK(extended->status == IBV_WC_SUCCESS);
+	ibv_end_poll(extended);
+}
+
+/* Posts `count` elements of 64 bytes of a region, 4096 bytes apart. */
+static void post_of(struct ibv_qp *qp, struct ibv_mr *of, uint64_t address, int count,
+		    enum ibv_wr_opcode opcode, unsigned flags)
+{
+	struct ibv_sge list[2] = { { address, 64, of->lkey }, { address + 4096, 64, of->lkey } };
+	struct ibv_send_wr wr = { .wr_id = 0x5e, .sg_list = list, .num_sge = count,
+				  .opcode = opcode, .send_flags = flags }, *bad;
+
+	if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+		list[0].length = 8;
+		wr.wr.atomic.remote_addr = (uintptr_t)target;
+		wr.wr.atomic.rkey = target_mr->rkey;
+		wr.wr.atomic.compare_add = 1;
+	} else {
+		wr.wr.rdma.remote_addr = (uintptr_t)target;
+		wr.wr.rdma.rkey = target_mr->rkey;
+	}
+	CHECK(!ibv_post_send(qp, &wr, &bad));
+}
+
+static void post(enum ibv_wr_opcode opcode, unsigned flags)
+{
+	post_of(a, mr, (uintptr_t)memory, 1, opcode, flags);
+}
+
+static void receive(struct ibv_qp *qp, struct ibv_mr *of, char *into)
+{
+	struct ibv_sge list = { (uintptr_t)into, 64, of->lkey };
+	struct ibv_recv_wr wr = { .sg_list = &list, .num_sge = 1 }, *bad;
+
+	CHECK(!ibv_post_recv(qp, &wr, &bad));
+}
+
+/* Changes memory before or, if that is right, after a completion is polled. */
+static void change(char *at)
+{
+	if (right)
+		poll_one(cq);
+	*at += 1;
+	if (!right)
+		poll_one(cq);
+}
+
+static void destroy(const char *left)
+{
+	CHECK(!ibv_destroy_qp(b));
+	if (strcmp(left, "queue-pair") || right)
+		CHECK(!ibv_destroy_qp(a));
+	if (strcmp(left, "region") || right)
+		CHECK(!ibv_dereg_mr(mr));
+	CHECK(!ibv_dereg_mr(target_mr));
+	if (strcmp(left, "queue-pair") || right) {
+		CHECK(!ibv_destroy_cq(receives));
+		if (strcmp(left, "completion-queue") || right)
+			CHECK(!ibv_destroy_cq(cq));
+	}
+	if (right || (strcmp(left, "queue-pair") && strcmp(left, "region") &&
+		      strcmp(left, "domain")))
+		CHECK(!ibv_dealloc_pd(pd));
+	CHECK(!ibv_close_device(context));
+}
+
+int main(int count, char **arguments)
+{
+	const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+			IBV_ACCESS_REMOTE_ATOMIC;
+	struct ibv_device **devices = ibv_get_device_list(NULL);
+	const char *mistake = arguments[1];
+	struct ibv_qp_attr attr = {
+		.qp_access_flags = all & ~IBV_ACCESS_LOCAL_WRITE, .timeout = 14, .retry_cnt = 7,
+		.rnr_retry = 7, .min_rnr_timer = 1,
+	};
+	struct ibv_cq_init_attr_ex wanted = { .cqe = 32, .wc_flags = IBV_WC_EX_WITH_QP_NUM };
+	struct ibv_mr *other;
+
+	CHECK(count >= 2 && devices && devices[0]);
+	right = count > 2;
+	context = ibv_open_device(devices[0]);
+	CHECK(context);
+	pd = ibv_alloc_pd(context);
+	memory = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	target = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(pd && memory != MAP_FAILED && target != MAP_FAILED);
+	mr = ibv_reg_mr(pd, memory, LENGTH, all);
+	target_mr = ibv_reg_mr(pd, target, LENGTH, all);
+	if (!strcmp(mistake, "extended")) {
+		extended = ibv_create_cq_ex(context, &wanted);
+		CHECK(extended);
+		cq = ibv_cq_ex_to_cq(extended);
+	} else {
+		cq = ibv_create_cq(context, 32, NULL, NULL, 0);
+	}
+	receives = ibv_create_cq(context, 32, NULL, NULL, 0);
+	CHECK(mr && target_mr && cq && receives);
+	a = queue_pair(cq);
+	b = queue_pair(cq);
+	connect_to(a, b->qp_num, attr);
+	connect_to(b, a->qp_num, attr);
+
+	if (!strcmp(mistake, "write")) {
+		post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+		change(memory + 8);
+	} else if (!strcmp(mistake, "send")) {
+		receive(b, target_mr, target);
+		post(IBV_WR_SEND, IBV_SEND_SIGNALED);
+		change(memory + 63);
+	} else if (!strcmp(mistake, "immediate")) {
+		receive(b, target_mr, target);
+		post(IBV_WR_RDMA_WRITE_WITH_IMM, IBV_SEND_SIGNALED);
+		change(memory);
+	} else if (!strcmp(mistake, "unsignaled")) {
+		post(IBV_WR_RDMA_WRITE, 0);
+		post_of(a, mr, (uintptr_t)memory + 8192, 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+		change(memory);
+	} else if (!strcmp(mistake, "element")) {
+		post_of(a, mr, (uintptr_t)memory, 2, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+		change(memory + 4096);
+	} else if (!strcmp(mistake, "list")) {
+		struct ibv_sge list[2] = { { (uintptr_t)memory, 64, mr->lkey },
+					   { (uintptr_t)memory + 64, 64, mr->lkey } };
+		struct ibv_send_wr wr[2] = {
+			{ .next = &wr[1], .wr_id = 1, .sg_list = list, .num_sge = 1 },
+			{ .wr_id = 2, .sg_list = list + 1, .num_sge = 1,
+			  .send_flags = IBV_SEND_SIGNALED },
+		}, *bad;
+
+		for (int n = 0; n < 2; n++) {
+			wr[n].wr.rdma.remote_addr = (uintptr_t)target;
+			wr[n].wr.rdma.rkey = target_mr->rkey;
+		}
+		CHECK(!ibv_post_send(a, wr, &bad));
+		change(memory + 64);
+	} else if (!strcmp(mistake, "long")) {
+		struct ibv_sge list = { (uintptr_t)memory, LENGTH, mr->lkey };
+		struct ibv_send_wr wr = { .wr_id = 1, .sg_list = &list, .num_sge = 1,
+					  .opcode = IBV_WR_RDMA_WRITE,
+					  .send_flags = IBV_SEND_SIGNALED }, *bad;
+
+		wr.wr.rdma.remote_addr = (uintptr_t)target;
+		wr.wr.rdma.rkey = target_mr->rkey;
+		CHECK(!ibv_post_send(a, &wr, &bad));
+		change(memory + LENGTH - 1);
+	} else if (!strcmp(mistake, "builder")) {
+		struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(a);
+
+		ibv_wr_start(ex);
+		ex->wr_id = 0x71;
+		ex->wr_flags = IBV_SEND_SIGNALED;
+		ibv_wr_rdma_write(ex, target_mr->rkey, (uintptr_t)target);
+		ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)memory, 64);
+		CHECK(!ibv_wr_complete(ex));
+		change(memory + 8);
+	} else if (!strcmp(mistake, "extended")) {
+		post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+		if (right)
+			poll_extended();
+		memory[8]++;
+		if (!right)
+			poll_extended();
+	} else if (!strcmp(mistake, "iova")) {
+		other = ibv_reg_mr_iova(pd, memory, LENGTH, 0x100000, all);
+		CHECK(other);
+		post_of(a, other, 0x100000 + 4096, 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+		change(memory + 4096);
+		CHECK(!ibv_dereg_mr(other));
+	} else if (!strcmp(mistake, "unmapped")) {
+		post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+		if (right)
+			poll_one(cq);
+		CHECK(!munmap(memory, LENGTH));
+		if (!right)
+			poll_one(cq);
+	} else if (!strcmp(mistake, "deregistered")) {
+		other = ibv_reg_mr(pd, memory, LENGTH, all);
+		CHECK(other);
+		memory[0] = 1;
+		post_of(a, other, (uintptr_t)memory, 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+		/* The device needs the key until it has written this. */
+		for (int n = 0; n < 100000 && !right && !((volatile char *)target)[0]; n++)
+			usleep(100);
+		if (right)
+			poll_one(cq);
+		CHECK(!ibv_dereg_mr(other));
+		if (!right)
+			poll_one(cq);
+	} else if (!strcmp(mistake, "never-drains")) {
+		struct ibv_sge list = { (uintptr_t)memory, 64, mr->lkey };
+		struct ibv_send_wr wr = { .sg_list = &list, .num_sge = 1,
+					  .opcode = IBV_WR_RDMA_WRITE }, *bad;
+
+		wr.wr.rdma.remote_addr = (uintptr_t)target;
+		wr.wr.rdma.rkey = target_mr->rkey;
+		for (int n = 0; n < 1000; n++) {
+			wr.send_flags = right && n % 4 == 0 ? IBV_SEND_SIGNALED : 0;
+			if (ibv_post_send(a, &wr, &bad))
+				break;
+		}
+	/* What follows is right in either case. */
+	} else if (!strcmp(mistake, "inline")) {
+		post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED | IBV_SEND_INLINE);
+		memory[8]++;
+		poll_one(cq);
+	} else if (!strcmp(mistake, "read")) {
+		target[5] = 7;
+		post(IBV_WR_RDMA_READ, IBV_SEND_SIGNALED);
+		poll_one(cq);
+		post(IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_SEND_SIGNALED);
+		poll_one(cq);
+	} else if (!strcmp(mistake, "received")) {
+		/* The answer is received into the buffer that was sent. */
+		receive(a, mr, memory);
+		receive(b, target_mr, target);
+		memory[0] = 1;
+		post(IBV_WR_SEND, IBV_SEND_SIGNALED);
+		poll_one(receives);
+		target[0] = 2;
+		post_of(b, target_mr, (uintptr_t)target, 1, IBV_WR_SEND, IBV_SEND_SIGNALED);
+		poll_one(receives);
+		CHECK(memory[0] == 2);
+		poll_one(cq);
+		poll_one(cq);
+	} else if (!strcmp(mistake, "answered")) {
+		/* The peer's answer tells that it has the data. */
+		receive(a, mr, memory + 64);
+		receive(b, target_mr, target);
+		post(IBV_WR_SEND, IBV_SEND_SIGNALED);
+		poll_one(receives);
+		post_of(b, target_mr, (uintptr_t)target, 1, IBV_WR_SEND, IBV_SEND_SIGNALED);
+		poll_one(receives);
+		memory[0]++;
+		poll_one(cq);
+		poll_one(cq);
+	} else if (!strcmp(mistake, "written")) {
+		/* The device writes what is being sent by another queue pair. */
+		post_of(b, target_mr, (uintptr_t)target, 1, IBV_WR_SEND, 0);
+		receive(a, mr, memory + 64);
+		memory[0] = 9;
+		post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+		poll_one(cq);
+		CHECK(target[0] == 9);
+		post_of(b, target_mr, (uintptr_t)target + 64, 1, IBV_WR_SEND, IBV_SEND_SIGNALED);
+		receive(a, mr, memory + 128);
+		poll_one(cq);
+	} else if (!strcmp(mistake, "left-at-exit")) {
+		return 0;
+	}
+	if (!strcmp(mistake, "unmapped"))
+		memory = NULL;
+	destroy(mistake);
+	return 0;
+}

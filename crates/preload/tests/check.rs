@@ -1,0 +1,253 @@
+//! Errors of programs that no device reports, each with a program that does the same as it
+//! should be done, and programs of others, which are silent.
+
+#[macro_use]
+mod common;
+
+use std::path::PathBuf;
+use std::process::Output;
+
+use common::*;
+use testing::hosts::free_port;
+
+/// An error of `c/check_cases.c`, the rule that it breaks, and the beginning of the line of the
+/// first place that is reported; empty if it is in another function.
+const ERRORS: [(&str, &str, &str); 17] = [
+    ("write", "buffer-changed", ""),
+    ("send", "buffer-changed", ""),
+    ("immediate", "buffer-changed", ""),
+    ("unsignaled", "buffer-changed", ""),
+    ("element", "buffer-changed", ""),
+    (
+        "list",
+        "buffer-changed",
+        "\t\tCHECK(!ibv_post_send(a, wr, &bad));",
+    ),
+    (
+        "long",
+        "buffer-changed",
+        "\t\tCHECK(!ibv_post_send(a, &wr, &bad));",
+    ),
+    ("builder", "buffer-changed", "\t\tibv_wr_rdma_write(ex, "),
+    ("extended", "buffer-changed", ""),
+    ("iova", "buffer-changed", ""),
+    ("unmapped", "buffer-unmapped", ""),
+    ("deregistered", "region-deregistered", ""),
+    (
+        "never-drains",
+        "queue-never-drains",
+        "\t\t\tif (ibv_post_send(a, &wr, &bad))",
+    ),
+    (
+        "region",
+        "leak",
+        "\tmr = ibv_reg_mr(pd, memory, LENGTH, all);",
+    ),
+    ("domain", "leak", "\tpd = ibv_alloc_pd(context);"),
+    ("completion-queue", "leak", "\t\tcq = ibv_create_cq("),
+    ("queue-pair", "leak", ""),
+];
+
+/// What is right in any case.
+const RIGHT: [&str; 6] = [
+    "inline",
+    "read",
+    "received",
+    "answered",
+    "written",
+    "left-at-exit",
+];
+
+struct Cases {
+    world: World,
+    program: PathBuf,
+}
+
+impl Cases {
+    /// Returns `None` if the program cannot be built.
+    fn new(provider: Provider, port: &'static str) -> Option<Self> {
+        let world = World::new(provider, port);
+        let options = &["-g", "-O1", "-libverbs"];
+        let program = compiled("cc", "check_cases.c", options, &world.directory)?;
+        Some(Self { world, program })
+    }
+
+    fn run(&self, arguments: &str, variables: &[(&str, &str)]) -> Output {
+        let line = format!("{} {arguments}", self.program.display());
+        let mut command = self.world.command(&line);
+        command.env("RINGVERBS_CHECK", "1");
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        assert!(output.status.success(), "{arguments}: {output:?}");
+        output
+    }
+
+    /// Returns what is written to standard error.
+    fn said(&self, arguments: &str, variables: &[(&str, &str)]) -> String {
+        String::from_utf8(self.run(arguments, variables).stderr).unwrap()
+    }
+}
+
+/// Returns the last line, which has the number of errors.
+fn is_silent(said: &str) -> bool {
+    let mut lines = said.lines();
+    let only = lines.next().unwrap_or_default();
+    only.starts_with("ringverbs: check of process ")
+        && only.ends_with(": errors: 0")
+        && lines.next().is_none()
+}
+
+fn finds_errors(provider: Provider) {
+    let _turn = turn();
+    let Some(cases) = Cases::new(provider, "roce") else {
+        return;
+    };
+    let source = include_str!("c/check_cases.c");
+    for (error, rule, line) in ERRORS {
+        let said = cases.said(error, &[]);
+        let begins = format!("ringverbs: mlx5_0: error {rule}: ");
+        let reports = said
+            .lines()
+            .filter(|line| line.starts_with(&begins))
+            .count();
+        let all = said
+            .lines()
+            .filter(|line| line.contains(": error "))
+            .count();
+        // What uses an object that is left is left, too.
+        assert!(reports != 0 && reports == all, "{error}: {said}");
+        assert!(rule == "leak" || reports == 1, "{error}: {said}");
+        if !line.is_empty() {
+            let at = source.lines().position(|it| it.starts_with(line)).unwrap() + 1;
+            let place = format!("        at main (check_cases.c:{at})\n");
+            assert!(said.contains(&place), "{error}: no {place}: {said}");
+        }
+        assert!(!said.contains("not checked"), "{error}: {said}");
+        let said = cases.said(&format!("{error} right"), &[]);
+        assert!(is_silent(&said), "{error} right: {said}");
+    }
+    for right in RIGHT {
+        let said = cases.said(right, &[]);
+        assert!(is_silent(&said), "{right}: {said}");
+    }
+    cases.world.finish();
+}
+
+/// Suppressed errors are counted apart; reports may be JSON, in a file.
+fn reports_have_options(provider: Provider) {
+    let _turn = turn();
+    let Some(cases) = Cases::new(provider, "ib") else {
+        return;
+    };
+    let path = |name: &str| cases.world.directory.join(name);
+    let (list, errors, file) = (path("list"), path("errors"), path("file"));
+    std::fs::write(&list, "# known\nbuffer-changed post_of (check_cases.c\n").unwrap();
+    std::fs::write(&errors, "").unwrap();
+    let variable = ("RINGVERBS_CHECK_SUPPRESSIONS", list.to_str().unwrap());
+    let said = cases.said("write", &[variable]);
+    assert!(said.ends_with(": errors: 0, suppressed: 1\n"), "{said}");
+    let said = cases.said("list", &[variable]);
+    assert!(said.ends_with(": errors: 1\n"), "{said}");
+    let variables = [
+        ("RINGVERBS_CHECK", file.to_str().unwrap()),
+        ("RINGVERBS_EXPLAIN_FORMAT", "json"),
+        ("RINGVERBS_CHECK_ERRORS", errors.to_str().unwrap()),
+    ];
+    assert_eq!(cases.said("write", &variables), "");
+    assert_eq!(std::fs::read(&errors).unwrap().len(), 1);
+    let written = std::fs::read_to_string(&file).unwrap();
+    let lines: Vec<serde_json::Value> = (written.lines())
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let [report, summary] = &lines[..] else {
+        panic!("{written}");
+    };
+    assert_eq!(report["rule"], "buffer-changed");
+    assert_eq!(report["class"], "error");
+    assert_eq!(report["origins"][0]["what"], "posted");
+    let stack = &report["origins"][0]["call"]["stack"];
+    assert_eq!(stack[0]["function"], "post_of");
+    assert_eq!(summary["type"], "check");
+    assert_eq!(
+        (&summary["errors"], &summary["suppressed"]),
+        (&1.into(), &0.into())
+    );
+    std::fs::write(&list, "nonsense\n").unwrap();
+    let said = cases.said("write", &[variable]);
+    assert!(said.contains("list:1: there is no such rule"), "{said}");
+    cases.world.finish();
+}
+
+/// Programs of others have no errors. `explain` has a shorter list.
+fn correct_programs_are_silent(provider: Provider) {
+    let _turn = turn();
+    let mut world = World::new(provider, "roce");
+    world.checks = true;
+    let file = world.directory.join("errors");
+    let silent = |name: &str| {
+        let written = std::fs::read_to_string(&file).unwrap_or_default();
+        let _ = std::fs::remove_file(&file);
+        let found = written.lines().find(|line| line.contains(": error "));
+        assert_eq!(found, None, "{name}: {written}");
+        assert!(written.contains(": check of process "), "{name}: {written}");
+    };
+    if !installed(&["ibv_rc_pingpong", "ib_write_bw", "rping"]) {
+        return;
+    }
+    let port = || free_port();
+    for line in [
+        format!("ibv_rc_pingpong -g 1 -n 200 -c -p {}", port()),
+        format!("ibv_rc_pingpong -g 1 -e -N -n 200 -p {}", port()),
+        format!("ibv_uc_pingpong -g 1 -n 200 -p {}", port()),
+        format!("ibv_ud_pingpong -g 1 -n 200 -p {}", port()),
+        format!("ibv_srq_pingpong -g 1 -n 200 -p {}", port()),
+        format!("ib_write_bw -x 1 -n 500 -p {}", port()),
+        format!("ib_write_lat -x 1 -n 200 -I 0 -p {}", port()),
+        format!("ib_send_lat -x 1 -n 200 -I 0 -s 5000 -p {}", port()),
+        format!("ib_send_bw -b -x 1 -n 200 -p {}", port()),
+        format!("ib_read_bw -x 1 -n 200 -p {}", port()),
+        format!("ib_atomic_bw -x 1 -n 200 -p {}", port()),
+    ] {
+        world.pair(&line, &format!("{line} localhost"));
+        silent(&line);
+    }
+    let line = "rping -a 127.0.0.1 -C 20 -V";
+    world.pair(&format!("{line} -s"), &format!("{line} -c"));
+    silent(line);
+    if installed(&["fi_pingpong"]) {
+        let line = "fi_pingpong -p verbs -e msg -c -I 20";
+        let port = free_port();
+        let mut server = world.start(&format!("{line} -B {port}"), "server.txt");
+        wait_for_port(port, &mut server);
+        let client = format!("{line} -P {port} 127.0.0.1");
+        world.start(&client, "client.txt").end();
+        server.end();
+        silent(line);
+    }
+    if installed(&["ucx_perftest"]) {
+        for transport in ["rc_v", "rc", "ud_v", "dc_mlx5,ud_mlx5"] {
+            let line = format!("env UCX_TLS={transport} UCX_NET_DEVICES=mlx5_0:1 ucx_perftest");
+            let line = format!("{line} -p {}", free_port());
+            let more = "-t tag_lat -s 8192 -n 30 -w 3";
+            world.pair(&line, &format!("{line} 127.0.0.1 {more}"));
+            silent(transport);
+        }
+    }
+    world.finish();
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn stock_correct_programs() {
+    correct_programs_are_silent(Provider::Stock);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn our_correct_programs() {
+    correct_programs_are_silent(Provider::Ours);
+}
+
+with_each_provider! {
+    errors_are_found: finds_errors;
+    reports: reports_have_options;
+}
