@@ -53,6 +53,8 @@ enum Command {
     /// Run a program that uses libibverbs with ringverbs as the provider of its
     /// devices
     Run(run::Args),
+    /// Run a program on embedded devices, and report its errors that no device reports
+    Check(run::check::Args),
     /// Print the environment with which run would start a program, for eval, CI or containers
     Env(run::environment::Args),
     /// Set the link of an embedded device up or down
@@ -80,6 +82,7 @@ fn main() -> ExitCode {
         Command::Perf(args) => perf::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Check(args) => run::check::run(&args),
         Command::Env(args) => run::environment::run(&args),
         Command::Link(args) => link::run(&args),
     };

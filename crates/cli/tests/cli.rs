@@ -224,6 +224,27 @@ fn run_sets_the_environment_of_the_plugin() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
+#[test]
+fn check_has_an_exit_status_for_errors() {
+    let runner = Runner::new("check");
+    let status = |options: &[&str], script: &str| {
+        let mut command = Command::new(runner.0.join("ringverbs"));
+        let network = runner.0.join("network");
+        let command = command.args(["check", "--embedded", "--directory"]);
+        let command = command.arg(network).args(options);
+        let command = command.args(["--", "sh", "-c", script]);
+        command.stdin(Stdio::null()).output().unwrap().status.code()
+    };
+    let error = "printf E >> $RINGVERBS_CHECK_ERRORS; exit 4";
+    assert_eq!(status(&[], "test $RINGVERBS_CHECK = 1"), Some(0));
+    assert_eq!(status(&[], "exit 4"), Some(4));
+    assert_eq!(status(&[], error), Some(99));
+    assert_eq!(status(&["--error-status", "7"], error), Some(7));
+    assert_eq!(status(&["--error-status", "0"], error), Some(4));
+    assert_eq!(status(&["--suppressions", "/nowhere"], "true"), Some(1));
+    runner.finish();
+}
+
 /// Returns `LD_PRELOAD` of a program that a copy of the command runs on embedded devices.
 fn preloaded(command: &Path, directory: &Path) -> String {
     let mut command = Command::new(command);

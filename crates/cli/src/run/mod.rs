@@ -15,6 +15,7 @@
 //! system, unless `--plugin` or `--devices` requests the plugin.
 
 mod carried;
+pub mod check;
 pub mod environment;
 mod node;
 mod program;
@@ -43,7 +44,7 @@ use program::PreloadBlocked;
 use supervise::End;
 
 /// Which devices a program gets.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct Options {
     /// Give the program embedded devices, named mlx5_0, mlx5_1 ...: roce or ib,
     /// separated by commas; or one that reaches other hosts, by address or interface:
@@ -194,6 +195,8 @@ pub enum RunError {
     Separator(PathBuf),
     /// The file for explanations cannot be written.
     Explain(PathBuf, std::io::Error),
+    /// The file of suppressions cannot be read.
+    Suppressions(PathBuf, std::io::Error),
     /// The variable's value cannot be printed, for this reason.
     Value(String, &'static str),
     /// The program has not used RDMA as `--require-rdma` demands.
@@ -267,6 +270,9 @@ impl fmt::Display for RunError {
                 path.display()
             ),
             Self::Explain(path, error) => write!(f, "--explain: {}: {error}", path.display()),
+            Self::Suppressions(path, error) => {
+                write!(f, "--suppressions: {}: {error}", path.display())
+            }
             Self::Value(name, reason) => write!(f, "the value of {name} {reason}"),
             Self::Unused(used) => f.write_str(used),
             Self::Exec(program, error) => {

@@ -1,0 +1,96 @@
+//! `ringverbs check`: runs a program on embedded devices and reports its errors that no device
+//! reports. The library for embedded devices finds them; see docs/check.md.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use uverbs::environment::variable;
+
+use super::{Options, RunError, Settings, check_program, explanations, supervise};
+use crate::error::Error;
+
+/// Exit status of a program with errors.
+const HAS_ERRORS: u8 = 99;
+
+/// Arguments of `check`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+What is reported, why it matters and how to mend it: docs/check.md.
+Example: ringverbs check -- ibv_rc_pingpong -g 1 localhost")]
+pub struct Args {
+    #[command(flatten)]
+    options: Options,
+    /// Append reports to a file [default: standard error]
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Errors that are known: a rule and text of the report on each line
+    #[arg(long, value_name = "FILE")]
+    suppressions: Option<PathBuf>,
+    /// Exit status if there are errors; 0: the program's
+    #[arg(long, value_name = "N", default_value_t = HAS_ERRORS)]
+    error_status: u8,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true)]
+    command: Vec<OsString>,
+}
+
+/// A file to which the processes of the program append a byte for each error.
+struct Errors(PathBuf);
+
+impl Errors {
+    fn create(directory: &Path) -> Result<Self, Error> {
+        let path = directory.join(format!("check-{}", std::process::id()));
+        File::create(&path)?;
+        Ok(Self(path))
+    }
+
+    fn count(&self) -> u64 {
+        fs::metadata(&self.0).map_or(0, |it| it.len())
+    }
+}
+
+impl Drop for Errors {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Runs the program until it ends.
+pub fn run(args: &Args) -> Result<ExitCode, Error> {
+    let [program, arguments @ ..] = &args.command[..] else {
+        return Ok(ExitCode::FAILURE); // required
+    };
+    check_program(program)?;
+    let options = Options {
+        embedded: args.options.embedded.clone().or(Some("roce".to_owned())),
+        ..args.options.clone()
+    };
+    let mut settings = Settings::of(&options)?;
+    let report = args.report.as_deref().unwrap_or(Path::new("1"));
+    settings.set("RINGVERBS_CHECK", explanations(report)?);
+    if let Some(path) = &args.suppressions {
+        let unreadable = |error| RunError::Suppressions(path.clone(), error);
+        let path = fs::canonicalize(path).map_err(unreadable)?;
+        settings.set("RINGVERBS_CHECK_SUPPRESSIONS", path.into());
+    }
+    let Some(directory) = settings.directory.clone() else {
+        return Ok(ExitCode::FAILURE); // embedded devices have one
+    };
+    let errors = Errors::create(&directory)?;
+    settings.set("RINGVERBS_CHECK_ERRORS", errors.0.clone().into());
+    let mut command = Command::new(program);
+    command.args(arguments).envs(settings.variables(variable));
+    let end = supervise::run(&mut command);
+    let end = end.map_err(|error| RunError::Exec(program.clone(), error))?;
+    let count = errors.count();
+    // A signal may end this process now.
+    drop(errors);
+    let code = end.mirror();
+    Ok(match (count, args.error_status) {
+        (0, _) | (_, 0) => code,
+        (_, status) => status,
+    }
+    .into())
+}
