@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use embedded::softhca::card::Card;
+use embedded::softhca::engine::shaper::{LinkShape, LinkShapeError};
 use embedded::{GidTable, GidTableError, Network};
 use uverbs::environment;
 
@@ -20,6 +21,8 @@ pub(crate) struct Config {
     pub(crate) names: Vec<String>,
     /// The devices' cards, as many as profiles.
     pub(crate) cards: Vec<&'static Card>,
+    /// What the devices' links do, as many as profiles.
+    pub(crate) links: Vec<LinkShape>,
     /// Address or interface of a single device that reaches other hosts.
     pub(crate) host: Option<String>,
     /// The node that programs see, if one is described.
@@ -70,6 +73,8 @@ const DEFAULT_NAME: &str = "mlx5_";
 const MAX_NAME: usize = 63;
 /// Names the cards of the devices, or one for all.
 const CARD: &str = "RINGVERBS_CARD";
+/// Describes what the devices' links do, or one for all, separated by semicolons.
+const LINK: &str = "RINGVERBS_LINK";
 /// Names the file with the node that programs see.
 const NODE: &str = "RINGVERBS_NODE";
 /// Names the directory that processes share.
@@ -124,6 +129,7 @@ fn parse(requested: &OsStr) -> Result<Config, (&'static str, String)> {
         names: names(variable(NAMES).as_deref(), profiles.len()).map_err(of(NAMES))?,
         cards: cards(variable(CARD).as_deref(), profiles.len()).map_err(of(CARD))?,
         node: node(variable(NODE).as_deref(), profiles.len()).map_err(of(NODE))?,
+        links: links(variable(LINK).as_deref(), profiles.len()).map_err(of(LINK))?,
         profiles,
         host,
         gids: gids(variable(GIDS).as_deref()).map_err(of(GIDS))?,
@@ -215,6 +221,24 @@ fn cards(list: Option<&OsStr>, devices: usize) -> Result<Vec<&'static Card>, Str
         _ if cards.len() == devices => Ok(cards),
         _ => Err(format!(
             "not one card, and not one for each of {devices} devices"
+        )),
+    }
+}
+
+/// Parses a list of links: one for all devices, or one for each.
+fn links(list: Option<&OsStr>, devices: usize) -> Result<Vec<LinkShape>, String> {
+    let Some(list) = list else {
+        return Ok(vec![LinkShape::NONE; devices]);
+    };
+    let list = list.to_str().ok_or("this is not UTF-8")?;
+    let links = list.split(';').map(str::parse);
+    let links = links.collect::<Result<Vec<LinkShape>, LinkShapeError>>();
+    let links = links.map_err(|error| error.to_string())?;
+    match links[..] {
+        [all] => Ok(vec![all; devices]),
+        _ if links.len() == devices => Ok(links),
+        _ => Err(format!(
+            "not one link, and not one for each of {devices} devices"
         )),
     }
 }

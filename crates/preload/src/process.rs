@@ -584,9 +584,10 @@ fn join() -> Result<&'static [Embedded], Errno> {
     if let Some(seed) = config.seed {
         network.set_seed(seed);
     }
-    let devices = config.profiles.iter().zip(&config.cards);
-    let device =
-        |(profile, card): (&&str, &&'static _)| network.device_of_card(profile, card, &config.gids);
+    let devices = config.profiles.iter().zip(&config.cards).zip(&config.links);
+    let device = |((profile, card), link): ((&&str, &&'static _), &_)| {
+        network.device_of_card(profile, card, *link, &config.gids)
+    };
     let devices = devices.map(|of| device(of).map_err(failed));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
     Ok(devices.leak())

@@ -282,6 +282,8 @@ impl fmt::Display for AccessRule {
 pub enum FrameDrop {
     /// The link is down: it was not sent.
     LinkDown,
+    /// The queue of the link has this length, and is full: it was not sent.
+    QueueFull(u64),
     /// There is no packet buffer for it: it was not sent.
     NoBuffer,
     /// It is longer than this.
@@ -300,6 +302,7 @@ impl fmt::Display for FrameDrop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::LinkDown => f.write_str("the link is down"),
+            Self::QueueFull(length) => write!(f, "the link's queue of {length} bytes is full"),
             Self::NoBuffer => f.write_str("there is no packet buffer"),
             Self::TooLong(room) => write!(f, "there is room for {room} bytes"),
             Self::NoRule => f.write_str("no steering rule directs it to a queue"),

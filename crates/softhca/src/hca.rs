@@ -9,7 +9,7 @@ use roce::fabric::Port;
 use roce::packet::{LinkKind, Packet, Pool, View};
 use roce::transport::{self, Transport};
 
-use crate::cause::{Misuse, Observer};
+use crate::cause::{FrameDrop, Misuse, Observer};
 use crate::engine::command_queue::{self, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
 use crate::engine::counters::{OperationCounts, QCounters, Stats};
@@ -19,6 +19,7 @@ use crate::engine::frame::Origin;
 use crate::engine::mkey::{Rights, Translation};
 use crate::engine::qp::{BlueFlame, Queue, Ring};
 use crate::engine::registers::{FIRST_UAR, NIC_STATE, Registers};
+use crate::engine::shaper::Shaper;
 use crate::engine::wqe::{self, LocalBuffers};
 use crate::platform::Platform;
 use crate::profile::PortKind;
@@ -82,6 +83,8 @@ pub struct Hca<P: Platform> {
     pub(crate) core: Core<P>,
     pub(crate) transport: Transport<LocalBuffers>,
     port: Arc<Port>,
+    /// The link, unless frames leave at once.
+    shaper: Option<Box<Shaper>>,
     pool: Pool,
     /// Ethernet send queues that may have WQEs to process.
     pub(crate) active_sqs: Vec<u32>,
@@ -111,8 +114,13 @@ impl<P: Platform> Hca<P> {
     ) -> Hca<P> {
         let port = Arc::new(fabric.port(settings.port()));
         let mut transport = Transport::new(pool.clone());
-        transport.set_loopback(Arc::clone(&port));
+        let shape = settings.link;
+        let shaper = shape.is_shaped().then(|| Box::new(Shaper::new(shape)));
+        if shaper.is_none() {
+            transport.set_loopback(Arc::clone(&port));
+        }
         Hca {
+            shaper,
             port,
             transport,
             core: Core::new(platform, settings),
@@ -699,8 +707,12 @@ impl<P: Platform> Hca<P> {
             self.received.clear();
             return more;
         }
+        let is_full = self.shaper.as_mut().is_some_and(|it| it.is_full(now));
         let mut active_sqs = std::mem::take(&mut self.active_sqs);
         active_sqs.retain(|sqn| {
+            if is_full {
+                return true;
+            }
             let before = self.frames.len();
             let more = self.core.run_sq(*sqn, &self.pool, &mut self.frames);
             self.core.loop_back(*sqn, &self.frames[before..]);
@@ -708,7 +720,7 @@ impl<P: Platform> Hca<P> {
         });
         self.active_sqs = active_sqs;
         if !self.frames.is_empty() {
-            self.port.send_all(now, self.frames.drain(..));
+            self.send_frames(now);
         }
         self.port.recv_all(now, BUDGET, &mut self.received);
         let full = self.received.len() >= BUDGET;
@@ -722,7 +734,8 @@ impl<P: Platform> Hca<P> {
                 }
             }
         }
-        let more = self.transport.run(&mut self.core, now, BUDGET);
+        let budget = if is_full { 0 } else { BUDGET };
+        let more = self.transport.run(&mut self.core, now, budget);
         self.core.write_sessions();
         while let Some(packet) = self.transport.pop() {
             self.frames.push(packet);
@@ -731,11 +744,38 @@ impl<P: Platform> Hca<P> {
             if !self.core.link_up {
                 self.core.observe_unsent(&self.frames);
             }
+            self.send_frames(now);
+        }
+        if let Some(shaper) = &mut self.shaper {
+            while let Some(packet) = shaper.pop(now) {
+                self.frames.push(packet);
+            }
             self.port.send_all(now, self.frames.drain(..));
         }
-        more || full
-            || !self.active_sqs.is_empty()
-            || self.port.deadline().is_some_and(|at| at <= now)
+        // What waits for the link has a deadline.
+        let more = !is_full && (more || !self.active_sqs.is_empty());
+        more || full || self.port.deadline().is_some_and(|at| at <= now)
+    }
+
+    /// Sends the frames, by the link if it has a shape.
+    fn send_frames(&mut self, now: u64) {
+        let Some(shaper) = &mut self.shaper else {
+            return self.port.send_all(now, self.frames.drain(..));
+        };
+        for packet in self.frames.drain(..) {
+            let length = packet.frame().len();
+            if let Err(queue) = shaper.push(now, packet) {
+                self.core
+                    .drop_frame(None, length, FrameDrop::QueueFull(queue));
+            }
+        }
+    }
+
+    /// Returns whether frames have not left the link.
+    #[must_use]
+    pub fn has_unsent(&self) -> bool {
+        let shaper = self.shaper.as_ref();
+        shaper.is_some_and(|shaper| shaper.deadline().is_some())
     }
 
     /// Returns the time by which [`Hca::run`] must be called again if nothing else
@@ -744,10 +784,9 @@ impl<P: Platform> Hca<P> {
         if self.has_failed() {
             return self.port.deadline();
         }
-        match (self.transport.deadline(), self.port.deadline()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let shaper = self.shaper.as_ref().and_then(|it| it.deadline());
+        let all = [self.transport.deadline(), self.port.deadline(), shaper];
+        all.into_iter().flatten().min()
     }
 }
 

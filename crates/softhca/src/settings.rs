@@ -4,6 +4,7 @@ use roce::fabric::{PortConfig, subnet};
 use roce::packet::Mtu;
 
 use crate::card::Card;
+use crate::engine::shaper::LinkShape;
 use crate::profile::{PortKind, Profile};
 
 /// Settings of an HCA.
@@ -22,6 +23,8 @@ pub struct Settings {
     pub starts_at_ip: bool,
     /// LID of the InfiniBand port.
     pub lid: u16,
+    /// What the link does to frames that the port sends.
+    pub link: LinkShape,
     /// MTU of the port: the longest datagram.
     pub mtu: Mtu,
     /// First number of queue pairs, from 0x40 on, with 2^17 below 2^24 after it.
@@ -46,6 +49,7 @@ impl Settings {
             mac: [0x02, 0x50, 0x53, 0, high, low],
             starts_at_ip: false,
             lid: number + 1,
+            link: LinkShape::default(),
             mtu: Mtu::B4096,
             first_qpn: 0x40,
             first_mkey: 0x10,

@@ -30,8 +30,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::str::FromStr;
 
 use embedded::softhca::card::Card;
+use embedded::softhca::engine::shaper::{LinkShape, LinkShapeError};
 use embedded::usage::{Totals, Usage};
 use embedded::{GidTable, GidTableError, Network};
 use ringverbs::KernelError;
@@ -42,6 +44,18 @@ use crate::out;
 use node::Node;
 use program::PreloadBlocked;
 use supervise::End;
+
+/// A description of a link that is well-formed.
+#[derive(Clone, Debug)]
+struct LinkShapeText(String);
+
+impl FromStr for LinkShapeText {
+    type Err = LinkShapeError;
+
+    fn from_str(text: &str) -> Result<Self, LinkShapeError> {
+        text.parse::<LinkShape>().map(|_| Self(text.to_owned()))
+    }
+}
 
 /// Which devices a program gets.
 #[derive(Clone, clap::Args)]
@@ -81,6 +95,10 @@ pub struct Options {
         value_delimiter = ','
     )]
     card: Vec<String>,
+    /// What the link does to what a device sends: 25Gbit,delay=5us,jitter=1us,queue=256KiB (drop
+    /// beyond it),ecn=64KiB (mark beyond it). Once for all devices, or once for each
+    #[arg(long, value_name = "LINK", requires = "embedded")]
+    link: Vec<LinkShapeText>,
     /// A server in TOML: devices and GPUs with their places in a PCI tree, NUMA nodes and
     /// interfaces
     #[arg(
@@ -177,6 +195,8 @@ pub enum RunError {
     UnknownCard(String),
     /// There are these many cards for these many devices.
     Cards(usize, usize),
+    /// There are these many links for these many devices.
+    Links(usize, usize),
     /// The node file cannot be used, for this reason.
     Node(PathBuf, String),
     /// `--node` is given with devices.
@@ -248,6 +268,10 @@ impl fmt::Display for RunError {
             Self::Cards(cards, devices) => write!(
                 f,
                 "--card: {cards} cards for {devices} devices; name one for all, or one for each"
+            ),
+            Self::Links(links, devices) => write!(
+                f,
+                "--link: given {links} times for {devices} devices; once for all, or once for each"
             ),
             Self::Node(path, reason) => write!(f, "--node: {}:{reason}", path.display()),
             Self::NodeWithDevices(devices) => write!(
@@ -618,6 +642,14 @@ impl Settings {
                 settings.set("RINGVERBS_NAMES", node.names().into());
                 settings.set("RINGVERBS_CARD", node.cards().into());
                 settings.set_node(node)?;
+            }
+            if !options.link.is_empty() {
+                let count = devices.split(',').count();
+                if ![1, count].contains(&options.link.len()) {
+                    return Err(RunError::Links(options.link.len(), count).into());
+                }
+                let links: Vec<&str> = options.link.iter().map(|link| &*link.0).collect();
+                settings.set("RINGVERBS_LINK", links.join(";").into());
             }
             if let Some(seed) = options.seed {
                 settings.set("RINGVERBS_SEED", seed.to_string().into());

@@ -153,8 +153,9 @@ impl State {
             None => 0,
         };
         let node_guid = settings.guid;
+        let is_shaped = settings.link.is_shaped();
         let mut hca = Hca::new(process, settings, fabric, pool);
-        hca.set_lossy(addresses.is_some());
+        hca.set_lossy(addresses.is_some() || is_shaped);
         // As the driver does. The default is network byte order.
         let input = Input::new(op::SET_HCA_CAP, 0x110)
             .set(hca_cap::GROUP, ATOMICS)

@@ -52,9 +52,14 @@ impl Device {
         state
     }
 
-    /// Returns whether a thread holds the device's lock, possibly for a turn.
-    pub(crate) fn is_in_turn(&self) -> bool {
-        matches!(self.state.try_lock(), Err(TryLockError::WouldBlock))
+    /// Returns whether frames have not left the device's link; true if a thread holds its lock,
+    /// possibly for a turn.
+    pub(crate) fn is_sending(&self) -> bool {
+        match self.state.try_lock() {
+            Ok(state) => state.hca.has_unsent(),
+            Err(TryLockError::Poisoned(_)) => false,
+            Err(TryLockError::WouldBlock) => true,
+        }
     }
 
     /// Locks the device for a turn, after the threads that wait for it.

@@ -10,6 +10,7 @@ use roce::fabric::Fabric;
 use roce::packet::Pool;
 use softhca::Settings;
 use softhca::card::Card;
+use softhca::engine::shaper::LinkShape;
 use softhca::profile::{PortKind, Profile};
 use softhca::profiles::PROFILES;
 use uverbs::{Command, Errno, Error};
@@ -58,6 +59,9 @@ fn number_from(random: u64, settings: &mut Settings) {
     settings.first_qpn = 0x40 + random as u32 % (QUEUES - 0x40);
     settings.first_mkey = 0x10 + (random >> 32) as u32 % (KEYS - 0x10);
 }
+
+/// A device without a card, whose frames leave at once.
+const PLAIN: (&Card, LinkShape) = (&Card::SOFTHCA, LinkShape::NONE);
 
 impl Network {
     /// Creates a network without devices.
@@ -210,7 +214,7 @@ impl Network {
     /// ENODEV if the profile does not exist, or has an InfiniBand port on a network
     /// that reaches other hosts; ENOMEM, also for a second device on such a network.
     pub fn device(&self, profile: &str) -> std::result::Result<Embedded, Error> {
-        self.add(profile, &Card::SOFTHCA, false, &GidTable::default())
+        self.add(profile, PLAIN, false, &GidTable::default())
             .map_err(refused(Command::Open))
     }
 
@@ -224,10 +228,12 @@ impl Network {
         profile: &str,
         gids: &GidTable,
     ) -> std::result::Result<Embedded, Error> {
-        self.device_of_card(profile, &Card::SOFTHCA, gids)
+        let (card, link) = PLAIN;
+        self.device_of_card(profile, card, link, gids)
     }
 
-    /// As [`device_with_gids`](Self::device_with_gids), which says that it is a card.
+    /// As [`device_with_gids`](Self::device_with_gids), which says that it is a card, and has a
+    /// link with properties. Messages of the connection manager do not pass that link.
     ///
     /// # Errors
     /// As [`device`](Self::device).
@@ -235,9 +241,10 @@ impl Network {
         &self,
         profile: &str,
         card: &'static Card,
+        link: LinkShape,
         gids: &GidTable,
     ) -> std::result::Result<Embedded, Error> {
-        self.add(profile, card, false, gids)
+        self.add(profile, (card, link), false, gids)
             .map_err(refused(Command::Open))
     }
 
@@ -248,7 +255,7 @@ impl Network {
     /// # Errors
     /// As [`device`](Self::device).
     pub fn strict_device(&self, profile: &str) -> std::result::Result<Embedded, Error> {
-        self.add(profile, &Card::SOFTHCA, true, &GidTable::default())
+        self.add(profile, PLAIN, true, &GidTable::default())
             .map_err(refused(Command::Open))
     }
 
@@ -262,7 +269,7 @@ impl Network {
     fn add(
         &self,
         profile: &str,
-        card: &'static Card,
+        (card, link): (&'static Card, LinkShape),
         strict: bool,
         gids: &GidTable,
     ) -> Result<Embedded> {
@@ -276,6 +283,7 @@ impl Network {
             let number = number.ok_or(Errno::new(libc::ENOMEM))?;
             let mut settings = Settings {
                 card,
+                link,
                 strict,
                 ..Settings::numbered(profile, number)
             };

@@ -240,7 +240,7 @@ impl Shared {
         // A turn in progress may not have sent all frames whose completions it
         // has written.
         let in_turn = match self.devices.try_lock() {
-            Ok(devices) => devices.iter().any(|device| device.is_in_turn()),
+            Ok(devices) => devices.iter().any(|device| device.is_sending()),
             Err(TryLockError::Poisoned(_)) => false,
             Err(TryLockError::WouldBlock) => true,
         };

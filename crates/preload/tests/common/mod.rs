@@ -36,6 +36,8 @@ pub struct World {
     pub explains: bool,
     /// Programs are checked, with reports to the file `errors`.
     pub checks: bool,
+    /// What the devices' links do.
+    pub link: Option<&'static str>,
 }
 
 /// Cargo's target directory of this build.
@@ -64,6 +66,7 @@ impl World {
             devices,
             explains: false,
             checks: false,
+            link: None,
         }
     }
 
@@ -89,6 +92,9 @@ impl World {
             .env_remove("IBV_DRIVERS")
             .env_remove("RINGVERBS_DEVICES")
             .stdin(Stdio::null());
+        if let Some(link) = self.link {
+            command.env("RINGVERBS_LINK", link);
+        }
         if self.explains {
             let file = self.directory.join("explanations");
             command.env("RINGVERBS_EXPLAIN", file);

@@ -240,7 +240,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Counts a frame that is dropped, and tells the observer.
-    fn drop_frame(&mut self, queue: Option<u32>, length: usize, cause: FrameDrop) {
+    pub(crate) fn drop_frame(&mut self, queue: Option<u32>, length: usize, cause: FrameDrop) {
         self.stats.ethernet_dropped += 1;
         self.observe_frame(queue, length, cause);
     }
