@@ -16,7 +16,8 @@ impl Links {
         self.down.swap(down, Ordering::Relaxed) != down
     }
 
-    fn is_up(&self, index: usize) -> bool {
+    /// Returns whether the link of the device with this index is up.
+    pub(crate) fn is_up(&self, index: usize) -> bool {
         self.down.load(Ordering::Relaxed) >> index & 1 == 0
     }
 }

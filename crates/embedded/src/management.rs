@@ -60,6 +60,8 @@ pub enum DropCause {
     },
     /// A datagram to send, since as many as this already wait.
     Outgoing(usize),
+    /// A datagram to a process while the link is down.
+    LinkDown,
     /// A datagram to a process that had no room for it for too long.
     NoRoom {
         /// Number of the process.
@@ -118,6 +120,7 @@ impl fmt::Display for DropCause {
                 "not sent by id {id:#x} to a host that has not shown that it receives"
             ),
             Self::Outgoing(limit) => write!(f, "not sent, since {limit} wait to be sent"),
+            Self::LinkDown => f.write_str("not sent, since the link is down"),
             Self::NoRoom { process } => {
                 write!(f, "process {process} had no room for it for too long")
             }

@@ -516,6 +516,22 @@ fn the_end_of_the_last_process_of_an_address_is_found_out() {
 }
 
 #[test]
+fn messages_wait_for_the_link() {
+    let pair = Pair::new(Topology::Directory, Drive::Thread);
+    let directory = pair.directory.clone().unwrap();
+    let [near, far] = pair.channels();
+    let (_listener, at) = listen(&far, pair.address);
+    round(&near, &far, at);
+    Network::set_link(&directory, 0, None, false).unwrap();
+    let _active = ask(&near, at);
+    // It is repeated after a quarter of a second.
+    let early = far.wait(Some(Duration::from_millis(600))).unwrap();
+    assert!(early.is_none(), "{:?}", early.map(|event| event.kind()));
+    Network::set_link(&directory, 0, None, true).unwrap();
+    next(&far, EventKind::CONNECT_REQUEST);
+}
+
+#[test]
 fn a_process_may_exit_after_it_has_disconnected() {
     let _alone = alone();
     let server = Server::new(38);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use embedded::softhca::card::Card;
-use embedded::softhca::engine::shaper::{LinkShape, LinkShapeError};
+use embedded::softhca::link_shape::{LinkShape, LinkShapeError};
 use embedded::{GidTable, GidTableError, Network};
 use uverbs::environment;
 

@@ -74,7 +74,7 @@ pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
 
 /// Returns the path in the tree of files that replaces a path.
 pub(crate) fn in_tree(path: &[u8]) -> Option<CString> {
-    let mut whole = tree::root()?.as_os_str().as_bytes().to_vec();
+    let mut whole = tree::root_of(path)?.as_os_str().as_bytes().to_vec();
     whole.extend_from_slice(path);
     CString::new(whole).ok()
 }

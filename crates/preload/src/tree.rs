@@ -11,10 +11,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use embedded::Embedded;
 use embedded::softhca::card::Card;
+use nix::net::if_::{if_indextoname, if_nametoindex};
 use uverbs::Error;
 
 use crate::attributes;
@@ -107,21 +108,78 @@ pub(crate) fn is_dynamic(path: &str) -> bool {
     dynamic(path).is_some()
 }
 
+/// The trees of this process.
+struct Trees {
+    /// That of the interface as it was named at first.
+    root: PathBuf,
+    interface: Option<String>,
+    /// Index of the interface, which keeps it when it is renamed; 0 for none.
+    index: u32,
+    /// Those of its later names, and of none once it is removed.
+    renamed: Mutex<Vec<(Option<String>, &'static Path)>>,
+}
+
+fn trees() -> Option<&'static Trees> {
+    static TREES: OnceLock<Option<Trees>> = OnceLock::new();
+    let trees = TREES.get_or_init(|| {
+        let config = config::get()?;
+        let interface = config.interface();
+        let index = interface.as_deref().and_then(|it| if_nametoindex(it).ok());
+        Some(Trees {
+            root: create_or_report(config, interface.as_deref())?,
+            index: index.unwrap_or(0),
+            interface,
+            renamed: Mutex::default(),
+        })
+    });
+    trees.as_ref()
+}
+
+/// Creates a tree; `None`, after printing an error, if that fails.
+fn create_or_report(config: &Config, interface: Option<&str>) -> Option<PathBuf> {
+    let created = create_tree(config, interface);
+    let report = |reason| print_error(&format!("{}: {reason}", config.directory.display()));
+    created.map_err(report).ok()
+}
+
 /// Returns the root of the tree, which contains `sys` and `dev`; `None`, after printing an
 /// error, if it cannot be created.
 pub(crate) fn root() -> Option<&'static Path> {
-    static ROOT: OnceLock<Option<PathBuf>> = OnceLock::new();
-    let root = ROOT.get_or_init(|| {
-        let config = config::get()?;
-        match create_tree(config) {
-            Ok(root) => Some(root),
-            Err(reason) => {
-                print_error(&format!("{}: {reason}", config.directory.display()));
-                None
-            }
-        }
-    });
-    root.as_deref()
+    trees().map(|trees| &*trees.root)
+}
+
+/// As [`root`], for a path, which may be that of the network interface: since it was renamed,
+/// that is in another tree.
+pub(crate) fn root_of(path: &[u8]) -> Option<&'static Path> {
+    let trees = trees()?;
+    let is_interface = path.windows(4).any(|part| part == b"/net");
+    if trees.index == 0 || !is_interface {
+        return Some(&trees.root);
+    }
+    let name = if_indextoname(trees.index).ok();
+    let name = name.and_then(|name| name.into_string().ok());
+    if name == trees.interface {
+        return Some(&trees.root);
+    }
+    let mut renamed = trees.renamed.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, root)) = renamed.iter().find(|(known, _)| *known == name) {
+        return Some(root);
+    }
+    let root = create_or_report(config::get()?, name.as_deref())?;
+    let root: &'static Path = Box::leak(root.into_boxed_path());
+    renamed.push((name, root));
+    Some(root)
+}
+
+/// Removes the root of a tree from a path.
+pub(crate) fn strip_root(path: &[u8]) -> Option<&[u8]> {
+    let trees = trees()?;
+    let renamed = trees.renamed.lock().unwrap_or_else(PoisonError::into_inner);
+    let roots = renamed.iter().map(|(_, root)| *root);
+    std::iter::once(&*trees.root).chain(roots).find_map(|root| {
+        let root = root.canonicalize().ok()?;
+        path.strip_prefix(root.as_os_str().as_bytes())
+    })
 }
 
 /// A file of the tree, by its path.
@@ -146,8 +204,7 @@ struct Described<'a> {
 
 impl Described<'_> {
     /// Describes the devices of a process.
-    fn all(config: &Config) -> Vec<Described<'_>> {
-        let interface = config.interface();
+    fn all<'a>(config: &'a Config, interface: Option<&str>) -> Vec<Described<'a>> {
         let devices = config.profiles.iter().zip(&config.cards).enumerate();
         let describe = |(number, (profile, card)): (usize, (&&'static str, &&'static Card))| {
             let given = config.node.as_ref().and_then(|it| it.places.get(number));
@@ -157,7 +214,7 @@ impl Described<'_> {
                 ethernet: is_ethernet(profile),
                 card,
                 place: Place {
-                    interface: place.interface.or_else(|| interface.clone()),
+                    interface: place.interface.or_else(|| interface.map(str::to_owned)),
                     ..place
                 },
             }
@@ -307,13 +364,13 @@ fn device(number: usize, described: &Described<'_>, files: &mut Vec<File>) {
 }
 
 /// Creates the tree if it does not exist, and returns its path.
-fn create_tree(config: &Config) -> Result<PathBuf, String> {
+fn create_tree(config: &Config, interface: Option<&str>) -> Result<PathBuf, String> {
     let directory = embedded::Network::own_directory(&config.directory);
     let directory = directory.map_err(|error| match error {
         Error::Invalid { what, .. } => what.to_owned(),
         error => error.to_string(),
     })?;
-    let mut files = files(&Described::all(config));
+    let mut files = files(&Described::all(config, interface));
     if let Some(node) = &config.node {
         files.extend(node.files());
     }

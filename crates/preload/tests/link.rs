@@ -185,6 +185,8 @@ fn interface(provider: Provider) {
     ip(own, "link set veth0 name other0");
     ip(own, "link set other0 up");
     program.expect(vec!["PORT_ACTIVE"], &state(UP, 1, "other0"));
+    program.input.write_all(b"n\n").unwrap();
+    assert_eq!(program.line(), "device/net: other0");
     ip(own, "link del other0");
     program.expect(vec!["PORT_ERR", "GID_CHANGE"], &state(DOWN, 0, "none"));
     program.write();

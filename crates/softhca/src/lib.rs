@@ -12,6 +12,7 @@ pub mod engine;
 pub mod hca;
 mod health;
 pub mod layout;
+pub mod link_shape;
 pub mod opcode;
 pub mod platform;
 pub mod profile;

@@ -4,7 +4,7 @@ use roce::fabric::{PortConfig, subnet};
 use roce::packet::Mtu;
 
 use crate::card::Card;
-use crate::engine::shaper::LinkShape;
+use crate::link_shape::LinkShape;
 use crate::profile::{PortKind, Profile};
 
 /// Settings of an HCA.

@@ -33,7 +33,7 @@ use std::process::{Command, ExitCode};
 use std::str::FromStr;
 
 use embedded::softhca::card::Card;
-use embedded::softhca::engine::shaper::{LinkShape, LinkShapeError};
+use embedded::softhca::link_shape::{LinkShape, LinkShapeError};
 use embedded::usage::{Totals, Usage};
 use embedded::{GidTable, GidTableError, Network};
 use ringverbs::KernelError;

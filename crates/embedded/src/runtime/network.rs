@@ -10,7 +10,7 @@ use roce::fabric::Fabric;
 use roce::packet::Pool;
 use softhca::Settings;
 use softhca::card::Card;
-use softhca::engine::shaper::LinkShape;
+use softhca::link_shape::LinkShape;
 use softhca::profile::{PortKind, Profile};
 use softhca::profiles::PROFILES;
 use uverbs::{Command, Errno, Error};

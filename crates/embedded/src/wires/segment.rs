@@ -43,6 +43,9 @@ pub(crate) const MAX_DEVICES: u16 = 64;
 pub(crate) const MAX_NUMBER: u16 = MAX_MEMBERS * MAX_DEVICES;
 /// Maximum number of sockets whose events are handled at once.
 const MAX_EVENTS: usize = 64;
+/// Index of the device whose link messages of the connection manager pass: that of the ids of
+/// programs of libibverbs. Those of others are taken for its ids, too.
+const MANAGER_DEVICE: usize = 0;
 /// Maximum number of management datagrams that wait for room.
 const MAX_MANAGEMENT: usize = 1024;
 /// Maximum number of frames moved in each direction per turn.
@@ -430,6 +433,10 @@ impl Segment {
             let Some(datagram) = self.agents.pop() else {
                 break;
             };
+            if !self.links.is_up(MANAGER_DEVICE) {
+                self.agents.drop_datagram(DropCause::LinkDown);
+                continue;
+            }
             if let Peer::Member(to) = datagram.to {
                 let packet = self.packet(to, &datagram);
                 self.management.push_back((packet, to, Instant::now()));
@@ -490,6 +497,9 @@ impl Segment {
 
     /// Passes a frame for queue pair 1 to its agent.
     fn receive_management(&mut self, packet: &Packet, epoll: &Epoll) {
+        if !self.links.is_up(MANAGER_DEVICE) {
+            return self.agents.drop_datagram(DropCause::LinkDown);
+        }
         let Ok(view) = View::parse_packet(packet) else {
             return self.agents.drop_datagram(DropCause::Packet);
         };

@@ -1,7 +1,6 @@
 //! Functions that take paths.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
-use std::os::unix::ffi::OsStrExt;
 use std::ptr;
 
 use super::{export, result};
@@ -11,7 +10,7 @@ use crate::paths::{self, DevicePath, in_tree};
 use crate::process::ProcessState;
 use crate::real::{self, Optional};
 use crate::table::{Lookup, ObjectKind, find};
-use crate::tree::{MANAGER, UVERBS_MAJOR, UVERBS_MINOR, root};
+use crate::tree::{self, MANAGER, UVERBS_MAJOR, UVERBS_MINOR};
 
 /// Returns a path's bytes; `None` for a null pointer.
 ///
@@ -154,11 +153,7 @@ unsafe fn strip_root(resolved: *mut c_char) {
     }
     // SAFETY: guaranteed by the caller.
     let bytes = unsafe { CStr::from_ptr(resolved) }.to_bytes();
-    let Some(root) = root() else { return };
-    let Ok(root) = root.canonicalize() else {
-        return;
-    };
-    let Some(rest) = bytes.strip_prefix(root.as_os_str().as_bytes()) else {
+    let Some(rest) = tree::strip_root(bytes) else {
         return;
     };
     let rest = rest.to_vec();

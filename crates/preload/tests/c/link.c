@@ -4,6 +4,7 @@
  * first. For each line of standard input, writes to itself over a reliable connection, and
  * prints the status.
  */
+#include <dirent.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
@@ -47,6 +48,25 @@ static void show(const char *what)
 	printf("%s: %d %d, %s, %s, %zd GIDs, %s\n", what, port.state, port.phys_state, state,
 	       physical, gids, interface);
 	fflush(stdout);
+}
+
+/* The interfaces in the device's directory. */
+static void show_interfaces(void)
+{
+	char path[128];
+	struct dirent *entry;
+	DIR *directory;
+
+	snprintf(path, sizeof path, "/sys/class/infiniband/%s/device/net",
+		 ibv_get_device_name(context->device));
+	CHECK((directory = opendir(path)));
+	printf("device/net:");
+	while ((entry = readdir(directory)))
+		if (entry->d_name[0] != '.')
+			printf(" %s", entry->d_name);
+	puts("");
+	fflush(stdout);
+	CHECK(!closedir(directory));
 }
 
 static void *events(void *ignored)
@@ -123,6 +143,10 @@ int main(void)
 			.send_flags = IBV_SEND_SIGNALED,
 			.wr.rdma = { (uintptr_t)memory + 4096, mr->rkey },
 		};
+		if (line[0] == 'n') {
+			show_interfaces();
+			continue;
+		}
 		struct ibv_wc wc;
 		int got;
 

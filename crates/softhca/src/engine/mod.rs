@@ -24,7 +24,7 @@ pub(crate) mod protection;
 pub(crate) mod qp;
 pub(crate) mod registers;
 pub(crate) mod scheduling;
-pub mod shaper;
+pub(crate) mod shaper;
 pub(crate) mod signed;
 pub(crate) mod srq;
 pub(crate) mod steering;
