@@ -8,8 +8,8 @@ use ringverbs::qp::{QpAttr, QpAttrMask, State};
 use ringverbs::raw::{SendRequest, WindowBind};
 use ringverbs::{
     AccessFlags, BufferPool, CompletionQueue, Context, Device, Error, Inline, LocalAddress,
-    Operation, ProtectionDomain, QueuePair, Region, RemoteAddr, SharedCompletionQueue, Status,
-    Transport, WindowType, WorkRequest,
+    Operation, ProtectionDomain, QueuePair, RemoteAddr, SharedCompletionQueue, Status, Transport,
+    WindowType, WorkRequest,
 };
 
 use testing::PanickingSubscriber;
