@@ -4,10 +4,11 @@
 use testing::modules::Modules;
 
 /// The rooms, each with those below it. All other files are below them.
-const ROOMS: [(&str, &[&str]); 3] = [
+const ROOMS: [(&str, &[&str]); 4] = [
     ("packet", &[]),
-    ("fabric", &["packet"]),
-    ("transport", &["fabric", "packet"]),
+    ("pcap", &["packet"]),
+    ("fabric", &["packet", "pcap"]),
+    ("transport", &["fabric", "packet", "pcap"]),
 ];
 /// Most files that import each other in a circle.
 const MAX_CIRCLE: usize = 10;

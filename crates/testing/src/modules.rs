@@ -19,9 +19,9 @@ impl Modules {
         let mut text = BTreeMap::new();
         collect(&source, &source, &mut text);
         let is_excluded = |name: &str| {
-            let last = name.rsplit("::").next().unwrap();
             let first = name.split("::").next().unwrap();
-            last == "tests" || name == "lib" || excluded.contains(&first) || first == "tests"
+            let is_test = name.split("::").any(|part| part == "tests");
+            is_test || name == "lib" || excluded.contains(&first)
         };
         text.retain(|name, _| !is_excluded(name));
         let uses = text.iter().map(|module| uses(&text, module)).collect();
