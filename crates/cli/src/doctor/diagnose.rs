@@ -7,6 +7,9 @@ use super::provider::{Libibverbs, ProviderFile};
 
 /// The oldest tested kernel.
 const OLDEST_KERNEL: (u32, u32) = (6, 1);
+/// The private interface of the oldest supported libibverbs, which has the number of that
+/// release of rdma-core.
+const OLDEST_ABI: u32 = 34;
 /// Locked memory limit in bytes below which common programs fail.
 const LOW_MEMLOCK: u64 = 64 << 20;
 
@@ -336,6 +339,16 @@ fn libibverbs(findings: &mut Findings, library: &Libibverbs, devices: &[OpenedDe
         return;
     };
     let before = findings.0.len();
+    if abi < OLDEST_ABI {
+        findings.warning(
+            "libibverbs",
+            format!(
+                "{path} is older than rdma-core {OLDEST_ABI}, which C programs need with ringverbs"
+            ),
+            "use a newer release of the system, or a container # Debian 12, Ubuntu 22.04, RHEL 9"
+                .into(),
+        );
+    }
     for provider in &library.providers {
         let (name, from) = (&provider.name, &provider.configured_in);
         match &provider.file {

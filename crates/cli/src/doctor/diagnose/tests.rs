@@ -383,6 +383,18 @@ fn incompatible_and_missing_providers() {
             .all(|finding| finding.level == Level::Ok)
     );
 
+    for (abi, is_old) in [(33, true), (34, false)] {
+        let provider = provider("rxe", false, ProviderFile::Compatible("x".into()));
+        facts.libibverbs = Some(Libibverbs {
+            abi: Some(abi),
+            ..library(vec![provider])
+        });
+        let findings = diagnose(&facts);
+        let mut found = findings.iter().map(|finding| &finding.found);
+        let is_found = found.any(|found| found.contains("older than rdma-core 34"));
+        assert_eq!(is_found, is_old, "{abi}");
+    }
+
     let old = ProviderFile::OtherAbi("/opt/libours-rdmav34.so".into());
     facts.libibverbs = Some(library(vec![
         provider("/opt/libours", true, old),
