@@ -371,6 +371,8 @@ fn ci_systems_get_devices() {
         ("COMMAND", "./ringverbs"),
         ("DEVICES", "roce,ib"),
         ("EXPLAIN", "why.txt"),
+        ("PROVIDER", "libmlx5"),
+        ("NAME", "rxe0,rxe1"),
         ("RUNNER_TEMP", dir.to_str().unwrap()),
         ("GITHUB_ENV", "variables"),
         ("GITHUB_PATH", "path"),
@@ -381,6 +383,7 @@ fn ci_systems_get_devices() {
     for expected in [
         format!("LD_PRELOAD={expected}"),
         "RINGVERBS_EMBEDDED=roce,ib".to_owned(),
+        "RINGVERBS_NAMES=rxe0,rxe1".to_owned(),
         format!("RINGVERBS_EXPLAIN={}", dir.join("why.txt").display()),
     ] {
         assert!(
@@ -390,6 +393,13 @@ fn ci_systems_get_devices() {
     }
     let path = dir.canonicalize().unwrap();
     assert_eq!(Path::new(read("path").trim()), path);
+    // With our provider, whose file is beside the command.
+    std::fs::write(dir.join("libringverbs-rdmav34.so"), b"").unwrap();
+    std::fs::remove_file(dir.join("variables")).unwrap();
+    let mut ours = variables;
+    ours[3].1 = "ringverbs";
+    run(&action, &ours);
+    assert!(read("variables").contains("RINGVERBS_DEVICES=mlx5\n"));
     // The same without a way to explain, and by a download.
     let mut variables = variables;
     (variables[0].1, variables[2].1) = ("", "");
@@ -405,6 +415,7 @@ fn ci_systems_get_devices() {
     all.push(("RUNNER_TEMP", temp.to_str().unwrap()));
     run(&action, &all);
     assert!(!read("variables").contains("EXPLAIN"));
+    assert!(!read("variables").contains("RINGVERBS_DEVICES="));
     let gitlab = script_in("examples/ci/gitlab.yml", "before_script:");
     let gitlab = gitlab.replace("/tmp/ringverbs", &command.display().to_string());
     let gitlab = format!("{gitlab}\necho $RINGVERBS_EMBEDDED");
