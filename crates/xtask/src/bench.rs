@@ -17,7 +17,7 @@ mod mlx5;
 mod mlx5_layers;
 mod plot;
 mod programs;
-mod report;
+pub mod report;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,6 +1,9 @@
 //! `cargo xtask programs`: programs of the system on embedded devices, with rdma-core's
 //! libmlx5 and with ours.
 
+mod frameworks;
+mod list;
+
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
@@ -58,6 +61,18 @@ pub struct Arguments {
     /// Only cases whose group and name contain this (or one of these)
     #[arg(long)]
     filter: Vec<String>,
+    /// Run the scripts of rxe-tests/frameworks instead, which install what they need
+    #[arg(long, conflicts_with_all = ["full", "in_place", "suite"])]
+    frameworks: bool,
+    /// Only list the scripts, with their duration and where the programs come from
+    #[arg(long, requires = "frameworks")]
+    list: bool,
+    /// Also those that download or build for minutes; without this, only if named by --filter
+    #[arg(long, requires = "frameworks")]
+    large: bool,
+    /// Write the results into the table of docs/embedded.md
+    #[arg(long, requires = "frameworks")]
+    write: bool,
     /// Replace rdma-core's libmlx5.so.1 by ours, instead of preloading the plugin; needs
     /// root
     #[arg(long)]
@@ -90,6 +105,10 @@ pub fn full(suite: Option<Suite>, port: &str, filter: &[String]) -> Result<Outco
         full: suite.is_none(),
         port: vec![port.to_owned()],
         filter: filter.to_vec(),
+        frameworks: false,
+        list: false,
+        large: false,
+        write: false,
         in_place: false,
         suite,
         chroot: false,
@@ -113,6 +132,9 @@ pub struct Outcomes {
 
 /// Runs the lists; prints each result immediately, and tables at the end.
 pub fn programs(arguments: &Arguments) -> Result<ExitCode> {
+    if arguments.frameworks {
+        return run_frameworks(arguments);
+    }
     let dist = arguments.dist()?;
     let mut failed = 0;
     let mut texts = Vec::new();
@@ -126,6 +148,26 @@ pub fn programs(arguments: &Arguments) -> Result<ExitCode> {
     }
     println!("\n{}", texts.join("\n\n"));
     Ok(match failed {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
+
+fn run_frameworks(arguments: &Arguments) -> Result<ExitCode> {
+    let options = frameworks::Options {
+        filter: &arguments.filter,
+        large: arguments.large,
+        write: arguments.write,
+    };
+    if arguments.list {
+        frameworks::list(&options);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let dist = match &arguments.dist {
+        Some(dist) => std::path::absolute(dist)?,
+        None => dist::dist_with_command()?,
+    };
+    Ok(match frameworks::run(&options, &dist)? {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
     })

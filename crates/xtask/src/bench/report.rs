@@ -246,7 +246,7 @@ pub fn write(root: &Path, results: &Results) -> Result<()> {
 }
 
 /// Replaces the text between the lines `begin` and `end` of a page.
-pub(super) fn replace_in(page: &Path, begin: &str, end: &str, new: &str) -> Result<()> {
+pub fn replace_in(page: &Path, begin: &str, end: &str, new: &str) -> Result<()> {
     let text = fs::read_to_string(page).with_context(|| {
         format!(
             "cannot read {}, whose tables are to be replaced",
@@ -317,7 +317,7 @@ pub fn json(results: &Results) -> String {
 
 /// Returns whether a page of the repository has the lines around its tables.
 #[cfg(test)]
-pub(super) fn has_markers(page: &str, begin: &str, end: &str) -> bool {
+pub fn has_markers(page: &str, begin: &str, end: &str) -> bool {
     let text = fs::read_to_string(crate::driver::root().join(page)).unwrap();
     replace_between(&text, begin, end, "").is_some()
 }
