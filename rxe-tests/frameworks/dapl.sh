@@ -12,7 +12,9 @@ sockets u2.0 nonthreadsafe default libdaploscm.so.2 dapl.2.0 "mlx5_0 1" ""
 CONF
 for provider in rdma_cm sockets; do
     dtest -P $provider >/dev/null &
-    sleep 2
+    # It listens on TCP port 15828 for the client's parameters.
+    tries=300
+    until grep -q ':3DD4 0*:0000 0A' /proc/net/tcp || [ $((tries -= 1)) = 0 ]; do sleep 0.1; done
     dtest -P $provider -h 127.0.0.1 | grep -E 'bi-direction|Test Complete'
     wait
 done
