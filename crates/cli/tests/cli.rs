@@ -436,6 +436,21 @@ fn run_does_not_take_devices_for_a_program() {
     assert!(error.contains("write --embedded=roce,ib"), "{error}");
 }
 
+#[test]
+fn run_reports_a_limit_on_the_size_of_files() {
+    let mut command = Command::new("sh");
+    let command = command
+        .args(["-c", "ulimit -f 100 && exec \"$0\" run --embedded -- true"])
+        .arg(env!("CARGO_BIN_EXE_ringverbs"));
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let error = stderr(&output);
+    assert!(
+        error.contains("ulimit -f") && error.lines().count() == 1,
+        "{error}"
+    );
+}
+
 /// A copy of the command with a file beside it that stands for the library of embedded devices;
 /// the loader ignores it.
 struct Runner(PathBuf);

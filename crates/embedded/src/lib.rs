@@ -55,6 +55,7 @@ pub use directory::Sharing;
 pub use drive::Drive;
 pub use driver::cause;
 pub use driver::descriptors::{Descriptors, ObjectChange};
+pub use driver::file_limit::FileSizeLimit;
 pub use driver::files::UarCounts;
 pub use driver::gids::{GidTable, GidTableError};
 pub use driver::inherited::InheritedContext;

@@ -3,10 +3,11 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use embedded::softhca::card::Card;
 use embedded::softhca::link_shape::{LinkShape, LinkShapeError};
-use embedded::{GidTable, GidTableError, Network};
+use embedded::{FileSizeLimit, GidTable, GidTableError, Network};
 use uverbs::environment;
 
 use crate::explain::Format;
@@ -316,6 +317,19 @@ fn gids(list: Option<&OsStr>) -> Result<GidTable, String> {
     let list = list.to_str().ok_or("this is not UTF-8")?;
     list.parse()
         .map_err(|error: GidTableError| error.to_string())
+}
+
+/// Returns whether the limit on the size of files leaves room for those of the devices; prints
+/// once that it does not.
+pub(crate) fn has_room_for_files() -> bool {
+    static PRINTED: AtomicBool = AtomicBool::new(false);
+    let Some(limit) = FileSizeLimit::exceeded() else {
+        return true;
+    };
+    if !PRINTED.swap(true, Ordering::Relaxed) {
+        print_error(&limit.to_string());
+    }
+    false
 }
 
 /// Prints a line to standard error.

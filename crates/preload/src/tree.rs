@@ -137,6 +137,9 @@ fn trees() -> Option<&'static Trees> {
 
 /// Creates a tree; `None`, after printing an error, if that fails.
 fn create_or_report(config: &Config, interface: Option<&str>) -> Option<PathBuf> {
+    if !config::has_room_for_files() {
+        return None;
+    }
     let created = create_tree(config, interface);
     let report = |reason| print_error(&format!("{}: {reason}", config.directory.display()));
     created.map_err(report).ok()

@@ -106,11 +106,13 @@ impl FrameSender {
     /// Creates a ring. The descriptor is for the receiver, in another process.
     ///
     /// # Errors
-    /// Those of memfd_create(2), ftruncate(2), fcntl(2) and mmap(2).
+    /// Those of memfd_create(2), ftruncate(2), fcntl(2) and mmap(2); EFBIG if the limit on the
+    /// size of files is below a ring's.
     pub fn create() -> io::Result<(Self, OwnedFd)> {
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // Linux before 6.3 does not have the flag that some systems require.
         let file = memory(flags | MFD_NOEXEC_SEAL).or_else(|_| memory(flags))?;
+        check_size_limit()?;
         file.set_len(SIZE as u64)?;
         // SAFETY: the call takes a descriptor and flags.
         if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } != 0 {
@@ -154,6 +156,22 @@ impl FrameSender {
     pub fn is_unread(&mut self) -> Result<bool, ProtocolViolation> {
         self.indices.is_unread()
     }
+}
+
+/// Checks the limit that ends the process (SIGXFSZ) if a file becomes longer.
+fn check_size_limit() -> io::Result<()> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the limit is writable.
+    if unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if limit.rlim_cur < SIZE as u64 {
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
+    Ok(())
 }
 
 fn memory(flags: libc::c_uint) -> io::Result<File> {

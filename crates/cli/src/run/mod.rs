@@ -35,7 +35,7 @@ use std::str::FromStr;
 use embedded::softhca::card::Card;
 use embedded::softhca::link_shape::{LinkShape, LinkShapeError};
 use embedded::usage::{Totals, Usage};
-use embedded::{GidTable, GidTableError, Network};
+use embedded::{FileSizeLimit, GidTable, GidTableError, Network};
 use ringverbs::KernelError;
 use uverbs::environment::variable;
 
@@ -213,6 +213,8 @@ pub enum RunError {
     PreloadBlocked(PathBuf, PreloadBlocked),
     /// The path contains a separator of `LD_PRELOAD`.
     Separator(PathBuf),
+    /// The limit on the size of files leaves no room for those of a device.
+    FileSize(FileSizeLimit),
     /// The file for explanations cannot be written.
     Explain(PathBuf, std::io::Error),
     /// The file of suppressions cannot be read.
@@ -293,6 +295,7 @@ impl fmt::Display for RunError {
                 "{}: LD_PRELOAD cannot hold a path with a space, colon or semicolon",
                 path.display()
             ),
+            Self::FileSize(limit) => write!(f, "{limit}"),
             Self::Explain(path, error) => write!(f, "--explain: {}: {error}", path.display()),
             Self::Suppressions(path, error) => {
                 write!(f, "--suppressions: {}: {error}", path.display())
@@ -624,6 +627,9 @@ impl Settings {
     fn of(options: &Options) -> Result<Self, Error> {
         let mut settings = Self::default();
         if let Some(given) = &options.embedded {
+            if let Some(limit) = FileSizeLimit::exceeded() {
+                return Err(RunError::FileSize(limit).into());
+            }
             let node = read_node(options, given)?;
             let devices = &node.as_ref().map_or_else(|| given.clone(), Node::profiles);
             embedded(devices, options.directory.as_deref(), &mut settings)?;

@@ -15,6 +15,7 @@ use zerocopy::IntoBytes;
 
 use crate::driver::cause::{Class, Result, errno_of, refuse, system};
 use crate::driver::event::EventFile;
+use crate::driver::file_limit::FileSizeLimit;
 
 /// Bytes of a UAR.
 pub(crate) const UAR: usize = 4096;
@@ -207,6 +208,9 @@ pub(crate) fn uar_counts() -> UarCounts {
 impl ContextFile {
     /// Opens a device. Returns it with its descriptor, which the file owns.
     pub(crate) fn new() -> crate::Result<(Self, RawFd)> {
+        if FileSizeLimit::exceeded().is_some() {
+            return Err(errno_of(nix::Error::EFBIG));
+        }
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let registers = memfd_create(c"ringverbs-registers", flags).map_err(errno_of)?;
         // Pages that are not used take no memory.

@@ -12,6 +12,7 @@ pub(crate) mod devx;
 pub(crate) mod dynamic;
 pub(crate) mod event;
 pub(crate) mod explanations;
+pub(crate) mod file_limit;
 pub(crate) mod files;
 pub(crate) mod flow;
 pub(crate) mod gids;
