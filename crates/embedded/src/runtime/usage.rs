@@ -77,7 +77,8 @@ impl Usage {
                 };
                 file = new;
             }
-            file.set_len(LENGTH as u64)?;
+            // Not a hole: on a full file system, an access to the mapping would be a fault.
+            file.write_all_at(&[0; LENGTH], 0)?;
             return Ok(Self {
                 path: directory.join(&name),
                 directory: opened,
@@ -218,6 +219,7 @@ pub fn spawn_bound(command: &mut Command, mask: SigSet) -> io::Result<Child> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::fs::MetadataExt;
 
     use super::*;
 
@@ -227,6 +229,7 @@ mod tests {
         let first = Usage::create(&directory).unwrap();
         let second = Usage::create(&directory).unwrap();
         assert_ne!(first.path(), second.path());
+        assert_ne!(first.file.metadata().unwrap().blocks(), 0, "a hole");
         count_in(first.path()).unwrap();
         count_open();
         count_moved((10, 3));
