@@ -145,6 +145,19 @@ pub(crate) fn is_interrupted() -> bool {
         .unwrap_or(false)
 }
 
+/// Returns whether this thread may drive the devices: it runs none of their code, nor a signal
+/// handler that interrupts such code, which may hold their locks.
+#[inline]
+pub(crate) fn may_drive() -> bool {
+    let outside = |inside: &Cell<Inside>| {
+        let Inside {
+            depth, interrupted, ..
+        } = inside.get();
+        depth == 0 && !interrupted
+    };
+    INSIDE.try_with(outside).unwrap_or(true)
+}
+
 /// Largest number of a descriptor above which the library's own are. It is small, since the
 /// kernel copies the table up to the largest descriptor in each fork.
 const MAX_FLOOR: libc::rlim_t = 3072;

@@ -96,6 +96,9 @@ struct RecvWr {
 
 const INLINE: u32 = 1 << 3;
 
+/// At least `max_qp_wr` and `max_srq_wr` of the devices.
+const LONGEST_QUEUE: usize = 32768;
+
 type PostFunction = unsafe extern "C" fn(*mut IbvQp, *mut c_void, *mut c_void) -> c_int;
 type BuildFunction = unsafe extern "C" fn(*mut IbvQp, usize, usize, usize, usize);
 type CompleteFunction = unsafe extern "C" fn(*mut IbvQp) -> c_int;
@@ -223,6 +226,8 @@ impl Posting {
 /// The queue pair must exist, and its context must be open.
 unsafe fn posting(queue_pair: *mut IbvQp) -> Option<Posting> {
     let explainer = process::explainer()?;
+    // A signal handler that interrupts this does not wait for its locks.
+    let _scope = internal::enter();
     // SAFETY: guaranteed by the caller.
     let (fd, number) = unsafe { ((*(*queue_pair).context).command_fd, (*queue_pair).number) };
     let Lookup::Open(object) = table::find(fd) else {
@@ -248,7 +253,8 @@ unsafe fn first_buffer(list: *const Sge, count: c_int) -> Option<u64> {
     (count > 0 && !list.is_null()).then(|| unsafe { (*list).address })
 }
 
-/// Notes the work requests of a list, from first to last.
+/// Notes the work requests of a list, from first to last, but not more than any queue takes: a
+/// list may lead back to its beginning.
 ///
 /// # Safety
 /// A list of work requests, of sends if `sends`.
@@ -256,7 +262,7 @@ unsafe fn note_list(objects: &Objects, list: *mut c_void, sends: bool, site: usi
     let origin = objects.call_from(site);
     let mut posts = Vec::new();
     let mut next = list;
-    while !next.is_null() {
+    while !next.is_null() && posts.len() <= LONGEST_QUEUE {
         // SAFETY: an element of the list.
         let post = unsafe {
             if sends {

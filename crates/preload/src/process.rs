@@ -65,8 +65,13 @@ extern "C" fn before_fork() {
     let state = unsafe { &*current };
     // A process that has used no device passes on what it has inherited.
     if let (Some(devices), false) = (state.ready.get(), state.is_foreign()) {
+        // In a handler that interrupts code of the devices, this thread may hold their locks.
+        let wait = match internal::is_interrupted() {
+            true => Duration::ZERO,
+            false => MAX_FORK_WAIT,
+        };
         let _scope = internal::enter();
-        let list = state.inheritable(devices);
+        let list = state.inheritable(devices, Instant::now() + wait);
         exchange_inherited(match list.is_empty() {
             true => ptr::null_mut(),
             false => Box::into_raw(Box::new(list)),
@@ -200,9 +205,9 @@ impl ProcessState {
         }
     }
 
-    /// Lists the contexts that a child of fork can have, too.
-    fn inheritable(&self, devices: &[Embedded]) -> Vec<Inherited> {
-        let until = Instant::now() + MAX_FORK_WAIT;
+    /// Lists the contexts that a child of fork can have, too; none if other threads hold the
+    /// locks until then.
+    fn inheritable(&self, devices: &[Embedded], until: Instant) -> Vec<Inherited> {
         let Some(open) = self.table.list(until) else {
             return Vec::new();
         };
@@ -449,7 +454,7 @@ pub(crate) fn doorbell_rung() {
 /// drives the devices once and returns `None`.
 #[inline]
 pub(crate) fn waiting_device(waits: bool) -> Option<&'static Embedded> {
-    let device = any_device().filter(|_| !internal::is_internal())?;
+    let device = any_device().filter(|_| internal::may_drive())?;
     if waits {
         return Some(device);
     }
@@ -479,6 +484,9 @@ pub(crate) fn idle(queue: usize, handle: u32, command_fd: RawFd) -> bool {
     let Some(device) = any_device() else {
         return !is_of_parent(command_fd);
     };
+    if !internal::may_drive() {
+        return true;
+    }
     let _scope = internal::enter();
     let identity = (queue, handle, GENERATION.load(Ordering::Relaxed));
     let polled = POLLED.try_with(|polled| {
@@ -535,7 +543,7 @@ pub(crate) fn poll_succeeded() {
 
 /// Called before a request for notification overwrites an earlier one.
 pub(crate) fn read_armings() {
-    if let Some(device) = any_device() {
+    if let Some(device) = any_device().filter(|_| internal::may_drive()) {
         let _scope = internal::enter();
         device.read_armings();
     }
@@ -566,6 +574,9 @@ fn join() -> Result<&'static [Embedded], Errno> {
         }
         errno
     };
+    if !config::has_room_for_files() {
+        return Err(Errno::new(libc::EFBIG));
+    }
     if let Some(file) = &config.usage {
         if let Err(error) = usage::count_in(file) {
             print_error(&format!("{}: {error}", file.display()));

@@ -13,6 +13,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::*;
+use embedded::FileSizeLimit;
 use testing::hosts::free_port;
 
 /// A world with the compiled program.
@@ -227,6 +228,51 @@ fn preload(command: &mut Command, library: &Path, first: bool) {
     command.env("LD_PRELOAD", both);
 }
 
+/// Also with hooks of posts.
+fn handlers(provider: Provider) {
+    let _turn = turn();
+    for explains in [false, true] {
+        let mut world = World::new(provider, "roce");
+        world.explains = explains;
+        let Some(program) = compiled("cc", "unruly.c", &["-libverbs"], &world.directory) else {
+            return;
+        };
+        world.start(program.to_str().unwrap(), "program.txt").good();
+        world.finish();
+    }
+}
+
+/// Files in memory count towards the limit, too.
+fn limited_files(provider: Provider) {
+    let _turn = turn();
+    if !installed(&["prlimit"]) {
+        return;
+    }
+    let Some((world, program)) = world(provider) else {
+        return;
+    };
+    let limited = |limit: u64| {
+        let line = format!("prlimit --fsize={limit} {} use", program.display());
+        let mut command = world.command(&line);
+        // The log is a file of the program's.
+        command.env_remove("RINGVERBS_LOG_FILE").output().unwrap()
+    };
+    let needed = FileSizeLimit::needed();
+    for limit in [0, 4096, 1 << 20, needed - 1] {
+        let output = limited(limit);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code().is_some_and(|it| it != 0), "{output:?}");
+        let lines = said.lines().filter(|line| line.contains("ulimit -f"));
+        assert_eq!(lines.count(), 1, "{limit}: {said}");
+    }
+    let output = limited(needed);
+    assert!(output.status.success(), "{output:?}");
+    world
+        .start(&format!("{} use", program.display()), "mode.txt")
+        .good();
+    world.finish();
+}
+
 /// Processes are killed at random moments while others continue.
 fn killed(provider: Provider) {
     let _turn = turn();
@@ -269,6 +315,8 @@ with_each_provider! {
     hide_system_calls: interposers;
     pass_calls_on_to_other_libraries: layers;
     use_processes_and_descriptors: modes;
+    meet_the_limit_of_file_sizes: limited_files;
+    wait_and_fork_in_signal_handlers: handlers;
     become_daemons: daemons;
     begin_together: together;
     are_killed: killed;
