@@ -11,7 +11,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use embedded::Embedded;
 use embedded::softhca::card::Card;
@@ -115,9 +115,13 @@ struct Trees {
     interface: Option<String>,
     /// Index of the interface, which keeps it when it is renamed; 0 for none.
     index: u32,
-    /// Those of its later names, and of none once it is removed.
-    renamed: Mutex<Vec<(Option<String>, &'static Path)>>,
+    /// Those of its later names, and of none once it is removed. Read without a lock, which a
+    /// thread could hold when another one forks.
+    renamed: [OnceLock<(Option<String>, PathBuf)>; MAX_NAMES],
 }
+
+/// Greatest number of later names that are followed.
+const MAX_NAMES: usize = 8;
 
 fn trees() -> Option<&'static Trees> {
     static TREES: OnceLock<Option<Trees>> = OnceLock::new();
@@ -129,7 +133,7 @@ fn trees() -> Option<&'static Trees> {
             root: create_or_report(config, interface.as_deref())?,
             index: index.unwrap_or(0),
             interface,
-            renamed: Mutex::default(),
+            renamed: Default::default(),
         })
     });
     trees.as_ref()
@@ -164,21 +168,32 @@ pub(crate) fn root_of(path: &[u8]) -> Option<&'static Path> {
     if name == trees.interface {
         return Some(&trees.root);
     }
-    let mut renamed = trees.renamed.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, root)) = renamed.iter().find(|(known, _)| *known == name) {
+    let find = || {
+        let known = trees.renamed.iter().filter_map(OnceLock::get);
+        let mut same = known.filter(|it| it.0 == name);
+        same.next().map(|it| it.1.as_path())
+    };
+    if let Some(root) = find() {
         return Some(root);
     }
-    let root = create_or_report(config::get()?, name.as_deref())?;
-    let root: &'static Path = Box::leak(root.into_boxed_path());
-    renamed.push((name, root));
-    Some(root)
+    let mut new = (
+        name.clone(),
+        create_or_report(config::get()?, name.as_deref())?,
+    );
+    for slot in &trees.renamed {
+        match slot.set(new) {
+            Ok(()) => break,
+            Err(refused) => new = refused,
+        }
+    }
+    find().or(Some(&trees.root))
 }
 
 /// Removes the root of a tree from a path.
 pub(crate) fn strip_root(path: &[u8]) -> Option<&[u8]> {
     let trees = trees()?;
-    let renamed = trees.renamed.lock().unwrap_or_else(PoisonError::into_inner);
-    let roots = renamed.iter().map(|(_, root)| *root);
+    let roots = trees.renamed.iter().filter_map(OnceLock::get);
+    let roots = roots.map(|(_, root)| root.as_path());
     std::iter::once(&*trees.root).chain(roots).find_map(|root| {
         let root = root.canonicalize().ok()?;
         path.strip_prefix(root.as_os_str().as_bytes())
