@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds async-rdma (0.5.0) from its source tree, and runs its tests:
 #   ringverbs run --embedded [--devices mlx5] -- rxe-tests/frameworks/async-rdma.sh SOURCE
-# Packages: apt-get install gcc make libclang-dev libibverbs-dev librdmacm-dev; Rust
+# Packages: apt-get install gcc make libclang-14-dev libibverbs-dev librdmacm-dev; Rust. Its
+# bindgen (0.59) fails with clang 18: set LIBCLANG_PATH to the folder of another one.
 set -eu
 cd "$1"
 # Its default for the flags of a completion with immediate data is rdma_rxe's.
