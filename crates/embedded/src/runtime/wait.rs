@@ -34,8 +34,20 @@ const MAX_WOKEN_SLEEP: Duration = Duration::from_millis(5);
 
 /// Returns whether there is one processor only: spinning would delay other threads.
 fn is_single_cpu() -> bool {
-    static SINGLE: OnceLock<bool> = OnceLock::new();
-    *SINGLE.get_or_init(|| thread::available_parallelism().is_ok_and(|count| count.get() == 1))
+    const UNKNOWN: u32 = 0;
+    // No `OnceLock`: a child of fork would wait forever for a thread of its parent that was
+    // about to set it.
+    static PROCESSORS: AtomicU32 = AtomicU32::new(UNKNOWN);
+    let known = PROCESSORS.load(Ordering::Relaxed);
+    if known != UNKNOWN {
+        return known == 1;
+    }
+    let found = thread::available_parallelism();
+    let found = found.map_or(u32::MAX, |count| {
+        u32::try_from(count.get()).unwrap_or(u32::MAX)
+    });
+    PROCESSORS.store(found, Ordering::Relaxed);
+    found == 1
 }
 
 /// Interval between two checks for CPU contention.
