@@ -43,7 +43,6 @@ impl fmt::Display for Source {
 /// Scripts that need a source tree, and are run by hand.
 #[cfg(test)]
 pub const BY_HAND: &[&str] = &[
-    "async-rdma.sh",
     "fabtests.sh",
     "librpma.sh",
     "rdma4py.sh",
