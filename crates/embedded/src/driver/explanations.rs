@@ -92,12 +92,18 @@ mod tests {
     #[test]
     fn the_last_cause_of_each_queue_pair_is_kept() {
         let mut explanations = Explanations::default();
-        explanations.keep(&failed(1, Failure::Retries(3)));
+        explanations.keep(&failed(
+            1,
+            Failure::Retries {
+                count: 3,
+                timeout: 14,
+            },
+        ));
         explanations.keep(&failed(2, Failure::NoReads));
         explanations.keep(&failed(1, Failure::Flushed));
         let reason = explanations.of_queue_pair(1).unwrap();
         assert!(
-            reason.ends_with("no answer of the peer after 3 retries"),
+            reason.contains("no answer of the peer after 3 retries"),
             "{reason}"
         );
         explanations.forget(1);

@@ -331,10 +331,20 @@ pub enum Failure {
     Refused(NakCode),
     /// The response does not match the request.
     Response(Psn),
-    /// No response after this number of retries.
-    Retries(u8),
-    /// The peer was not ready to receive, after this number of retries.
-    RnrRetries(u8),
+    /// No response.
+    Retries {
+        /// Number of retries.
+        count: u8,
+        /// Code of the local ACK timeout.
+        timeout: u8,
+    },
+    /// The peer was not ready to receive.
+    RnrRetries {
+        /// Number of retries.
+        count: u8,
+        /// The "RNR NAK timer field" of the peer's last answer.
+        timer: u8,
+    },
     /// The queue pair, or the stream, is in error.
     Flushed,
 }
@@ -356,8 +366,8 @@ impl Failure {
             // Is answered by sending again.
             Self::Refused(NakCode::SequenceError) => Status::Fatal,
             Self::Response(_) => Status::BadResponse,
-            Self::Retries(_) => Status::RetryExceeded,
-            Self::RnrRetries(_) => Status::RnrRetryExceeded,
+            Self::Retries { .. } => Status::RetryExceeded,
+            Self::RnrRetries { .. } => Status::RnrRetryExceeded,
             Self::Flushed => Status::Flushed,
         }
     }

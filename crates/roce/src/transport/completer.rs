@@ -167,8 +167,8 @@ impl<L> Qp<L> {
     /// Returns to the oldest unacknowledged packet.
     pub fn retry<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64) {
         if self.req.retries_left == 0 {
-            let retries = self.config.retry_count;
-            self.fail_request(host, Failure::Retries(retries));
+            let (count, timeout) = (self.config.retry_count, self.config.ack_timeout);
+            self.fail_request(host, Failure::Retries { count, timeout });
             return;
         }
         self.req.retries_left -= 1;
@@ -196,7 +196,10 @@ impl<L> Qp<L> {
 
     fn not_ready<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64, code: u8) {
         match self.req.rnr_left {
-            0 => self.fail_request(host, Failure::RnrRetries(self.config.rnr_retry)),
+            0 => {
+                let (count, timer) = (self.config.rnr_retry, code);
+                self.fail_request(host, Failure::RnrRetries { count, timer });
+            }
             left => {
                 host.count(self.number, Counted::RnrNak);
                 if self.config.rnr_retry != 7 {

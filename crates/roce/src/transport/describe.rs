@@ -1,9 +1,10 @@
 //! Causes in plain words, with both sides of the comparison.
 
 use std::fmt::{self, Display, Formatter};
+use std::time::Duration;
 
 use super::cause::{Cause, DropCause, EngineError, Failure, Refusal};
-use super::config::{QpState, Service};
+use super::config::{QpState, Service, ack_wait, rnr_wait};
 use super::host::{Access, Fault};
 use crate::packet::NakCode;
 
@@ -220,11 +221,21 @@ impl Display for Failure {
             Self::Response(psn) => {
                 write!(f, "the response with PSN {psn:?} does not match it")
             }
-            Self::Retries(count) => write!(f, "no answer of the peer after {count} retries"),
-            Self::RnrRetries(count) => write!(
-                f,
-                "the peer had no receive posted, after {count} retries (RNR)"
-            ),
+            Self::Retries { count, timeout } => {
+                write!(f, "no answer of the peer after {count} retries")?;
+                match ack_wait(*timeout).map(Duration::from_nanos) {
+                    Some(wait) => write!(f, " with a timeout of {wait:.1?}"),
+                    None => Ok(()),
+                }
+            }
+            Self::RnrRetries { count, timer } => {
+                let wait = Duration::from_nanos(rnr_wait(*timer));
+                write!(
+                    f,
+                    "the peer had no receive posted, after {count} retries, each after {wait:.1?} \
+                     (RNR)"
+                )
+            }
             Self::Flushed => f.write_str("flushed, since the queue pair is in error"),
         }
     }

@@ -71,7 +71,7 @@ impl<L> Qp<L> {
             // The stream was in error already.
             Failure::Flushed => return true,
             // It is unknown what the target has executed.
-            Failure::Retries(_) => return false,
+            Failure::Retries { .. } => return false,
             _ => {}
         }
         if !self.initiator.is_errored(failed.stream) {

@@ -236,9 +236,22 @@ fn refusals_name_their_operands() {
 fn failures_name_their_operands() {
     let of = |modify: &dyn Fn(&mut World, &mut SendWork<Range>)| reported(modify, REQUESTER);
     let failed = of(&|_, _| {});
-    assert_eq!(failed, [Failure::RnrRetries(0).into()]);
+    let timer = QpConfig::default().min_rnr_timer;
+    assert_eq!(failed, [Failure::RnrRetries { count: 0, timer }.into()]);
     let failed = of(&|world, _| world.hcas[1].port.set_link(false));
-    assert_eq!(failed, [Failure::Retries(1).into()]);
+    let retries = Failure::Retries {
+        count: 1,
+        timeout: 8,
+    };
+    assert_eq!(failed, [retries.into()]);
+    let sentence = "no answer of the peer after 1 retries with a timeout of 1.0ms";
+    assert_eq!(retries.to_string(), sentence);
+    let rnr = Failure::RnrRetries {
+        count: 3,
+        timer: 12,
+    };
+    let sentence = "the peer had no receive posted, after 3 retries, each after 640.0µs (RNR)";
+    assert_eq!(rnr.to_string(), sentence);
     let failed = of(&|_, request| request.length = MAX_LENGTH + 1);
     assert_eq!(failed, [Failure::MessageLength(MAX_LENGTH + 1).into()]);
     let failed = of(&|_, request| request.local.length = 100);
