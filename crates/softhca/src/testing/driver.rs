@@ -7,6 +7,7 @@ use roce::fabric::Fabric;
 use roce::packet::Pool;
 
 use crate::hca::{Hca, Settings};
+use crate::link_shape::LinkShape;
 use crate::platform::{Clock, Interrupts, Memory, Peers, Unmapped};
 use crate::profile::Profile;
 
@@ -179,16 +180,29 @@ impl Driver {
 
     /// Creates the `number`th HCA of a network.
     pub fn with(profile: &str, number: u16, fabric: &Fabric, strict: bool) -> Driver {
+        let settings = Settings::numbered(Profile::named(profile).unwrap(), number);
+        Driver::of(Settings { strict, ..settings }, fabric)
+    }
+
+    /// Creates an HCA whose link has properties.
+    pub fn shaped(profile: &str, number: u16, fabric: &Fabric, link: LinkShape) -> Driver {
+        let settings = Settings::numbered(Profile::named(profile).unwrap(), number);
+        Driver::of(Settings { link, ..settings }, fabric)
+    }
+
+    fn of(settings: Settings, fabric: &Fabric) -> Driver {
         let platform = TestPlatform {
             memory: RefCell::new(vec![0; MEMORY_SIZE]),
             now: Cell::new(1),
             interrupts: RefCell::default(),
         };
-        let settings = Settings {
-            strict,
-            ..Settings::numbered(Profile::named(profile).unwrap(), number)
-        };
         let hca = Hca::new(platform, settings, fabric, Pool::new());
+        #[cfg(test)]
+        let hca = {
+            let mut hca = hca;
+            hca.observe(Some(crate::tests::causes::recorder()));
+            hca
+        };
         let mut driver = Driver {
             hca,
             next_page: 0x4_0000,

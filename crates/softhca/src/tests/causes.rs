@@ -1,15 +1,20 @@
 //! Causes: each refused command, failed access and misuse is one value with both sides of the
 //! comparison, which the observer is told.
 
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use roce::rule::{Rule, Violation};
 use roce::transport::{self, Failure, Refusal};
 
 use super::windows::{bind_umr, window_of};
-use crate::cause::{AccessError, AccessRule, Cause, InnerKey, Misuse, Observer};
+use super::{commands, data, ethernet, memory, signatures, windows};
+use crate::cause::{
+    AccessError, AccessRule, Cause, FrameDrop, InnerKey, Misuse, Observer, SlotFault,
+};
 use crate::command::opcode as op;
-use crate::engine::mkey::{ANY_QPN, Accessor, Rights};
+use crate::engine::mkey::{ANY_QPN, Accessor, Klm, Mkey, Rights, Translation};
 use crate::status::{CommandError, Status};
 use crate::testing::driver::{Driver, Input, Qp, SIGNALED, remote, segment, status};
 
@@ -17,9 +22,71 @@ use crate::testing::driver::{Driver, Input, Qp, SIGNALED, remote, segment, statu
 pub(super) fn observe(driver: &mut Driver) -> impl FnMut() -> Vec<Cause> + use<> {
     let causes = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&causes);
-    let observer = Observer::new(move |cause| told.lock().unwrap().push(*cause));
+    let observer = Observer::new(move |cause| {
+        record(cause);
+        told.lock().unwrap().push(*cause);
+    });
     driver.hca.observe(Some(observer));
     move || std::mem::take(&mut *causes.lock().unwrap())
+}
+
+thread_local! {
+    /// Causes that devices of this thread's tests have told, with their sentences.
+    static RECORDED: RefCell<BTreeMap<&'static str, String>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+macro_rules! names {
+    ($($function:ident($cause:ident) { $($variant:ident)+ })+) => {
+        const NAMES: &[&str] = &[$($(concat!(stringify!($cause), "::", stringify!($variant))),+),+];
+
+        $(fn $function(cause: $cause) -> &'static str {
+            match cause {
+                $($cause::$variant { .. } => {
+                    concat!(stringify!($cause), "::", stringify!($variant))
+                })+
+            }
+        })+
+    };
+}
+
+names! {
+    access_name(AccessRule) {
+        Exists Valid Domain QueuePair Rights Range Covered Depth Bindable Unprotected Mapped
+        Invalidation List
+    }
+    frame_name(FrameDrop) {
+        LinkDown QueueFull NoBuffer TooLong NoRule State NoReceive Unmapped
+    }
+    misuse_name(Misuse) {
+        WorkRequest BlueFlame Unmapped NoQueue CqOverrun EqOverrun Uar CommandSlot
+    }
+    slot_name(SlotFault) {
+        NotHandedOver Unmapped Delivery
+    }
+}
+
+fn record(cause: &Cause) {
+    let (names, sentence) = match *cause {
+        Cause::Access(error) => ([access_name(error.rule); 2], error.rule.to_string()),
+        Cause::Frame { cause, .. } => ([frame_name(cause); 2], cause.to_string()),
+        Cause::Misuse(misuse) => {
+            let name = misuse_name(misuse);
+            let slot = match misuse {
+                Misuse::CommandSlot { fault, .. } => slot_name(fault),
+                _ => name,
+            };
+            ([name, slot], misuse.to_string())
+        }
+        _ => return,
+    };
+    RECORDED.with_borrow_mut(|all| {
+        all.extend(names.map(|name| (name, sentence.clone())));
+    });
+}
+
+/// Returns an observer that records the causes for [`every_cause_is_produced`].
+pub(crate) fn recorder() -> Observer {
+    Observer::new(record)
 }
 
 /// Executes a command that is refused; returns the cause.
@@ -462,4 +529,104 @@ fn misuse_and_events_are_told() {
     driver.hca.set_cable(false);
     assert_eq!(told(), []);
     assert!(driver.poll(&mut cq).is_some());
+}
+
+/// Addresses without memory: of any key, and of the key for all memory.
+const UNMAPPED: u64 = 1 << 40;
+const MAPPED_TO_NOTHING: u64 = 1 << 30;
+
+/// Writes 8 bytes to `va` with a key, from one queue pair of a new pair to the other.
+fn write_to(driver: &mut Driver, key: u32, va: u64) {
+    let (_cq, mut a, _b) = driver.pair();
+    let local = driver.pages(1);
+    let mut segments = remote(va, key);
+    segments.extend(segment(8, driver.key, local));
+    driver.post(&mut a, 0x08, SIGNALED, &segments);
+}
+
+/// Accesses that no driver permits a program to make.
+fn wrong_accesses() {
+    let mut driver = Driver::new("ib");
+    let whole = driver.key;
+    let memory = driver.pages(1);
+    write_to(&mut driver, whole, MAPPED_TO_NOTHING);
+    let region = driver.create_key(memory, 4096, 0, 0b1_1111);
+    let change = |driver: &mut Driver, change: &dyn Fn(&mut Mkey)| {
+        change(driver.hca.core.mkeys.get_mut(region >> 8).unwrap());
+        write_to(driver, region, memory);
+    };
+    let pd = driver.pd;
+    change(&mut driver, &|key| key.pd = pd + 1);
+    change(&mut driver, &|key| (key.pd, key.qpn) = (pd, 0xff));
+    let refer_to = |key| {
+        let (length, va) = (4096, memory);
+        Translation::Klms(vec![Klm { length, key, va }])
+    };
+    change(&mut driver, &|key| {
+        (key.qpn, key.translation) = (ANY_QPN, refer_to(region));
+    });
+    let (mut cq, mut a, _b) = driver.pair();
+    let encrypted = signatures::encrypted_key(&mut driver, &mut cq, &mut a, 0)
+        .1
+        .key;
+    change(&mut driver, &|key| key.translation = refer_to(encrypted));
+    // The answer of an atomic is longer than the list of buffers.
+    let (_cq, mut a, _b) = driver.pair();
+    let mut segments = remote(memory, whole);
+    segments.extend([0; 16]);
+    segments.extend(segment(4, whole, memory + 64));
+    driver.post(&mut a, 0x12, SIGNALED, &segments);
+}
+
+/// Doorbells of nothing, and queues that are not in memory.
+fn wrong_registers() {
+    let mut driver = Driver::new("ib");
+    let page = u64::from(driver.uar) * 4096;
+    // A page that is not allocated; an event of a completion queue that does not exist.
+    driver.hca.write(page + 100 * 4096, &[0; 8]);
+    driver
+        .hca
+        .write(page + 0x20, &[0, 0, 0, 0, 0, 0xff, 0xff, 0xff]);
+    let doorbell = driver.pages(1);
+    driver.write(doorbell, &1_u32.to_be_bytes());
+    let srqn = driver.create_srq(UNMAPPED, doorbell);
+    let cq = driver.create_cq(4);
+    let mut a = driver.create_qp(0, &cq, None);
+    let b = driver.create_qp(0, &cq, Some(srqn));
+    driver.connect(a.number, b.number, 1);
+    driver.connect(b.number, a.number, 1);
+    driver.post(&mut a, 0x0a, SIGNALED, &segment(8, driver.key, doorbell));
+    // Command slots: of the driver, and not in memory.
+    driver.hca.write(0x14, &0x8000_u32.to_be_bytes());
+    driver.hca.write(0x18, &1_u32.to_be_bytes());
+    driver.hca.write(0x10, &1_u32.to_be_bytes());
+    driver.hca.write(0x18, &1_u32.to_be_bytes());
+}
+
+/// Every cause of the device is told, and has a sentence of its own.
+#[test]
+fn every_cause_is_produced() {
+    a_failed_access_names_the_key_and_the_rule();
+    misuse_and_events_are_told();
+    wrong_accesses();
+    wrong_registers();
+    commands::a_malformed_mailbox_is_a_delivery_error();
+    commands::the_link_counts_when_it_goes_down();
+    data::a_difference_of_ring_and_blue_flame_copy_is_reported();
+    data::strict_mode_reports_misuse();
+    ethernet::dropped_frames_have_causes();
+    ethernet::frames_that_cannot_be_sent_have_causes();
+    memory::a_key_that_refers_to_itself_is_refused();
+    windows::a_type_2_window_belongs_to_its_queue_pair();
+    windows::a_window_is_bound_and_unbound();
+    windows::each_access_is_checked_against_the_region_of_a_window();
+    let mut recorded = RECORDED.with_borrow(BTreeMap::clone);
+    let missing: Vec<&str> = (NAMES.iter().copied())
+        .filter(|name| !recorded.contains_key(name))
+        .collect();
+    assert_eq!(missing, [""; 0]);
+    // Its sentences are those of the slot's faults.
+    recorded.remove("Misuse::CommandSlot");
+    let sentences: BTreeSet<&str> = recorded.values().map(String::as_str).collect();
+    assert_eq!(sentences.len(), recorded.len(), "{recorded:#?}");
 }

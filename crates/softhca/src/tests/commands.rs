@@ -92,7 +92,7 @@ fn long_inputs_are_read_from_several_mailboxes() {
 }
 
 #[test]
-fn a_malformed_mailbox_is_a_delivery_error() {
+pub(super) fn a_malformed_mailbox_is_a_delivery_error() {
     let mut driver = Driver::new("ib");
     install_command_queue(&mut driver);
     let input = Input::new(op::CREATE_CQ, 0x118);
@@ -549,7 +549,7 @@ fn a_umem_in_use_is_not_destroyed() {
 }
 
 #[test]
-fn the_link_counts_when_it_goes_down() {
+pub(super) fn the_link_counts_when_it_goes_down() {
     let mut driver = Driver::new("ib");
     let downed = |driver: &mut Driver, group: u32| {
         let query = Input::new(op::ACCESS_REG, 0x20)

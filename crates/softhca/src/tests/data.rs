@@ -652,7 +652,7 @@ fn responses_of_reads_are_scattered_into_the_cqe() {
 }
 
 #[test]
-fn strict_mode_reports_misuse() {
+pub(super) fn strict_mode_reports_misuse() {
     let fabric = roce::fabric::Fabric::new(1);
     let mut driver = Driver::with("ib", 0, &fabric, true);
     let (mut cq, mut a, _b) = driver.pair();
@@ -683,7 +683,7 @@ fn blue_flame(driver: &mut Driver, entry: &[u8]) {
 }
 
 #[test]
-fn a_difference_of_ring_and_blue_flame_copy_is_reported() {
+pub(super) fn a_difference_of_ring_and_blue_flame_copy_is_reported() {
     let fabric = roce::fabric::Fabric::new(1);
     let mut driver = Driver::with("ib", 0, &fabric, true);
     let (mut cq, mut a, _b) = driver.pair();

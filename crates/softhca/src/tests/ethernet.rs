@@ -1,12 +1,12 @@
 //! Loopback on the network interface: the frames that reach it and other interfaces.
 
-use std::sync::{Arc, Mutex};
-
 use roce::fabric::Fabric;
 use roce::transport::Queue;
 
-use crate::cause::{Cause, FrameDrop, Observer};
+use super::causes::observe;
+use crate::cause::{Cause, FrameDrop};
 use crate::command::opcode as op;
+use crate::link_shape::LinkShape;
 use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, segment, status, word};
 
 const BROADCAST: [u8; 6] = [0xff; 6];
@@ -86,7 +86,10 @@ impl Interface {
     /// All frames are steered to its TIR, whose transport domain is 7; `sq_domain` is
     /// that of its send queue. The link is up.
     fn with(number: u16, fabric: &Fabric, sq_domain: u32) -> Interface {
-        let mut driver = Driver::with("roce", number, fabric, true);
+        Interface::on(Driver::with("roce", number, fabric, true), sq_domain)
+    }
+
+    fn on(mut driver: Driver, sq_domain: u32) -> Interface {
         driver.execute(
             &Input::new(op::ACCESS_REG, 0x20)
                 .or(8, 0, 0x5006)
@@ -187,18 +190,15 @@ impl Interface {
 }
 
 #[test]
-fn dropped_frames_have_causes() {
+pub(super) fn dropped_frames_have_causes() {
     let fabric = Fabric::new(1);
     let mut sender = Interface::with(0, &fabric, 7);
     let mut receiver = Interface::with(1, &fabric, 7);
-    let causes = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&causes);
-    let observer = Observer::new(move |cause| told.lock().unwrap().push(*cause));
-    receiver.driver.hca.observe(Some(observer));
+    let mut told = observe(&mut receiver.driver);
     let mut exchange = |receiver: &mut Interface| {
         sender.send(BROADCAST);
         receiver.driver.run();
-        std::mem::take(&mut *causes.lock().unwrap())
+        told()
     };
     assert_eq!(exchange(&mut receiver), []);
     // All receives.
@@ -227,6 +227,61 @@ fn dropped_frames_have_causes() {
     assert_eq!(exchange(&mut receiver), expected);
     let dropped = receiver.driver.hca.stats().ethernet_dropped;
     assert_eq!(dropped, 2);
+}
+
+#[test]
+pub(super) fn frames_that_cannot_be_sent_have_causes() {
+    let fabric = Fabric::new(1);
+    let mut sender = Interface::with(0, &fabric, 7);
+    let mut told = observe(&mut sender.driver);
+    let dropped = |queue, length, cause| Cause::Frame {
+        queue,
+        length,
+        cause,
+    };
+    // Longer than a packet can be.
+    let mut segments = vec![0; 16];
+    segments.extend_from_slice(&segment(0x8000, sender.driver.key, sender.page));
+    (sender.driver).post(&mut sender.sq, 0x0a, SIGNALED, &segments);
+    assert_eq!(told(), [dropped(None, 0x8000, FrameDrop::NoBuffer)]);
+    // No rule of the receiver directs them to a queue.
+    let mut receiver = Driver::with("roce", 1, &fabric, true);
+    let mut told_there = observe(&mut receiver);
+    sender.send(BROADCAST);
+    receiver.run();
+    assert_eq!(told_there(), [dropped(None, 60, FrameDrop::NoRule)]);
+    // The receive queue is not in memory.
+    let mut unmapped = Interface::with(2, &fabric, 7);
+    let cqn = unmapped.cq.number;
+    let rq = work_queue_with(&mut unmapped.driver, op::CREATE_RQ, cqn, 0, |input| {
+        input.put64(0x110, 1 << 40)
+    });
+    let tir = Input::new(op::CREATE_TIR, 0x110)
+        .or(0x3c, 0, rq.number)
+        .or(0x44, 0, 7);
+    let tir = unmapped.driver.create(tir);
+    steer_to(&mut unmapped.driver, tir);
+    unmapped.driver.write(rq.doorbell, &1_u32.to_be_bytes());
+    let mut told_there = observe(&mut unmapped.driver);
+    sender.send(BROADCAST);
+    unmapped.driver.run();
+    let causes = told_there();
+    let expected = dropped(Some(rq.number), 60, FrameDrop::Unmapped);
+    assert!(causes.contains(&expected), "{causes:?}");
+    sender.driver.hca.set_cable(false);
+    told();
+    sender.send(BROADCAST);
+    assert_eq!(told(), [dropped(None, 60, FrameDrop::LinkDown)]);
+    // A link whose queue has no room for a frame.
+    let link = LinkShape {
+        rate: Some(1_000_000),
+        queue: Some(0),
+        ..LinkShape::NONE
+    };
+    let mut shaped = Interface::on(Driver::shaped("roce", 3, &fabric, link), 7);
+    let mut told = observe(&mut shaped.driver);
+    shaped.send(BROADCAST);
+    assert_eq!(told(), [dropped(None, 60, FrameDrop::QueueFull(0))]);
 }
 
 #[test]

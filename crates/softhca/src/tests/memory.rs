@@ -174,7 +174,7 @@ fn create_modifiable_key(driver: &mut Driver, start: u64, entries: [u64; 2]) -> 
 
 /// A key does not wrap around the end of the address space.
 #[test]
-fn a_key_that_refers_to_itself_is_refused() {
+pub(super) fn a_key_that_refers_to_itself_is_refused() {
     let mut driver = Driver::new("ib");
     let page = driver.pages(1);
     let key = driver.create_paged_key(0xfff, u64::MAX, &[page]);

@@ -1,6 +1,6 @@
 //! Tests of the whole HCA without a guest: commands, queues and registers.
 
-mod causes;
+pub(crate) mod causes;
 mod commands;
 mod compression;
 mod copy;

@@ -21,8 +21,8 @@ enum Side {
 }
 
 /// A key with protection, its PSVs, and its memory.
-struct Key {
-    key: u32,
+pub(super) struct Key {
+    pub(super) key: u32,
     psvs: [u32; 2],
     memory: u64,
     length: u32,
@@ -317,7 +317,12 @@ fn psvs_of_other_domains_are_rejected() {
 
 /// Has a key of two blocks encrypted on the wire, with tweaks from `tweak` on. Returns the
 /// encryption key, the key, and the change that was made to it.
-fn encrypted_key(driver: &mut Driver, cq: &mut Cq, qp: &mut Qp, tweak: u8) -> (u32, Key, Vec<u8>) {
+pub(super) fn encrypted_key(
+    driver: &mut Driver,
+    cq: &mut Cq,
+    qp: &mut Qp,
+    tweak: u8,
+) -> (u32, Key, Vec<u8>) {
     let mut create = Input::new(op::CREATE_GENERAL_OBJECT, 0x110)
         .or(4, 0, ENCRYPTION_KEY)
         .or(0x18, 0, 3)

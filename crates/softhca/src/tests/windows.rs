@@ -28,7 +28,7 @@ pub(super) fn bind_umr(window: u32, qpn: u32, bound: Option<(u32, u64, u64)>) ->
 }
 
 #[test]
-fn a_window_is_bound_and_unbound() {
+pub(super) fn a_window_is_bound_and_unbound() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let (key, memory, local) = (driver.key, driver.pages(1), driver.pages(1));
@@ -156,7 +156,7 @@ fn a_bind_requires_the_rights_of_its_region() {
 /// Binds by the kernel's own queue pairs are not checked, but each access through a
 /// window is checked against the key behind it.
 #[test]
-fn each_access_is_checked_against_the_region_of_a_window() {
+pub(super) fn each_access_is_checked_against_the_region_of_a_window() {
     for (rights, forbids_binding, allowed) in [
         (READ | WRITE, false, true),
         (READ, false, false),
@@ -260,7 +260,7 @@ fn an_invalid_bind_fails_and_gives_no_access() {
 }
 
 #[test]
-fn a_type_2_window_belongs_to_its_queue_pair() {
+pub(super) fn a_type_2_window_belongs_to_its_queue_pair() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let (pd, memory) = (driver.pd, driver.pages(1));
