@@ -22,19 +22,12 @@ fn modules() -> Modules {
 
 #[test]
 fn no_arrow_points_up() {
-    let modules = modules();
-    for (name, _) in ROOMS {
-        assert!(modules.uses.contains_key(name), "there is no room {name}");
-    }
-    let upwards = modules.uses_upwards(&ROOMS);
-    assert!(upwards.is_empty(), "{upwards:#?}");
+    modules().assert_no_arrow_points_up(&ROOMS);
 }
 
 #[test]
 fn circles_are_small() {
-    let modules = modules();
-    let circle = modules.largest_circle();
-    assert!(circle.len() <= MAX_CIRCLE, "{circle:?}");
+    modules().assert_circles_are_small(MAX_CIRCLE);
 }
 
 /// The error of a refused command is made of what broke which rule, not of an error number.

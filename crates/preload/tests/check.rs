@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use std::process::Output;
 
 use common::*;
-use testing::hosts::free_port;
 
 /// An error of `c/check_cases.c`, the rule that it breaks, and the beginning of the line of the
 /// first place that is reported; empty if it is in another function.
@@ -177,6 +176,23 @@ fn reports_have_options(provider: Provider) {
     cases.world.finish();
 }
 
+const PROGRAMS: CorrectPrograms = CorrectPrograms {
+    pairs: &[
+        "ibv_rc_pingpong -g 1 -n 200 -c",
+        "ibv_rc_pingpong -g 1 -e -N -n 200",
+        "ibv_uc_pingpong -g 1 -n 200",
+        "ibv_ud_pingpong -g 1 -n 200",
+        "ibv_srq_pingpong -g 1 -n 200",
+        "ib_write_bw -x 1 -n 500",
+        "ib_write_lat -x 1 -n 200 -I 0",
+        "ib_send_lat -x 1 -n 200 -I 0 -s 5000",
+        "ib_send_bw -b -x 1 -n 200",
+        "ib_read_bw -x 1 -n 200",
+        "ib_atomic_bw -x 1 -n 200",
+    ],
+    transports: &["rc_v", "rc", "ud_v", "dc_mlx5,ud_mlx5"],
+};
+
 /// Programs of others have no errors. `explain` has a shorter list.
 fn correct_programs_are_silent(provider: Provider) {
     let _turn = turn();
@@ -190,59 +206,19 @@ fn correct_programs_are_silent(provider: Provider) {
         assert_eq!(found, None, "{name}: {written}");
         assert!(written.contains(": check of process "), "{name}: {written}");
     };
-    if !installed(&["ibv_rc_pingpong", "ib_write_bw", "rping"]) {
-        return;
+    if PROGRAMS.run(&world, silent) {
+        world.finish();
     }
-    let port = || free_port();
-    for line in [
-        format!("ibv_rc_pingpong -g 1 -n 200 -c -p {}", port()),
-        format!("ibv_rc_pingpong -g 1 -e -N -n 200 -p {}", port()),
-        format!("ibv_uc_pingpong -g 1 -n 200 -p {}", port()),
-        format!("ibv_ud_pingpong -g 1 -n 200 -p {}", port()),
-        format!("ibv_srq_pingpong -g 1 -n 200 -p {}", port()),
-        format!("ib_write_bw -x 1 -n 500 -p {}", port()),
-        format!("ib_write_lat -x 1 -n 200 -I 0 -p {}", port()),
-        format!("ib_send_lat -x 1 -n 200 -I 0 -s 5000 -p {}", port()),
-        format!("ib_send_bw -b -x 1 -n 200 -p {}", port()),
-        format!("ib_read_bw -x 1 -n 200 -p {}", port()),
-        format!("ib_atomic_bw -x 1 -n 200 -p {}", port()),
-    ] {
-        world.pair(&line, &format!("{line} localhost"));
-        silent(&line);
-    }
-    let line = "rping -a 127.0.0.1 -C 20 -V";
-    world.pair(&format!("{line} -s"), &format!("{line} -c"));
-    silent(line);
-    if installed(&["fi_pingpong"]) {
-        let line = "fi_pingpong -p verbs -e msg -c -I 20";
-        let port = free_port();
-        let mut server = world.start(&format!("{line} -B {port}"), "server.txt");
-        wait_for_port(port, &mut server);
-        let client = format!("{line} -P {port} 127.0.0.1");
-        world.start(&client, "client.txt").end();
-        server.end();
-        silent(line);
-    }
-    if installed(&["ucx_perftest"]) {
-        for transport in ["rc_v", "rc", "ud_v", "dc_mlx5,ud_mlx5"] {
-            let line = format!("env UCX_TLS={transport} UCX_NET_DEVICES=mlx5_0:1 ucx_perftest");
-            let line = format!("{line} -p {}", free_port());
-            let more = "-t tag_lat -s 8192 -n 30 -w 3";
-            world.pair(&line, &format!("{line} 127.0.0.1 {more}"));
-            silent(transport);
-        }
-    }
-    world.finish();
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "the long list; `explain` has a short one"]
 fn stock_correct_programs() {
     correct_programs_are_silent(Provider::Stock);
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "the long list; `explain` has a short one"]
 fn our_correct_programs() {
     correct_programs_are_silent(Provider::Ours);
 }

@@ -5,7 +5,6 @@
 mod common;
 
 use common::*;
-use testing::hosts::free_port;
 
 /// A mistake of `c/faults.c`, parts of the reports that explain it, and the number of reports.
 const MISTAKES: [(&str, &[&str], usize); 15] = [
@@ -305,6 +304,19 @@ fn reports_are_json(provider: Provider) {
     faults.world.finish();
 }
 
+const PROGRAMS: CorrectPrograms = CorrectPrograms {
+    pairs: &[
+        "ibv_rc_pingpong -g 1 -n 200",
+        "ibv_rc_pingpong -g 1 -e -N -n 200",
+        "ibv_ud_pingpong -g 1 -n 200",
+        "ibv_srq_pingpong -g 1 -n 200",
+        "ib_write_bw -x 1 -n 500",
+        "ib_send_lat -x 1 -n 200",
+        "ib_atomic_bw -x 1 -n 200",
+    ],
+    transports: &["rc", "ud", "dc_mlx5,ud_mlx5"],
+};
+
 /// Programs without mistakes have summaries, but no reports, of errors neither.
 fn correct_programs_are_silent(provider: Provider) {
     let _turn = turn();
@@ -325,45 +337,9 @@ fn correct_programs_are_silent(provider: Provider) {
             assert!(carried, "{name}: {summary}");
         }
     };
-    if !installed(&["ibv_rc_pingpong", "ib_write_bw", "rping"]) {
-        return;
+    if PROGRAMS.run(&world, silent) {
+        world.finish();
     }
-    let port = || free_port();
-    for line in [
-        format!("ibv_rc_pingpong -g 1 -n 200 -p {}", port()),
-        format!("ibv_rc_pingpong -g 1 -e -N -n 200 -p {}", port()),
-        format!("ibv_ud_pingpong -g 1 -n 200 -p {}", port()),
-        format!("ibv_srq_pingpong -g 1 -n 200 -p {}", port()),
-        format!("ib_write_bw -x 1 -n 500 -p {}", port()),
-        format!("ib_send_lat -x 1 -n 200 -p {}", port()),
-        format!("ib_atomic_bw -x 1 -n 200 -p {}", port()),
-    ] {
-        world.pair(&line, &format!("{line} localhost"));
-        silent(&line);
-    }
-    let line = "rping -a 127.0.0.1 -C 20 -V";
-    world.pair(&format!("{line} -s"), &format!("{line} -c"));
-    silent(line);
-    if installed(&["fi_pingpong"]) {
-        let line = "fi_pingpong -p verbs -e msg -c -I 20";
-        let port = free_port();
-        let mut server = world.start(&format!("{line} -B {port}"), "server.txt");
-        wait_for_port(port, &mut server);
-        let client = format!("{line} -P {port} 127.0.0.1");
-        world.start(&client, "client.txt").end();
-        server.end();
-        silent(line);
-    }
-    if installed(&["ucx_perftest"]) {
-        for transport in ["rc", "ud", "dc_mlx5,ud_mlx5"] {
-            let line = format!("env UCX_TLS={transport} UCX_NET_DEVICES=mlx5_0:1 ucx_perftest");
-            let line = format!("{line} -p {}", free_port());
-            let more = "-t tag_lat -s 8192 -n 30 -w 3";
-            world.pair(&line, &format!("{line} 127.0.0.1 {more}"));
-            silent(transport);
-        }
-    }
-    world.finish();
 }
 
 /// A FIFO without a reader does not stop the program.

@@ -28,9 +28,18 @@ impl Modules {
         Self { text, uses }
     }
 
-    /// Returns the modules that use a module of a room which they may not use. `rooms` are
-    /// folders or files with the rooms that each may use; all others are below them.
-    pub fn uses_upwards(&self, rooms: &[(&str, &[&str])]) -> Vec<String> {
+    /// Asserts that the rooms exist, and that no module uses a module of a room which it may not
+    /// use. `rooms` are folders or files with the rooms that each may use; all others are below
+    /// them.
+    pub fn assert_no_arrow_points_up(&self, rooms: &[(&str, &[&str])]) {
+        for (name, _) in rooms {
+            assert!(self.uses.contains_key(*name), "there is no room {name}");
+        }
+        let upwards = self.uses_upwards(rooms);
+        assert!(upwards.is_empty(), "{upwards:#?}");
+    }
+
+    fn uses_upwards(&self, rooms: &[(&str, &[&str])]) -> Vec<String> {
         let room = |module: &str| {
             let first = module.split("::").next().unwrap();
             rooms.iter().find(|(name, _)| *name == first)
@@ -50,8 +59,14 @@ impl Modules {
         upwards
     }
 
+    /// Asserts that at most `limit` modules use each other in a circle.
+    pub fn assert_circles_are_small(&self, limit: usize) {
+        let circle = self.largest_circle();
+        assert!(circle.len() <= limit, "{circle:?}");
+    }
+
     /// Returns the largest set of modules that all use each other, by others or directly.
-    pub fn largest_circle(&self) -> Vec<&String> {
+    fn largest_circle(&self) -> Vec<&String> {
         let reach = |from: &String| {
             let mut seen = BTreeSet::new();
             let mut open = vec![from];

@@ -12,6 +12,8 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+#[cfg(test)]
+use std::sync::Mutex;
 use std::time::Duration;
 
 use roce::packet::{Bth, DEFAULT_PKEY, Deth, Packet, PacketBuilder, Pool, Psn, Template, View};
@@ -272,54 +274,67 @@ impl Agents {
     }
 }
 
+/// An agent that records what it is called for, and sends what it is given.
+#[cfg(test)]
+#[derive(Default)]
+pub(crate) struct Recorder {
+    pub(crate) outgoing: Mutex<Vec<Outgoing>>,
+    pub(crate) calls: Mutex<Vec<&'static str>>,
+}
+
+#[cfg(test)]
+impl Recorder {
+    pub(crate) fn calls(&self) -> Vec<&'static str> {
+        self.calls.lock().unwrap().clone()
+    }
+}
+
+#[cfg(test)]
+impl ManagementAgent for Recorder {
+    fn has_outgoing(&self) -> bool {
+        !self.outgoing.lock().unwrap().is_empty()
+    }
+    fn pop(&self) -> Option<Outgoing> {
+        self.outgoing.lock().unwrap().pop()
+    }
+    fn receive(&self, _: Peer, _: PortAddress, _: &[u8]) {
+        self.calls.lock().unwrap().push("receive");
+    }
+    fn close(&self) {}
+    fn add_address(&self, _: IpAddr) {}
+    fn other_member(&self, _: IpAddr, _: &[u8]) -> Option<u8> {
+        None
+    }
+    fn handle_refusal(&self, _: Peer, _: &[u8]) -> Option<Duration> {
+        None
+    }
+    fn end_host(&self, _: Peer, _: Duration) {}
+    fn end_member(&self, _: u16, _: MemberEnd) {
+        self.calls.lock().unwrap().push("end");
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use super::*;
-
-    #[derive(Default)]
-    struct Counter(AtomicUsize);
-
-    impl ManagementAgent for Counter {
-        fn has_outgoing(&self) -> bool {
-            false
-        }
-        fn pop(&self) -> Option<Outgoing> {
-            None
-        }
-        fn receive(&self, _: Peer, _: PortAddress, _: &[u8]) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-        fn close(&self) {}
-        fn add_address(&self, _: IpAddr) {}
-        fn other_member(&self, _: IpAddr, _: &[u8]) -> Option<u8> {
-            None
-        }
-        fn handle_refusal(&self, _: Peer, _: &[u8]) -> Option<Duration> {
-            None
-        }
-        fn end_host(&self, _: Peer, _: Duration) {}
-        fn end_member(&self, _: u16, _: MemberEnd) {}
-    }
 
     #[test]
     fn a_datagram_goes_to_the_agent_of_its_class_and_transaction() {
-        let [all, one, other] = [(); 3].map(|()| Arc::<Counter>::default());
+        let [all, one, other] = [(); 3].map(|()| Arc::<Recorder>::default());
         let mut agents = Agents::default()
-            .with(7, Arc::<Counter>::clone(&all) as _)
-            .with(3, Arc::<Counter>::clone(&other) as _);
+            .with(7, Arc::<Recorder>::clone(&all) as _)
+            .with(3, Arc::<Recorder>::clone(&other) as _);
         agents.entries.push(Entry {
             class: 7,
             transactions: Some(0x0102_0304),
-            agent: Arc::<Counter>::clone(&one) as _,
+            agent: Arc::<Recorder>::clone(&one) as _,
         });
         let receive = |class: u8, first: u8| {
             let mut bytes = [0; MAD_SIZE];
             bytes[CLASS] = class;
             bytes[TRANSACTION..TRANSACTION + 4].copy_from_slice(&[first, 2, 3, 4]);
             agents.receive(Peer::Member(0), PortAddress::default(), &bytes);
-            [&all, &one, &other].map(|it| it.0.load(Ordering::Relaxed))
+            [&all, &one, &other].map(|it| it.calls().len())
         };
         assert_eq!(receive(7, 1), [0, 1, 0]);
         assert_eq!(receive(7, 9), [1, 1, 0]);

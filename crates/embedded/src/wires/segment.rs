@@ -793,16 +793,13 @@ impl Drop for Segment {
 
 #[cfg(test)]
 mod tests {
-    use std::net::IpAddr;
-    use std::sync::Mutex;
-
     use nix::sys::epoll::EpollCreateFlags;
     use softhca::Settings;
     use softhca::profile::Profile;
 
     use super::*;
     use crate::directory::Sharing;
-    use crate::wires::agent::ManagementAgent;
+    use crate::wires::agent::Recorder;
     use crate::wires::wire::epoll;
 
     #[test]
@@ -949,46 +946,16 @@ mod tests {
     /// Its connection was not accepted before its end is known.
     #[test]
     fn the_last_datagram_of_a_process_that_ends_is_received() {
-        #[derive(Default)]
-        struct Agent {
-            outgoing: Mutex<Vec<Datagram>>,
-            calls: Mutex<Vec<&'static str>>,
-        }
-
-        impl ManagementAgent for Agent {
-            fn has_outgoing(&self) -> bool {
-                !self.outgoing.lock().unwrap().is_empty()
-            }
-            fn pop(&self) -> Option<Datagram> {
-                self.outgoing.lock().unwrap().pop()
-            }
-            fn receive(&self, _: Peer, _: PortAddress, _: &[u8]) {
-                self.calls.lock().unwrap().push("receive");
-            }
-            fn close(&self) {}
-            fn add_address(&self, _: IpAddr) {}
-            fn other_member(&self, _: IpAddr, _: &[u8]) -> Option<u8> {
-                None
-            }
-            fn handle_refusal(&self, _: Peer, _: &[u8]) -> Option<Duration> {
-                None
-            }
-            fn end_host(&self, _: Peer, _: Duration) {}
-            fn end_member(&self, _: u16, _: MemberEnd) {
-                self.calls.lock().unwrap().push("end");
-            }
-        }
-
         let path = std::env::temp_dir().join(format!("segment-last-{}", std::process::id()));
         let directory = Arc::new(Directory::open(&path, Sharing::Own).unwrap());
         let fabrics = [1, 2].map(Fabric::new);
         let polls = [(); 2].map(|()| epoll().unwrap());
-        let agents = [(); 2].map(|()| Arc::<Agent>::default());
+        let agents = [(); 2].map(|()| Arc::<Recorder>::default());
         let join = |at: usize| {
             let directory = Arc::clone(&directory);
             let mut segment =
                 Segment::join(directory, &fabrics[at], Pool::new(), &polls[at]).unwrap();
-            let entry = Arc::<Agent>::clone(&agents[at]);
+            let entry = Arc::<Recorder>::clone(&agents[at]);
             segment.set_agents(Agents::default().with(agent::CONNECTION_MANAGEMENT, entry));
             segment
         };
@@ -1012,7 +979,7 @@ mod tests {
         // The successor of its number connects before its end is known.
         let mut successor = join(1);
         send(&mut successor, 1, 0);
-        let calls = || agents[0].calls.lock().unwrap().clone();
+        let calls = || agents[0].calls();
         let began = Instant::now();
         while calls().len() < 3 && began.elapsed() < Duration::from_secs(10) {
             survivor.pump(&polls[0], true);

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use testing::hosts::has_listener;
+use testing::hosts::{free_port, has_listener};
 
 /// Much longer than anything takes, except on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -248,6 +248,52 @@ impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Programs of others, without mistakes.
+pub struct CorrectPrograms {
+    /// Command lines without a port: programs that get one by `-p`.
+    pub pairs: &'static [&'static str],
+    /// Values of `UCX_TLS` for `ucx_perftest`.
+    pub transports: &'static [&'static str],
+}
+
+impl CorrectPrograms {
+    /// Runs those that are installed, and calls `each` with the name after each. Returns false
+    /// if the first are missing.
+    pub fn run(&self, world: &World, each: impl Fn(&str)) -> bool {
+        if !installed(&["ibv_rc_pingpong", "ib_write_bw", "rping"]) {
+            return false;
+        }
+        for line in self.pairs {
+            let line = format!("{line} -p {}", free_port());
+            world.pair(&line, &format!("{line} localhost"));
+            each(&line);
+        }
+        let line = "rping -a 127.0.0.1 -C 20 -V";
+        world.pair(&format!("{line} -s"), &format!("{line} -c"));
+        each(line);
+        if installed(&["fi_pingpong"]) {
+            let line = "fi_pingpong -p verbs -e msg -c -I 20";
+            let port = free_port();
+            let mut server = world.start(&format!("{line} -B {port}"), "server.txt");
+            wait_for_port(port, &mut server);
+            let client = format!("{line} -P {port} 127.0.0.1");
+            world.start(&client, "client.txt").end();
+            server.end();
+            each(line);
+        }
+        if installed(&["ucx_perftest"]) {
+            for transport in self.transports {
+                let line = format!("env UCX_TLS={transport} UCX_NET_DEVICES=mlx5_0:1 ucx_perftest");
+                let line = format!("{line} -p {}", free_port());
+                let more = "-t tag_lat -s 8192 -n 30 -w 3";
+                world.pair(&line, &format!("{line} 127.0.0.1 {more}"));
+                each(transport);
+            }
+        }
+        true
     }
 }
 
