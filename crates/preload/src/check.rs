@@ -142,7 +142,7 @@ impl Checker {
         true
     }
 
-    /// Returns what the summary says.
+    /// Returns the summary.
     pub(crate) fn summary(&self) -> CheckSummary {
         let mut left_out = Vec::new();
         let lost = self.lost.load(Ordering::Relaxed);
@@ -367,7 +367,7 @@ fn is_shared(address: u64) -> bool {
     maps.lines().find_map(of_line).unwrap_or(true)
 }
 
-/// What the summary says.
+/// The counts of the summary, and what was not checked.
 pub(crate) struct CheckSummary {
     pub(crate) errors: u64,
     pub(crate) suppressed: u64,

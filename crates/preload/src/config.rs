@@ -22,7 +22,7 @@ pub(crate) struct Config {
     pub(crate) names: Vec<String>,
     /// The devices' cards, as many as profiles.
     pub(crate) cards: Vec<&'static Card>,
-    /// What the devices' links do, as many as profiles.
+    /// The properties of the devices' links, as many as profiles.
     pub(crate) links: Vec<LinkShape>,
     /// Address or interface of a single device that reaches other hosts.
     pub(crate) host: Option<String>,
@@ -74,7 +74,7 @@ const DEFAULT_NAME: &str = "mlx5_";
 const MAX_NAME: usize = 63;
 /// Names the cards of the devices, or one for all.
 const CARD: &str = "RINGVERBS_CARD";
-/// Describes what the devices' links do, or one for all, separated by semicolons.
+/// Describes the devices' links, or one for all, separated by semicolons.
 const LINK: &str = "RINGVERBS_LINK";
 /// Names the file with the node that programs see.
 const NODE: &str = "RINGVERBS_NODE";
@@ -204,42 +204,39 @@ pub(crate) fn node_interface(number: usize) -> Option<&'static str> {
     place.interface.as_deref()
 }
 
-/// Parses a list of cards: one for all devices, or one for each.
+/// Parses a list of cards.
 fn cards(list: Option<&OsStr>, devices: usize) -> Result<Vec<&'static Card>, String> {
-    let Some(list) = list else {
-        return Ok(vec![&Card::SOFTHCA; devices]);
-    };
-    let list = list.to_str().ok_or("this is not UTF-8")?;
-    let cards = list.split(',').map(|name| {
-        Card::named(name).ok_or_else(|| {
-            let names: Vec<&str> = Card::ALL.iter().map(|card| card.name).collect();
-            format!("there is no card \"{name}\"; use {}", names.join(", "))
-        })
-    });
-    let cards = cards.collect::<Result<Vec<_>, _>>()?;
-    match cards[..] {
-        [all] => Ok(vec![all; devices]),
-        _ if cards.len() == devices => Ok(cards),
-        _ => Err(format!(
-            "not one card, and not one for each of {devices} devices"
-        )),
-    }
+    let parse = |name: &str| Card::find(name).map_err(|error| error.to_string());
+    let list = list.map(|list| (list, ','));
+    one_or_each(list, devices, ("card", &Card::SOFTHCA), parse)
 }
 
-/// Parses a list of links: one for all devices, or one for each.
+/// Parses a list of links.
 fn links(list: Option<&OsStr>, devices: usize) -> Result<Vec<LinkShape>, String> {
-    let Some(list) = list else {
-        return Ok(vec![LinkShape::NONE; devices]);
+    let parse = |text: &str| text.parse().map_err(|e: LinkShapeError| e.to_string());
+    let list = list.map(|list| (list, ';'));
+    one_or_each(list, devices, ("link", LinkShape::NONE), parse)
+}
+
+/// Parses a list, with its separator: one value for all devices, or one for each. `default` is
+/// the value without a list, with its name.
+fn one_or_each<T: Copy>(
+    list: Option<(&OsStr, char)>,
+    devices: usize,
+    (what, default): (&str, T),
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<Vec<T>, String> {
+    let Some((list, separator)) = list else {
+        return Ok(vec![default; devices]);
     };
     let list = list.to_str().ok_or("this is not UTF-8")?;
-    let links = list.split(';').map(str::parse);
-    let links = links.collect::<Result<Vec<LinkShape>, LinkShapeError>>();
-    let links = links.map_err(|error| error.to_string())?;
-    match links[..] {
+    let values = list.split(separator).map(parse);
+    let values = values.collect::<Result<Vec<T>, String>>()?;
+    match values[..] {
         [all] => Ok(vec![all; devices]),
-        _ if links.len() == devices => Ok(links),
+        _ if values.len() == devices => Ok(values),
         _ => Err(format!(
-            "not one link, and not one for each of {devices} devices"
+            "not one {what}, and not one for each of {devices} devices"
         )),
     }
 }

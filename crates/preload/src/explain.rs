@@ -341,8 +341,8 @@ pub(crate) struct Finding {
     pub(crate) device: usize,
     pub(crate) queue_pair: Option<(u32, Arc<QueuePair>)>,
     pub(crate) message: String,
-    /// What was done, and where in the program. Errors of one rule whose first places are the
-    /// same are of one kind.
+    /// The calls that led to the error, with their places in the program. Errors of one rule
+    /// whose first places are the same are of one kind.
     pub(crate) origins: Vec<(&'static str, Origin)>,
 }
 

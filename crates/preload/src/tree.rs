@@ -211,7 +211,7 @@ pub(crate) enum Content {
     Link(String),
 }
 
-/// What the files of a device depend on.
+/// The properties of a device that its files show.
 #[derive(Debug)]
 struct Described<'a> {
     name: String,

@@ -3,6 +3,8 @@
 //!
 //! The limits are what the device reports; the engine's own are those of [`Card::SOFTHCA`].
 
+use std::fmt;
+
 use crate::profile::cap::{
     LOG_MAX_CQ, LOG_MAX_MCG, LOG_MAX_MKEY, LOG_MAX_PD, LOG_MAX_QP, LOG_MAX_SRQ,
 };
@@ -32,6 +34,24 @@ pub struct Card {
     /// Numbers of objects.
     limits: Limits,
 }
+
+/// No card has this name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownCard<'a>(&'a str);
+
+impl fmt::Display for UnknownCard<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = Card::ALL.iter().map(|card| card.name).collect();
+        write!(
+            f,
+            "there is no card \"{}\"; use {}",
+            self.0,
+            names.join(", ")
+        )
+    }
+}
+
+impl std::error::Error for UnknownCard<'_> {}
 
 /// Speed of a port of four lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,6 +213,14 @@ impl Card {
             return Some(&Self::SOFTHCA);
         }
         Self::ALL.iter().find(|card| card.name == name)
+    }
+
+    /// As [`named`](Self::named).
+    ///
+    /// # Errors
+    /// There is no such card.
+    pub fn find(name: &str) -> Result<&'static Card, UnknownCard<'_>> {
+        Self::named(name).ok_or(UnknownCard(name))
     }
 
     /// Returns `fw_ver`.

@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 
 use uverbs::environment::variable;
 
-use super::{Options, RunError, Settings, check_program, explanations, supervise};
+use super::{DEFAULT_DEVICES, Options, RunError, Settings, check_program, explanations, supervise};
 use crate::error::Error;
 
 /// Exit status of a program with errors.
@@ -64,7 +64,11 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     };
     check_program(program)?;
     let options = Options {
-        embedded: args.options.embedded.clone().or(Some("roce".to_owned())),
+        embedded: args
+            .options
+            .embedded
+            .clone()
+            .or(Some(DEFAULT_DEVICES.to_owned())),
         ..args.options.clone()
     };
     let mut settings = Settings::of(&options)?;

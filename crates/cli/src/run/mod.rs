@@ -86,7 +86,7 @@ pub struct Options {
     /// repetition is another address), none (an empty entry) [default: v1,v2,v1-ipv4,v2-ipv4]
     #[arg(long, value_name = "LIST", requires = "embedded")]
     gids: Option<String>,
-    /// What the devices say that they are: cx5, cx6dx, cx7 or bf3; one for all, or one for each,
+    /// Cards that the devices report to be: cx5, cx6dx, cx7 or bf3; one for all, or one for each,
     /// separated by commas
     #[arg(
         long,
@@ -95,7 +95,7 @@ pub struct Options {
         value_delimiter = ','
     )]
     card: Vec<String>,
-    /// What the link does to what a device sends: 25Gbit,delay=5us,jitter=1us,queue=256KiB (drop
+    /// Rate, delay and queue of a device's link: 25Gbit,delay=5us,jitter=1us,queue=256KiB (drop
     /// beyond it),ecn=64KiB (mark beyond it). Once for all devices, or once for each
     #[arg(long, value_name = "LINK", requires = "embedded")]
     link: Vec<LinkShapeText>,

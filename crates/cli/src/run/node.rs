@@ -470,9 +470,10 @@ impl Node {
         function: &Placed,
     ) -> fmt::Result {
         let (vendor, device) = function.model;
-        let (class, speed, driver) = match function.kind {
-            Kind::Bridge => (0x06_0400, "32.0 GT/s PCIe", "pcieport"),
-            _ => (0x03_0200, "32.0 GT/s PCIe", "nvidia"),
+        let (class, speed) = (class(function, &self.devices), "32.0 GT/s PCIe");
+        let driver = match function.kind {
+            Kind::Bridge => "pcieport",
+            _ => "nvidia",
         };
         let near = self.processors(function.numa);
         let event = format!(
@@ -539,6 +540,18 @@ impl fmt::Display for Number {
     }
 }
 
+/// Returns the PCI class of a function.
+fn class(function: &Placed, devices: &[NodeDevice]) -> u32 {
+    match function.kind {
+        Kind::Bridge => 0x06_0400,
+        Kind::Gpu => 0x03_0200,
+        Kind::Device(number) => match devices.get(number) {
+            Some(device) if device.profile.starts_with("ib") => 0x02_0700,
+            _ => 0x02_0000,
+        },
+    }
+}
+
 /// Returns the configuration space of a function, in hexadecimal.
 fn config(function: &Placed, devices: &[NodeDevice]) -> String {
     const CAPABILITIES: usize = 0x40;
@@ -553,19 +566,11 @@ fn config(function: &Placed, devices: &[NodeDevice]) -> String {
         _ => None,
     };
     let (vendor, device) = card.map_or(function.model, |card| (0x15b3, card.part_id));
-    let class = match function.kind {
-        Kind::Bridge => 0x06_0400,
-        Kind::Gpu => 0x03_0200,
-        Kind::Device(number) => match devices.get(number) {
-            Some(device) if device.profile.starts_with("ib") => 0x02_0700,
-            _ => 0x02_0000,
-        },
-    };
     put(0, vendor.into(), 2);
     put(2, device.into(), 2);
     // Memory and bus mastering enabled; a list of capabilities.
     put(4, 0x0010_0406, 4);
-    put(8, class << 8, 4);
+    put(8, class(function, devices) << 8, 4);
     put(0x34, CAPABILITIES as u32, 1);
     put(CAPABILITIES, PCI_EXPRESS.into(), 1);
     let (type_of_port, header) = if function.kind == Kind::Bridge {
@@ -656,17 +661,12 @@ fn device(
     }
     let card = match &given.card {
         None => Card::SOFTHCA.name,
-        Some(card) => Card::named(card.get_ref())
-            .map(|it| it.name)
-            .ok_or_else(|| {
-                let names: Vec<&str> = Card::ALL.iter().map(|card| card.name).collect();
-                let message = format!(
-                    "there is no card \"{}\"; use {}",
-                    card.get_ref(),
-                    names.join(", ")
-                );
-                (card.span(), message)
-            })?,
+        Some(card) => {
+            let found = Card::find(card.get_ref());
+            found
+                .map_err(|error| (card.span(), error.to_string()))?
+                .name
+        }
     };
     let is_name = |name: &str, most: usize| {
         let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);

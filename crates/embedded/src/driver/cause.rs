@@ -33,8 +33,7 @@ pub struct VerbError {
     pub of: Option<u32>,
 }
 
-/// What a [`VerbError`] names if raw packets of a device on a network interface are refused
-/// by the system.
+/// The object in a [`VerbError`] of raw packets on a network interface that the system refuses.
 pub const PACKET_SOCKET: &str = "packet socket on interface";
 
 /// Classes of errors, one for each error number of the kernel.

@@ -32,15 +32,15 @@ pub fn last_accesses() -> [Range<usize>; 2] {
         .map(|(address, length)| address..address.saturating_add(length))
 }
 
-/// What is called before devices write data to memory.
+/// The function that is called before devices write data to memory.
 static SCATTER_OBSERVER: OnceLock<ScatterObserver> = OnceLock::new();
 
 /// Called with the number of a queue pair, an address and a length, by the thread that drives
 /// the device, under the device's lock.
 pub type ScatterObserver = fn(u32, u64, usize);
 
-/// Sets what is called before devices of this process write data of queue pairs to memory. A
-/// later call changes nothing.
+/// Sets the function that is called before devices of this process write data of queue pairs to
+/// memory. A later call changes nothing.
 pub fn observe_scatters(observer: ScatterObserver) {
     let _ = SCATTER_OBSERVER.set(observer);
 }

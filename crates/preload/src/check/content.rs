@@ -18,7 +18,7 @@ pub(super) enum Content {
     Hashed(u64),
 }
 
-/// What has become of a buffer.
+/// The result of a comparison of a buffer with its bytes when it was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Same,
@@ -93,7 +93,7 @@ fn read(address: u64, out: &mut [u8]) -> Result<(), c_int> {
     let result = match count {
         -1 => Err(real::errno()),
         count if count as usize == out.len() => Ok(()),
-        // What follows is not mapped.
+        // The rest is not mapped.
         _ => Err(libc::EFAULT),
     };
     real::set_errno(before);

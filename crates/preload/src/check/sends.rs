@@ -102,7 +102,7 @@ impl Sent {
     }
 }
 
-/// What is wrong with a buffer of a send whose completion is polled.
+/// An error in the use of a buffer, found when the send's completion is polled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// Its bytes have changed, from an offset on if that is known.

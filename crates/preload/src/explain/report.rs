@@ -36,7 +36,7 @@ pub(super) struct Report {
     pub(super) call: Option<Origin>,
     /// The rule of `check` that the program has broken.
     pub(super) rule: Option<&'static str>,
-    /// What else was done, and where.
+    /// Other calls that led to the error, with their places.
     pub(super) origins: Vec<(&'static str, Origin)>,
 }
 

@@ -12,6 +12,7 @@ use roce::rule::{Rule, Violation};
 
 use super::core::Core;
 use super::cq::{self, Completion, CqeError};
+pub use super::frame::checksum;
 use super::frame::{
     Layers, Origin, TCP, UDP, ip_packet_sum, layers, set_checksums, strip_vlan_tag, u16_at,
     verify_checksums,

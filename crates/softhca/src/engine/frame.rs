@@ -85,6 +85,12 @@ pub(super) fn fold(mut sum: u64) -> u16 {
     !(sum as u16)
 }
 
+/// Returns the checksum of data: the complement of the 16-bit one's complement sum.
+#[must_use]
+pub fn checksum(bytes: &[u8]) -> u16 {
+    fold(sum(bytes))
+}
+
 /// Returns the one's complement sum of the IP packet in a frame, without the padding of
 /// a short frame; 0 if there is no IP packet.
 pub(super) fn ip_packet_sum(frame: &[u8]) -> u16 {

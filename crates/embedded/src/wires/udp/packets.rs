@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use roce::packet::{LinkKind, Mac, NetworkHeaders};
-use softhca::engine::ethernet::segment_frame;
+use softhca::engine::ethernet::{checksum, segment_frame};
 use uverbs::Errno;
 
 use super::socket::{self, MAX_RECV_MESSAGES, ReceiveBuffers, check, set_option};
@@ -163,14 +163,7 @@ fn add_checksum(frame: &mut [u8], start: usize, offset: usize) {
     let Some(covered) = frame.get_mut(start..) else {
         return;
     };
-    let pairs = covered.chunks(2);
-    let words = pairs.map(|it| u32::from(it[0]) << 8 | it.get(1).map_or(0, |low| (*low).into()));
-    // At most 2^15 words.
-    let mut sum: u32 = words.sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    let value = match (!sum as u16, offset) {
+    let value = match (checksum(covered), offset) {
         (0, UDP_CHECKSUM) => 0xffff,
         (value, _) => value,
     };
