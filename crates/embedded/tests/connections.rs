@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rdmacm::{ConnParam, Event, EventChannel, EventKind, Id, PortSpace};
 use ringverbs_embedded::{Drive, Embedded, Network};
+use testing::open_files;
 use uverbs::QpState;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -139,15 +140,8 @@ fn round(near: &EventChannel, far: &EventChannel, at: SocketAddr) {
     next(near, EventKind::DISCONNECTED);
 }
 
-/// Returns the number of entries of a directory below `/proc/self`. The descriptor by which a
-/// thread that waits reads its scheduler's counts is its own, not a connection's.
-fn count(what: &str) -> usize {
-    let entries = std::fs::read_dir(format!("/proc/self/{what}")).unwrap();
-    let of_thread = |entry: &std::io::Result<std::fs::DirEntry>| {
-        std::fs::read_link(entry.as_ref().unwrap().path())
-            .is_ok_and(|file| file.ends_with("schedstat"))
-    };
-    entries.filter(|entry| !of_thread(entry)).count()
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
 }
 
 fn alone() -> std::sync::MutexGuard<'static, ()> {
@@ -188,8 +182,8 @@ fn rate() {
             "{topology:?}{}: {} connections per second; {} threads, {} descriptors",
             if busy { ", busy" } else { "" },
             rounds / 2,
-            count("task"),
-            count("fd"),
+            threads(),
+            open_files(),
         );
     }
 }
@@ -201,13 +195,13 @@ fn connections_need_few_descriptors() {
     let _alone = alone();
     for topology in ALL {
         let pair = Pair::new(topology, Drive::Thread);
-        let threads = count("task");
+        let of_pairs = threads();
         let [near, far] = pair.channels();
         let (_listener, at) = listen(&far, pair.address);
         // What processes of a directory need to reach each other.
         round(&near, &far, at);
-        assert_eq!(count("task"), threads, "{topology:?}");
-        let before = count("fd");
+        assert_eq!(threads(), of_pairs, "{topology:?}");
+        let before = open_files();
         let active: Vec<Id> = (0..COUNT).map(|_| ask(&near, at)).collect();
         let mut passive = Vec::new();
         for _ in &active {
@@ -218,14 +212,14 @@ fn connections_need_few_descriptors() {
             Topology::Process => 0,
             Topology::Directory | Topology::Hosts => COUNT,
         };
-        assert_eq!(count("fd"), before + locks, "{topology:?}");
+        assert_eq!(open_files(), before + locks, "{topology:?}");
         for (active, passive) in active.iter().zip(&passive) {
             passive.accept(&param(2)).unwrap();
             next(&near, EventKind::CONNECT_RESPONSE);
             active.establish().unwrap();
             next(&far, EventKind::ESTABLISHED);
         }
-        assert_eq!(count("fd"), before + locks, "{topology:?}");
+        assert_eq!(open_files(), before + locks, "{topology:?}");
     }
 }
 

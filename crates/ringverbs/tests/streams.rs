@@ -306,14 +306,14 @@ const MESSAGE: usize = 64 * 1024;
 fn accepted_at_the_same_time() {
     const STREAMS: usize = 8;
     const ROUNDS: usize = 200;
-    let before = descriptors();
+    let before = testing::open_files();
     let both = pair();
-    let of_pair = descriptors().saturating_sub(before);
+    let of_pair = testing::open_files().saturating_sub(before);
     drop(both);
 
     let listener = RdmaListener::bind(address()).expect("bind");
     let to = listener.local_addr().expect("an address");
-    let before = descriptors();
+    let before = testing::open_files();
     let connect = || thread::spawn(move || RdmaStream::connect(to).expect("connect"));
     let clients: Vec<_> = (0..STREAMS).map(|_| connect()).collect();
     // Until all requests have arrived.
@@ -322,7 +322,7 @@ fn accepted_at_the_same_time() {
         .map(|_| listener.accept().expect("accept").0)
         .collect();
     let clients: Vec<_> = clients.into_iter().map(|it| it.join().unwrap()).collect();
-    let of_all = descriptors().saturating_sub(before);
+    let of_all = testing::open_files().saturating_sub(before);
     println!("descriptors: {of_pair} of a pair, {of_all} of {STREAMS} at once");
     assert!(of_all <= (STREAMS + 2) * of_pair / 2);
 
@@ -359,11 +359,6 @@ fn accepted_at_the_same_time() {
             });
         }
     });
-}
-
-fn descriptors() -> usize {
-    let all = std::fs::read_dir("/proc/self/fd").expect("descriptors");
-    all.count()
 }
 
 fn raw_side(

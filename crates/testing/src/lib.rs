@@ -113,6 +113,22 @@ pub fn difference(number: u64, bytes: &[u8]) -> String {
     )
 }
 
+/// Returns the number of files that this process has open. A file by which a thread reads its
+/// scheduler's counts does not count: an embedded device opens it in each thread that meets others
+/// on its processor, so it depends on the machine's load.
+pub fn open_files() -> usize {
+    let counts = |entry: &fs::DirEntry| {
+        !fs::read_link(entry.path()).is_ok_and(|file| file.ends_with("schedstat"))
+    };
+    // One of them is the directory that is read.
+    fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .flatten()
+        .filter(counts)
+        .count()
+        - 1
+}
+
 /// Resources in use. Memory is in KiB.
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
@@ -124,7 +140,7 @@ pub struct Usage {
     pub anonymous: i64,
     /// Number of this process's mappings.
     pub mappings: i64,
-    /// Number of this process's open files.
+    /// As [`open_files`] returns.
     pub files: i64,
     /// Memory of the host that is available to programs.
     pub available: i64,
@@ -142,8 +158,7 @@ impl Usage {
             resident: field(&status, "VmRSS:"),
             anonymous: field(&status, "RssAnon:"),
             mappings: maps.lines().count() as i64,
-            // One of them is the directory that is read.
-            files: fs::read_dir("/proc/self/fd").unwrap().count() as i64 - 1,
+            files: open_files() as i64,
             available: field(&machine, "MemAvailable:"),
             slab: field(&machine, "Slab:"),
         }

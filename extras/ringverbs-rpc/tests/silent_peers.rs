@@ -18,12 +18,6 @@ fn options(address: Ipv4Addr) -> Options {
     Options::new().device(&device)
 }
 
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd")
-        .expect("descriptors")
-        .count()
-}
-
 /// A request that an honest client would send.
 fn captured(from: Ipv4Addr, to: Ipv4Addr) -> ForgedRequest {
     let options = options(from).connect_timeout(Duration::from_millis(100));
@@ -72,9 +66,9 @@ fn half_open_requests_cost_no_descriptor() {
     let (first, others) = sources.split_first().unwrap();
     // The server opens its device for it.
     handshake(first);
-    let before = descriptors();
+    let before = testing::open_files();
     others.iter().for_each(handshake);
-    let more = descriptors() as isize - before as isize;
+    let more = testing::open_files() as isize - before as isize;
     println!("{} requests: {more} more descriptors", others.len());
     assert!(more <= 0, "{more} descriptors");
 }
@@ -105,7 +99,7 @@ fn half_open_requests_keep_no_client_out() {
     });
     let client = options(Ipv4Addr::new(127, 60, 0, 4));
     let here = tokio::runtime::Runtime::new().unwrap();
-    let before = descriptors();
+    let before = testing::open_files();
     let (clients, longest) = here.block_on(async {
         let end = Instant::now() + Duration::from_secs(6);
         let (mut count, mut longest) = (0, Duration::ZERO);
@@ -121,7 +115,7 @@ fn half_open_requests_keep_no_client_out() {
         }
         (count, longest)
     });
-    let more = descriptors().saturating_sub(before);
+    let more = testing::open_files().saturating_sub(before);
     stop.store(true, Ordering::Relaxed);
     let requests: usize = attacker.join().unwrap();
     println!(
