@@ -18,6 +18,7 @@ use embedded::{Descriptors, Drive, Embedded, InheritedContext, Network, usage};
 use uverbs::kernel::Kernel;
 use uverbs::{Errno, Error};
 
+use crate::calls::find_data_start;
 use crate::check::Checker;
 use crate::config::{self, print_error};
 use crate::explain::{Explainer, Target};
@@ -584,6 +585,7 @@ fn join() -> Result<&'static [Embedded], Errno> {
     }
     embedded::set_scope_hooks(internal::enter_scope, internal::leave_scope);
     fault::install();
+    find_data_start();
     doorbells::open_files();
     embedded::guard_doorbells(&doorbells::Guard);
     // C providers do not call `notify_doorbell`: the guard does.

@@ -1,7 +1,9 @@
 //! Functions that change mappings.
 
 use std::ffi::{c_int, c_void};
+use std::fs;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use embedded::{Embedded, Loss};
 
@@ -13,6 +15,25 @@ use crate::{doorbells, internal, process};
 
 const MREMAP_DONTUNMAP: c_int = 4;
 const MADV_DONTNEED_LOCKED: c_int = 24;
+
+/// The lowest end of the data segment that the system accepts; without devices none.
+static DATA_START: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Finds the start of the data segment. Called when the devices start.
+pub(crate) fn find_data_start() {
+    // If it cannot be read, what a shrinking segment loses is not kept.
+    let stat = fs::read("/proc/self/stat").unwrap_or_default();
+    if let Some(start) = data_start(&String::from_utf8_lossy(&stat)) {
+        DATA_START.store(start, Ordering::Relaxed);
+    }
+}
+
+/// Returns `start_brk` of the contents of /proc/self/stat.
+fn data_start(stat: &str) -> Option<usize> {
+    // The second field is a name in parentheses, which may contain any character.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    fields.split_ascii_whitespace().nth(47 - 3)?.parse().ok()
+}
 
 /// Returns the pages of a range; empty for arguments that the system refuses.
 fn pages(address: usize, length: usize) -> Range<usize> {
@@ -47,6 +68,13 @@ fn maps(length: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) 
     }
 }
 
+/// Returns whether mremap(2) would replace the mappings of a range, as it is called.
+fn is_fixed_move(flags: c_int, moved: &Range<usize>, replaced: &Range<usize>) -> bool {
+    const FIXED: c_int = libc::MREMAP_FIXED | libc::MREMAP_MAYMOVE;
+    let overlap = moved.start < replaced.end && replaced.start < moved.end;
+    flags & FIXED == FIXED && !overlap
+}
+
 /// Changes the protection of a range by `change`.
 fn protect(range: Range<usize>, protection: c_int, change: impl FnOnce() -> c_int) -> c_int {
     doorbells::remove_mapped(&range);
@@ -68,6 +96,10 @@ fn is_registered(range: &Range<usize>) -> bool {
 
 /// Called before the end of the data segment changes.
 fn before_break(end: usize) {
+    // The system changes nothing then; `brk(NULL)` is a usual query.
+    if end < DATA_START.load(Ordering::Relaxed) {
+        return;
+    }
     // SAFETY: a query.
     let now = unsafe { real::sbrk(0) } as usize;
     if let Some(end) = end
@@ -137,8 +169,9 @@ export! {
     mremap(
         address: *mut c_void, old: usize, new: usize, flags: c_int, target: *mut c_void
     ) -> *mut c_void {
-        if flags & libc::MREMAP_FIXED != 0 {
-            let replaced = pages(target as usize, new);
+        let replaced = pages(target as usize, new);
+        let moved = address as usize..(address as usize).saturating_add(old);
+        if is_fixed_move(flags, &moved, &replaced) {
             doorbells::remove(&replaced);
             before_unmapping(replaced, Loss::Unmapped);
         }
@@ -206,5 +239,28 @@ export! {
         }
         // SAFETY: guaranteed by the caller.
         unsafe { real::sbrk(increment) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_of_the_data_segment() {
+        let stat = fs::read_to_string("/proc/self/stat").unwrap();
+        let start = data_start(&stat).unwrap();
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let heap = maps.lines().find(|line| line.ends_with("[heap]")).unwrap();
+        assert!(heap.starts_with(&format!("{start:x}-")), "{heap}");
+        let (head, fields) = stat.split_once(" (").unwrap();
+        let (_, fields) = fields.rsplit_once(") ").unwrap();
+        assert_eq!(
+            data_start(&format!("{head} (a) 1 b) {fields}")),
+            Some(start)
+        );
+        for damaged in ["", "1 (a)", "1 (a) S 1"] {
+            assert_eq!(data_start(damaged), None);
+        }
     }
 }

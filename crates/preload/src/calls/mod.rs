@@ -13,6 +13,8 @@ use std::ffi::c_int;
 
 use uverbs::Errno;
 
+pub(crate) use memory::find_data_start;
+
 use crate::real::set_errno;
 
 /// Sets `errno`, and returns the value of a C function that failed.

@@ -358,6 +358,53 @@ static void shrunk(void)
 	end();
 }
 
+/* Calls that fail change nothing. */
+static void refused(void)
+{
+	char *target;
+
+	map_private();
+	target = mmap(NULL, LENGTH, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(target != MAP_FAILED);
+	CHECK(mremap(target, LENGTH, LENGTH, MREMAP_FIXED, memory) == MAP_FAILED);
+	CHECK(mremap(memory, LENGTH, LENGTH, MREMAP_MAYMOVE | MREMAP_FIXED, memory + PAGE) ==
+	      MAP_FAILED);
+	CHECK(all(memory, 'o', LENGTH));
+	access_all('o');
+	CHECK(all(memory + AT, 'w', BYTES));
+	munmap(target, LENGTH);
+	end();
+}
+
+/* In the data segment. */
+static void at_the_break(void)
+{
+	size_t rest = (uintptr_t)sbrk(0) % PAGE;
+
+	CHECK(sbrk(rest ? PAGE - rest : 0) != (void *)-1);
+	memory = sbrk(LENGTH);
+	CHECK(memory != (void *)-1);
+	memset(memory, 'o', LENGTH);
+	mr = ibv_reg_mr(owner.pd, memory, LENGTH, ACCESS);
+	CHECK(mr);
+	/* Queries by an end that the system refuses, as UCX makes them. */
+	brk(NULL);
+	brk((void *)(uintptr_t)PAGE);
+	CHECK(all(memory, 'o', LENGTH));
+	access_all('o');
+	CHECK(all(memory + AT, 'w', BYTES));
+	memset(memory, 'o', LENGTH);
+	if (sbrk(0) == memory + LENGTH) {
+		CHECK(!brk(memory));
+		CHECK(sbrk(LENGTH) == memory);
+		CHECK(all(memory, 0, LENGTH));
+		memset(memory, 'n', LENGTH);
+		access_all('o');
+		CHECK(all(memory, 'n', LENGTH));
+	}
+	CHECK(!ibv_dereg_mr(mr));
+}
+
 static void protected(int protection, int flags)
 {
 	map(flags | MAP_ANONYMOUS, -1);
@@ -482,6 +529,8 @@ int main(void)
 	moved(false);
 	moved(true);
 	shrunk();
+	refused();
+	at_the_break();
 	for (int shared = 0; shared < 2; shared++) {
 		protected(PROT_NONE, shared ? MAP_SHARED : MAP_PRIVATE);
 		protected(PROT_READ, shared ? MAP_SHARED : MAP_PRIVATE);
