@@ -78,6 +78,15 @@ pub fn messages(script: &[u8]) {
     }
 }
 
+/// Receives questions and answers about why requests fail, between questions of the program:
+/// each of a byte of flags, and up to 256 bytes of content.
+///
+/// # Panics
+/// If more is sent than was received, or to another than the peer, or bounds are passed.
+pub fn reasons(script: &[u8]) {
+    crate::runtime::reasons::hostile::receive(script);
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

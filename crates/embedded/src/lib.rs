@@ -66,11 +66,13 @@ pub use runtime::embedded::{Activity, Embedded};
 pub use runtime::exit_flush::flush_before_exit;
 pub use runtime::network::Network;
 pub use runtime::pinning::{has_registered, keep_registered, move_registered, protect_registered};
+pub use runtime::reasons::ReasonHandler;
 pub use runtime::resources::{QueuePairResource, Resource, ResourceKind};
 pub use runtime::runner::{DoorbellGuard, guard_doorbells};
 pub use runtime::time::Limit;
 pub use runtime::usage;
 pub use scope::set_scope_hooks;
+pub use wires::reason_datagram::PeerFailure;
 pub use {roce, softhca};
 
 use uverbs::Errno;

@@ -58,6 +58,8 @@ pub enum DropCause {
         /// Communication id of the sender.
         id: u32,
     },
+    /// A datagram about why a request was refused.
+    Reason(ReasonDrop),
     /// A datagram to send, since as many as this already wait.
     Outgoing(usize),
     /// A datagram to a process while the link is down.
@@ -67,6 +69,42 @@ pub enum DropCause {
         /// Number of the process.
         process: u16,
     },
+}
+
+/// Why a datagram of the peers that tell each other why requests are refused was dropped.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReasonDrop {
+    /// It is malformed, or of another version.
+    Format,
+    /// This process tells no reasons.
+    NotShared,
+    /// A question about a queue pair that does not exist, or by another one than its peer.
+    NotPeer {
+        /// The queue pair.
+        qpn: u32,
+    },
+    /// A question, since as many as this were asked in a short time.
+    TooMany(usize),
+    /// An answer to no question.
+    Unasked,
+}
+
+impl fmt::Display for ReasonDrop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Format => f.write_str("it is malformed"),
+            Self::NotShared => f.write_str("this process tells no reasons"),
+            Self::NotPeer { qpn } => {
+                write!(
+                    f,
+                    "a question about queue pair {qpn:#x} by another than its peer"
+                )
+            }
+            Self::TooMany(limit) => write!(f, "{limit} questions in a short time"),
+            Self::Unasked => f.write_str("an answer to no question"),
+        }
+    }
 }
 
 /// Returns the name of a message of the connection manager.
@@ -119,6 +157,7 @@ impl fmt::Display for DropCause {
                 f,
                 "not sent by id {id:#x} to a host that has not shown that it receives"
             ),
+            Self::Reason(cause) => write!(f, "a peer's reason: {cause}"),
             Self::Outgoing(limit) => write!(f, "not sent, since {limit} wait to be sent"),
             Self::LinkDown => f.write_str("not sent, since the link is down"),
             Self::NoRoom { process } => {

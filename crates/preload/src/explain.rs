@@ -28,26 +28,32 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use embedded::cause::{Cause, Class, DropCause as ManagementDrop, described};
+use embedded::cause::{Cause, Class, DropCause as ManagementDrop, ReasonDrop, described};
 use embedded::roce::transport::{self, DropCause, Failure, QpState, Refusal};
 #[cfg(test)]
 use embedded::softhca::cause::AccessRule;
 use embedded::softhca::cause::{AccessError, Cause as DeviceCause, FrameDrop, Misuse, WorkRequest};
 use embedded::softhca::engine::eq::event;
 use embedded::softhca::rule::Rule;
-use embedded::{Embedded, ObjectChange};
+use embedded::{Embedded, ObjectChange, PeerFailure, ReasonHandler};
 
 use crate::check::{self, Checker};
 use crate::config::write_stderr;
 use crate::table::{self, Lookup};
 use crate::{internal, process};
 pub(crate) use objects::{Objects, Origin, Post, QueuePair, lock};
-use report::{Report, Summary};
+use report::{Answer, Report, Summary};
 use stack::Symbols;
 
 /// Maximum number of kinds of causes; others are not reported.
 const MAX_KINDS: usize = 1024;
+
+/// How long a process that ends waits for the reasons of peers: no longer than questions are
+/// repeated; and how often it looks.
+const MAX_ANSWER_WAIT: Duration = Duration::from_millis(300);
+const ANSWER_POLL: Duration = Duration::from_millis(1);
 
 /// Where reports go.
 #[derive(Debug)]
@@ -115,8 +121,10 @@ struct Reports {
     access: Option<AccessError>,
     /// A work request that ends: the cause that follows says why.
     work: Option<WorkRequest>,
-    /// The last refusal or drop of each queue pair, by device and number.
-    refusals: HashMap<(usize, u32), String>,
+    /// The last refusal or drop of each queue pair, by device, number, and what its peer sees.
+    refusals: HashMap<(usize, u32, PeerFailure), String>,
+    /// Work requests whose peers were asked why they fail, by device and queue pair.
+    asked: HashMap<(usize, u32), AskedWork>,
     /// Kinds of errors of the program.
     errors: HashMap<u64, u64>,
     symbols: Symbols,
@@ -131,6 +139,7 @@ impl Reports {
             access: None,
             work: None,
             refusals: HashMap::new(),
+            asked: HashMap::new(),
             errors: HashMap::new(),
             // SAFETY: guaranteed by the caller.
             symbols: unsafe { Symbols::new() },
@@ -163,6 +172,7 @@ impl Reports {
             }
             _ => {}
         }
+        let whole = cause;
         let access = self.access.take();
         let work = self.work.take_if(|work| is_about(cause, work));
         if let Cause::Device(DeviceCause::Transport {
@@ -170,7 +180,13 @@ impl Reports {
             cause,
         }) = cause
         {
-            self.note_refusal((device, *qpn), cause, access.as_ref());
+            let fails = match cause {
+                transport::Cause::Dropped(_) => is_worth_a_report(whole),
+                _ => true,
+            };
+            if fails {
+                self.note_refusal((device, *qpn), cause, access.as_ref());
+            }
         }
         // A peer may send until it learns that the queue pair was destroyed. One that is still
         // known is being destroyed.
@@ -195,10 +211,17 @@ impl Reports {
         let mut message = described(cause, access.as_ref());
         let kind = kind(device, cause, access.as_ref(), site);
         let count = self.count(kind, || message.clone())?;
-        let mut other_end = None;
-        if let Some(work) = work.as_ref().filter(|work| work.is_loopback) {
+        let (mut other_end, mut question) = (None, None);
+        if let Some((work, failure)) = work.as_ref().zip(peer_failure_of(cause)) {
             let key = work.peer.map(|peer| (device, peer));
-            other_end = key.and_then(|key| self.describe_other_end(key, objects));
+            let loopback = key.filter(|_| work.is_loopback);
+            other_end = loopback.and_then(|key| self.describe_other_end(key, failure, objects));
+            // Another process may have the same address.
+            let is_here = loopback.is_some_and(|(device, number)| {
+                objects.queue_pair(device, number).is_some()
+                    || objects.was_destroyed(device, number)
+            });
+            question = Some(failure).filter(|_| !is_here);
         }
         if matches!(
             cause,
@@ -221,10 +244,33 @@ impl Reports {
             work: work.map(|work| (work, post)),
             region,
             other_end,
+            question,
             call,
             rule: None,
             origins: Vec::new(),
         })
+    }
+
+    /// Forgets what a queue pair has refused, which is created or reset.
+    fn forget(&mut self, device: usize, number: u32) {
+        (self.refusals).retain(|&(of, qpn, _), _| (of, qpn) != (device, number));
+    }
+
+    /// Asks the peer of the work request in a report, if it is in another process.
+    fn ask_peer(&mut self, embedded: &Embedded, report: &mut Report) {
+        let Some((failure, (work, post))) = report.question.zip(report.work.as_ref()) else {
+            return;
+        };
+        if self.asked.len() >= MAX_KINDS || !embedded.ask_peer(work, failure) {
+            return;
+        }
+        report.other_end = None;
+        let asked = AskedWork {
+            wr_id: post.as_ref().map(|post| post.wr_id),
+            operation: work.operation.map_or("receive", |it| it.name()),
+            peer: work.peer.unwrap_or_default(),
+        };
+        self.asked.insert((report.device, work.qpn), asked);
     }
 
     /// Remembers why a queue pair has refused a request or dropped a packet, for the report of
@@ -235,31 +281,106 @@ impl Reports {
         cause: &transport::Cause,
         access: Option<&AccessError>,
     ) {
-        if matches!(cause, transport::Cause::Failed(_)) {
+        let Some(failure) = PeerFailure::of_responder(cause) else {
             return;
-        }
+        };
+        let key = (key.0, key.1, failure);
         if self.refusals.len() >= MAX_KINDS && !self.refusals.contains_key(&key) {
             self.refusals.clear();
         }
         self.refusals.insert(key, described(cause, access));
     }
 
-    /// Describes what the queue pair at the other end has refused last.
-    fn describe_other_end(&self, key: (usize, u32), objects: &Objects) -> Option<String> {
-        let (device, number) = key;
+    /// Describes what the queue pair at the other end has refused last, if its peer sees it as
+    /// this failure.
+    fn describe_other_end(
+        &self,
+        (device, number): (usize, u32),
+        failure: PeerFailure,
+        objects: &Objects,
+    ) -> Option<String> {
         let Some(queue_pair) = objects.queue_pair(device, number) else {
             return Some(match objects.was_destroyed(device, number) {
                 true => format!("queue pair {number:#x} was destroyed"),
                 false => format!("there is no queue pair {number:#x}"),
             });
         };
-        let refusal = self.refusals.get(&key)?;
+        // Of a NAK that is lost the peer sees silence.
+        let refused = (failure == PeerFailure::Silent).then_some(PeerFailure::Refused);
+        let mut failures = refused.into_iter().chain([failure]);
+        let refusal = failures.find_map(|it| self.refusals.get(&(device, number, it)))?;
         let never = refusal.ends_with("no receive is posted") && has_had_no_receive(&queue_pair);
         let never = if never { NEVER_POSTED } else { "" };
         let state = queue_pair.state_name();
         Some(format!(
             "queue pair {number:#x} ({state}): {refusal}{never}"
         ))
+    }
+}
+
+/// A work request whose peer was asked why it fails.
+struct AskedWork {
+    /// `None` if it is not known.
+    wr_id: Option<u64>,
+    operation: &'static str,
+    /// The peer's queue pair.
+    peer: u32,
+}
+
+/// Returns what the peer has done, if a cause is a failure of a work request by it.
+fn peer_failure_of(cause: &Cause) -> Option<PeerFailure> {
+    match cause {
+        Cause::Device(DeviceCause::Transport {
+            cause: transport::Cause::Failed(failure),
+            ..
+        }) => PeerFailure::of_requester(failure),
+        _ => None,
+    }
+}
+
+/// Exchanges reasons with the peers of a device's queue pairs.
+struct PeerExchange {
+    explainer: &'static Explainer,
+    device: usize,
+}
+
+impl ReasonHandler for PeerExchange {
+    fn reason(&self, qpn: u32, failure: PeerFailure) -> Option<String> {
+        let _scope = internal::enter();
+        let Self { explainer, device } = self;
+        let objects = &explainer.objects;
+        let said = lock(&explainer.reports).describe_other_end((*device, qpn), failure, objects);
+        let said = said.or_else(|| {
+            let queue_pair = objects.queue_pair(*device, qpn)?;
+            let state = queue_pair.state_name();
+            (failure == PeerFailure::Silent)
+                .then(|| format!("queue pair {qpn:#x} ({state}): it has dropped no packet"))
+        })?;
+        Some(format!("process {}: {said}", std::process::id()))
+    }
+
+    fn answered(&self, qpn: u32, reason: Option<&str>) {
+        let _scope = internal::enter();
+        let Self { explainer, device } = self;
+        let asked = lock(&explainer.reports).asked.remove(&(*device, qpn));
+        let Some(asked) = asked else { return };
+        let AskedWork {
+            wr_id,
+            operation,
+            peer,
+        } = asked;
+        let answer = Answer {
+            device: *device,
+            qpn,
+            wr_id,
+            operation,
+            peer,
+            reason,
+        };
+        explainer.target.write(&match explainer.format {
+            Format::Text => answer.text(),
+            Format::Json => answer.json(),
+        });
     }
 }
 
@@ -394,6 +515,7 @@ impl Explainer {
             Checker::observe();
         }
         for (number, device) in devices.iter().enumerate() {
+            let asking = device.clone();
             device.observe(Some(Arc::new(move |cause: &Cause| {
                 // Changes of objects are described to observers only.
                 if !self.explains {
@@ -401,10 +523,17 @@ impl Explainer {
                 }
                 let _scope = internal::enter();
                 let reports = &mut *lock(&self.reports);
-                if let Some(report) = reports.report(number, cause, &self.objects) {
+                if let Some(mut report) = reports.report(number, cause, &self.objects) {
+                    reports.ask_peer(&asking, &mut report);
                     self.write(&report, &mut reports.symbols);
                 }
             })));
+            if self.explains {
+                device.exchange_reasons(Arc::new(PeerExchange {
+                    explainer: self,
+                    device: number,
+                }));
+            }
         }
         extern "C" fn at_exit() {
             if let Some(explainer) = process::explainer() {
@@ -428,6 +557,16 @@ impl Explainer {
         let changes = CHANGES.try_with(RefCell::take).unwrap_or_default();
         for change in &changes {
             self.objects.changed(device, change);
+            let fresh = match *change {
+                ObjectChange::QueuePairCreated { number, .. } => Some(number),
+                ObjectChange::QueuePairModified { number, state } => {
+                    (state == uverbs::QpState::RESET).then_some(number)
+                }
+                _ => None,
+            };
+            if let Some(number) = fresh.filter(|_| self.explains) {
+                lock(&self.reports).forget(device, number);
+            }
             if let (Some(_), Lookup::Open(context)) = (&self.checker, table::find(fd)) {
                 self.objects.created(device, context.fd, change);
             }
@@ -479,6 +618,7 @@ impl Explainer {
             work: None,
             region: None,
             other_end: None,
+            question: None,
             call: None,
             origins,
         };
@@ -525,6 +665,7 @@ impl Explainer {
             work: None,
             region: None,
             other_end: None,
+            question: None,
             call: Some(post.origin.clone()),
             rule: None,
             origins: Vec::new(),
@@ -559,6 +700,7 @@ impl Explainer {
             work: None,
             region: None,
             other_end: None,
+            question: None,
             call: Some(call),
             rule: None,
             origins: Vec::new(),
@@ -576,6 +718,12 @@ impl Explainer {
             return;
         }
         let _scope = internal::enter();
+        let devices = process::ready_devices();
+        let end = Instant::now() + MAX_ANSWER_WAIT;
+        while devices.iter().any(Embedded::awaits_reasons) && Instant::now() < end {
+            devices.iter().for_each(|device| _ = device.drive());
+            std::thread::sleep(ANSWER_POLL);
+        }
         if self.explains {
             self.summarise_causes();
         }
@@ -662,6 +810,10 @@ fn is_worth_a_report(cause: &Cause) -> bool {
             | ManagementDrop::NoConnection { .. }
             | ManagementDrop::NoCredit { .. },
         ) => false,
+        // Of peers that ask or answer late, or are not connected with their queue pair any more.
+        Cause::Management(ManagementDrop::Reason(
+            ReasonDrop::NotPeer { .. } | ReasonDrop::NotShared | ReasonDrop::Unasked,
+        )) => false,
         // A frame for somebody else.
         Cause::Device(DeviceCause::Frame { cause, .. }) => *cause != FrameDrop::NoRule,
         Cause::Device(DeviceCause::Event { kind, .. }) => !matches!(

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use roce::packet::Path;
 use roce::rule::Violation;
 use roce::transport::{self, Operation, Service};
 
@@ -100,7 +101,9 @@ pub struct WorkRequest {
     pub remote: Option<(u64, u32)>,
     /// Number of the queue pair at the other end.
     pub peer: Option<u32>,
-    /// That queue pair is one of the same port.
+    /// The path to it.
+    pub path: Option<Path>,
+    /// Its port is the same one.
     pub is_loopback: bool,
     /// It is malformed: the operation is not known.
     pub is_malformed: bool,

@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicU32;
 
 use roce::bits::{get32, put_bytes};
 use roce::fabric::Port;
-use roce::packet::{LinkKind, Packet, Pool, View};
-use roce::transport::{self, Transport};
+use roce::packet::{LinkKind, Packet, Path, Pool, View};
+use roce::transport::{self, QpState, Service, Transport};
 
 use crate::cause::{FrameDrop, Misuse, Observer};
 use crate::engine::command_queue::{self, LOG_SIZE, LOG_STRIDE};
@@ -56,6 +56,17 @@ const COMMAND_INTERFACE: u32 = 5;
 /// Port states in a port change event.
 const PORT_DOWN: u8 = 1;
 const PORT_ACTIVE: u8 = 4;
+
+/// The state and the peer of a queue pair of a connected service.
+#[derive(Clone, Copy, Debug)]
+pub struct Connection {
+    /// Its state.
+    pub state: QpState,
+    /// Number of the queue pair at the other end.
+    pub peer: u32,
+    /// The path to it; `None` before RTR.
+    pub path: Option<Path>,
+}
 
 /// Transport steps per [`Hca::run`], and frames received at once.
 const BUDGET: usize = 256;
@@ -351,6 +362,21 @@ impl<P: Platform> Hca<P> {
             posted.is_ok_and(|posted| posted as u16 != ring.head)
         });
         fetched + usize::from(posted)
+    }
+
+    /// Returns the state and the peer of a queue pair of a connected service.
+    pub fn connection(&self, qpn: u32) -> Option<Connection> {
+        let config = self.transport.config(qpn)?;
+        let is_connected = match config.service {
+            Service::Rc | Service::Uc | Service::XrcInitiator | Service::XrcTarget => true,
+            Service::Ud | Service::DcInitiator | Service::DcTarget => false,
+        };
+        let state = self.transport.query(qpn)?.state;
+        is_connected.then_some(Connection {
+            state,
+            peer: config.remote_qpn,
+            path: config.path,
+        })
     }
 
     /// Returns the producer index of a completion queue, which the device updates; it wraps.

@@ -26,7 +26,7 @@ pub mod testing;
 #[cfg(feature = "serve")]
 pub mod vfio;
 
-pub use hca::{Hca, Settings};
+pub use hca::{Connection, Hca, Settings};
 pub use roce::rule;
 
 #[cfg(test)]

@@ -146,7 +146,7 @@ impl Manager {
     }
 
     /// Returns the management datagrams that were dropped.
-    pub(crate) fn drops(&self) -> &DropLog {
+    pub(crate) fn drops(&self) -> &Arc<DropLog> {
         &self.shared.drops
     }
 

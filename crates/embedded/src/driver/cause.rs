@@ -13,7 +13,7 @@ use uverbs::abi::ids;
 use uverbs::abi::write::cmd;
 use uverbs::{AsyncEventType, Errno};
 
-pub use crate::management::DropCause;
+pub use crate::management::{DropCause, ReasonDrop};
 
 /// Result of a command.
 pub(crate) type Result<T> = std::result::Result<T, VerbError>;

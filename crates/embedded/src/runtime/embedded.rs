@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use roce::transport::Counters;
+use softhca::cause::WorkRequest;
 use softhca::engine::counters::{OperationCounts, QCounters};
 
 use crate::cm::ManagementCounters;
@@ -17,9 +18,11 @@ use crate::driver::object::Qp;
 use crate::driver::query;
 use crate::driver::state::State;
 use crate::runtime::device::Device;
+use crate::runtime::reasons::{ReasonHandler, Reasons};
 use crate::runtime::runner::Runner;
 use crate::runtime::time::{self, Limit};
 use crate::runtime::wait;
+use crate::wires::reason_datagram::PeerFailure;
 
 /// Counts of a device's operations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -231,6 +234,29 @@ impl Embedded {
             self.runner.manager().drops().observe();
         }
         self.device.lock().observe(observer);
+    }
+
+    /// From now on answers the peers of the device's queue pairs that ask why it has failed their
+    /// requests, and may [ask them](Self::ask_peer), on networks of several processes or hosts.
+    pub fn exchange_reasons(&self, handler: Arc<dyn ReasonHandler>) {
+        if let Some(reasons) = self.runner.reasons() {
+            reasons.set_handler(self.number(), handler);
+        }
+    }
+
+    /// Asks the peer of a queue pair why it has failed a work request. The handler of
+    /// [`exchange_reasons`](Self::exchange_reasons) is told the answer, or after 240 ms that
+    /// there is none. Returns false if the peer cannot be asked. May be called by an observer.
+    pub fn ask_peer(&self, work: &WorkRequest, failure: PeerFailure) -> bool {
+        let reasons = self.runner.reasons();
+        reasons.is_some_and(|it| it.ask(self.number(), work, failure))
+    }
+
+    /// Returns whether a peer was asked that has not answered yet.
+    pub fn awaits_reasons(&self) -> bool {
+        // Whoever has written the completion that the caller has read may be about to ask.
+        drop(self.device.lock());
+        self.runner.reasons().is_some_and(Reasons::is_waiting)
     }
 
     /// Returns why the last work request of a queue pair, or the last request of its peer, has

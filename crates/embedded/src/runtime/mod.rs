@@ -10,6 +10,7 @@ pub(crate) mod network;
 pub(crate) mod nodes;
 pub(crate) mod pinning;
 pub(crate) mod programs;
+pub(crate) mod reasons;
 pub(crate) mod resources;
 pub(crate) mod runner;
 pub(crate) mod time;

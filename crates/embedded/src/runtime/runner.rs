@@ -27,10 +27,12 @@ use crate::peers::PeerProcesses;
 use crate::runtime::device::Device;
 use crate::runtime::exit_flush::{Flush, flush_at_exit};
 use crate::runtime::nodes::Nodes;
+use crate::runtime::reasons::{Reach, Reasons};
 use crate::runtime::time::SimulatedTime;
 use crate::runtime::usage;
 use crate::runtime::wait::{Backoff, WaitCondition, Waiters, prepare_thread};
 use crate::scope::{init_thread, request_short_slice};
+use crate::wires::reason_datagram::REASONS;
 use crate::wires::segment::{MAX_DEVICES, Segment};
 use crate::wires::udp::{HostAddresses, UdpPorts, UdpWire};
 use crate::wires::wire::{Link, MAX_FRAME_WAIT, Wire, sleep_until_readable};
@@ -88,6 +90,8 @@ pub(crate) struct Shared {
     pool: Pool,
     /// Manager of connections by address.
     manager: Manager,
+    /// Questions to peers and from them; `None` if there is no wire.
+    reasons: Option<Arc<Reasons>>,
     devices: Mutex<Vec<Arc<Device>>>,
     /// Number of devices.
     device_count: AtomicUsize,
@@ -172,17 +176,23 @@ impl Shared {
     /// processes.
     fn turn(&self, devices: impl Deref<Target = Vec<Arc<Device>>>, caller: TurnCaller) -> Turn {
         let mut result = run_devices(&devices, self.link.as_ref());
+        let plans = caller == TurnCaller::NetworkThread;
+        if let Some(reasons) = &self.reasons {
+            let (busy, due) = reasons.turn(&devices, plans);
+            result.busy |= busy;
+            result.due = due.map_or(result.due, |due| Some(cap_sleep(due, result.due)));
+        }
         if let Some(link) = &self.link {
             let answer_expected = result.completed && caller == TurnCaller::PollingThread;
             let moved = link.pump(answer_expected, result.awaits_confirmation);
             result.busy |= moved.busy;
+            result.busy |= (self.reasons.as_ref()).is_some_and(|it| it.has_arrived());
             if moved.sent_all {
                 for device in devices.iter() {
                     device.lock_for_turn().confirm_sent();
                 }
             }
         }
-        let plans = caller == TurnCaller::NetworkThread;
         if let Some(due) = self.manager.turn(plans) {
             result.due = Some(cap_sleep(due, result.due));
         }
@@ -307,6 +317,7 @@ impl Runner {
             Some(_) => 0,
             None => RandomState::new().hash_one(()) as u16,
         };
+        let mut reasons = None;
         let (manager, link) = match config {
             WireConfig::None => {
                 let manager = match &time {
@@ -326,7 +337,9 @@ impl Runner {
                     numbers = first..first + usize::from(MAX_DEVICES);
                     let member = (directory, segment.number());
                     let made = manager.insert(Manager::new(Some(member), Clock::Host));
-                    segment.set_agents(made.agents());
+                    let own = Reach::Directory(segment.number());
+                    let own = reasons.insert(Reasons::of(own, made));
+                    segment.set_agents(made.agents().with(REASONS, Arc::clone(own) as _));
                     peers = Some(segment.processes());
                     segment.set_links(Arc::clone(links.insert(Arc::default())));
                     Ok(Wire::Directory(Box::new(segment)))
@@ -343,7 +356,9 @@ impl Runner {
                 links = Some(ports.links());
                 peers = ports.processes();
                 let manager = Manager::of_hosts(Arc::clone(&own.list), ports.shared(), Clock::Host);
-                let agents = manager.agents();
+                let member = ports.shared().map_or(0, |it| it.member);
+                let own_reasons = reasons.insert(Reasons::of(Reach::Hosts(member), &manager));
+                let agents = manager.agents().with(REASONS, Arc::clone(own_reasons) as _);
                 addresses = Some(own);
                 let make =
                     |epoll: &Epoll| UdpWire::new(ports, agents, &fabric, pool.clone(), epoll);
@@ -362,6 +377,7 @@ impl Runner {
             fabric,
             pool,
             manager,
+            reasons,
             devices: Mutex::default(),
             device_count: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -632,6 +648,11 @@ impl Runner {
         &self.shared.manager
     }
 
+    /// Returns the questions to peers, if there is a wire.
+    pub(crate) fn reasons(&self) -> Option<&Reasons> {
+        self.shared.reasons.as_deref()
+    }
+
     /// Sends the connection manager's datagrams. What is left, and a deadline, are for the
     /// network's thread.
     pub(crate) fn send_management(&self) {
@@ -641,10 +662,11 @@ impl Runner {
         self.wake_for_manager();
     }
 
-    /// Wakes the network's thread if the connection manager has something due before it planned
-    /// to wake.
+    /// Wakes the network's thread if the connection manager, or a question to a peer, has
+    /// something due before it planned to wake.
     fn wake_for_manager(&self) {
-        if self.has_thread() && self.manager().needs_turn() {
+        let repeats = || self.reasons().is_some_and(Reasons::needs_thread);
+        if self.has_thread() && (self.manager().needs_turn() || repeats()) {
             self.wake_thread();
         }
     }

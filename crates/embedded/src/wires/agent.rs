@@ -25,7 +25,7 @@ pub(crate) const MAD_SIZE: usize = 256;
 /// Offset of a management datagram in a UDP datagram: after BTH and DETH.
 pub(crate) const MAD: usize = 20;
 /// Offsets in a management datagram: the class, the transaction id.
-const CLASS: usize = 1;
+pub(crate) const CLASS: usize = 1;
 pub(crate) const TRANSACTION: usize = 8;
 /// Offsets in a management datagram of the connection manager: the attribute, the body and the
 /// ids at its beginning.

@@ -4,6 +4,7 @@
 pub(crate) mod agent;
 pub(crate) mod frames;
 pub(crate) mod link_file;
+pub(crate) mod reason_datagram;
 pub(crate) mod segment;
 pub(crate) mod udp;
 pub(crate) mod wire;

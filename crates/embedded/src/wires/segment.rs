@@ -205,6 +205,19 @@ fn owner(number: u16) -> FrameTarget {
     }
 }
 
+/// Returns the number of the process that has the other end of a path.
+pub(crate) fn member_of_path(path: &Path) -> Option<u16> {
+    let number = match path.link {
+        Link::Ib { dlid, .. } => dlid,
+        Link::Ether { dmac, .. } => u16::from_be_bytes([dmac[4], dmac[5]]),
+        Link::Ip => return None,
+    };
+    match owner(number) {
+        FrameTarget::Member(member) => Some(member),
+        _ => None,
+    }
+}
+
 fn destination(kind: LinkKind, frame: &[u8]) -> FrameTarget {
     match (kind, frame) {
         (LinkKind::Ethernet, [first, ..]) if first & 1 != 0 => FrameTarget::All,

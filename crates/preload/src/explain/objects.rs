@@ -486,6 +486,7 @@ mod tests {
             buffer_count: 0,
             remote: Some((64, 3)),
             peer: None,
+            path: None,
             is_loopback: false,
             is_malformed: false,
         }

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::process;
 use std::sync::Arc;
 
-use embedded::Activity;
 use embedded::softhca::cause::WorkRequest;
+use embedded::{Activity, PeerFailure};
 
 use super::json::{Object, quoted};
 use super::objects::{Origin, Post, QueuePair, Region};
@@ -32,6 +32,9 @@ pub(super) struct Report {
     pub(super) region: Option<(u32, Region)>,
     /// The cause at the other end.
     pub(super) other_end: Option<String>,
+    /// What the peer is asked, if it may be in another process: how it has failed the work
+    /// request.
+    pub(super) question: Option<PeerFailure>,
     /// The call that was refused.
     pub(super) call: Option<Origin>,
     /// The rule of `check` that the program has broken.
@@ -169,6 +172,63 @@ impl Report {
                 .list("origins", origins);
         }
         line.end() + "\n"
+    }
+}
+
+/// What the peer of a queue pair says about a work request that it has failed.
+pub(super) struct Answer<'a> {
+    /// The number of the device.
+    pub(super) device: usize,
+    pub(super) qpn: u32,
+    /// The work request; its `wr_id` may not be known.
+    pub(super) wr_id: Option<u64>,
+    pub(super) operation: &'static str,
+    /// The peer's queue pair.
+    pub(super) peer: u32,
+    /// Printable ASCII; `None` if the peer has not answered.
+    pub(super) reason: Option<&'a str>,
+}
+
+impl Answer<'_> {
+    /// Returns the answer as a line of text.
+    pub(super) fn text(&self) -> String {
+        let Self {
+            qpn,
+            operation,
+            peer,
+            ..
+        } = self;
+        let device = config::device_name(self.device);
+        let wr_id = match self.wr_id {
+            Some(wr_id) => format!("wr_id {wr_id:#x}"),
+            None => "wr_id not known".to_owned(),
+        };
+        let said = match self.reason {
+            Some(reason) => format!("says: {reason}"),
+            None => format!(
+                "has not said why: queue pair {peer:#x} is gone, or its process is not run with \
+                 --explain"
+            ),
+        };
+        format!(
+            "ringverbs: {device}: queue pair {qpn:#x}: {operation}, {wr_id}: the other end {said}\n"
+        )
+    }
+
+    /// Returns the answer as a line of JSON.
+    pub(super) fn json(&self) -> String {
+        Object::new()
+            .raw("version", VERSION)
+            .text("type", "other_end")
+            .text("device", &config::device_name(self.device))
+            .raw("process", process::id())
+            .raw("queue_pair", self.qpn)
+            .optional("wr_id", self.wr_id.map(|wr_id| format!("\"{wr_id:#x}\"")))
+            .text("operation", self.operation)
+            .raw("peer", self.peer)
+            .optional("message", self.reason.map(quoted))
+            .end()
+            + "\n"
     }
 }
 

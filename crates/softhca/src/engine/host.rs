@@ -253,6 +253,7 @@ impl<P: Platform> Core<P> {
             buffer_count: if is_local { 0 } else { buffer_count },
             remote: has_remote.then_some((work.va, work.rkey)),
             peer: datagram.map(|it| it.qpn).or(connected),
+            path: path.copied(),
             is_loopback,
             is_malformed,
         }))
@@ -272,6 +273,7 @@ impl<P: Platform> Core<P> {
             buffer_count,
             remote: None,
             peer: None,
+            path: None,
             is_loopback: false,
             is_malformed: false,
         }))
