@@ -5,7 +5,7 @@ use std::fmt;
 use ringverbs::Operation;
 
 use super::plot::PlotError;
-use super::protocol::{PerfOperation, ProtocolError, Setup, Type};
+use super::protocol::{PerfOperation, PerfTransport, ProtocolError, Setup};
 use super::units;
 use crate::error::Error;
 
@@ -14,22 +14,6 @@ use crate::error::Error;
 pub enum PerfError {
     /// The connection to the other side failed.
     Protocol(ProtocolError),
-    /// The server could not be reached.
-    Connect {
-        /// Host and port of the server.
-        to: String,
-        /// The reason.
-        source: std::io::Error,
-    },
-    /// The port cannot be listened on.
-    Listen {
-        /// The port.
-        port: u16,
-        /// The reason.
-        source: std::io::Error,
-    },
-    /// A client's connection could not be accepted.
-    Accept(std::io::Error),
     /// An operation completed with an error.
     Failed {
         /// The operation.
@@ -40,14 +24,9 @@ pub enum PerfError {
     /// The transport does not support the operation.
     UnsupportedOperation {
         /// The transport.
-        transport: Type,
+        transport: PerfTransport,
         /// The operation.
         operation: PerfOperation,
-    },
-    /// A message does not fit into a datagram.
-    MessageTooLong {
-        /// The port's MTU.
-        mtu: u32,
     },
     /// The buffers need more memory than the limit.
     Memory {
@@ -81,17 +60,6 @@ impl fmt::Display for PerfError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Protocol(error) => error.fmt(f),
-            Self::Connect { to, source } => {
-                write!(
-                    f,
-                    "connecting to {to}: {source}; is `ringverbs perf --server` running there?"
-                )
-            }
-            Self::Listen { port, source } => write!(
-                f,
-                "listening on TCP port {port}: {source}; choose another port with --port"
-            ),
-            Self::Accept(source) => write!(f, "accepting the client's connection: {source}"),
             Self::Failed { operation, status } => write!(f, "{operation:?} failed: {status}"),
             Self::UnsupportedOperation {
                 transport,
@@ -104,15 +72,11 @@ impl fmt::Display for PerfError {
                     operation.name()
                 )?;
                 f.write_str(match transport {
-                    Type::Rc => "all operations",
-                    Type::Uc => "sends and writes (--op send, --op write)",
-                    Type::Ud => "sends (--op send)",
+                    PerfTransport::Rc => "all operations",
+                    PerfTransport::Uc => "sends and writes (--op send, --op write)",
+                    PerfTransport::Ud => "sends (--op send)",
                 })
             }
-            Self::MessageTooLong { mtu } => write!(
-                f,
-                "a datagram carries at most the port's MTU, {mtu} bytes; choose smaller --sizes"
-            ),
             Self::Memory {
                 setup,
                 limit,

@@ -31,8 +31,8 @@ use error::PerfError;
 use plot::PlotFile;
 use protocol::{
     Address, Goal, Hello, MAX_DEPTH, MAX_OUTSTANDING, MAX_QUEUE_PAIRS, PeerConnection,
-    PerfOperation, Phase, PhaseEnd, PhaseReady, PhaseResult, ProtocolError, Response, Setup, Type,
-    VERSION,
+    PerfOperation, PerfTransport, Phase, PhaseEnd, PhaseReady, PhaseResult, ProtocolError,
+    Response, Setup, VERSION,
 };
 use side::{SideIndex, SideOptions, Sides};
 use stats::{Bandwidth, Latency, Row};
@@ -64,7 +64,7 @@ pub struct Args {
     operation: PerfOperation,
     /// Transport
     #[arg(short, long = "type", value_name = "TYPE", default_value = "rc")]
-    transport: Type,
+    transport: PerfTransport,
     /// Message sizes in bytes: a list, or FROM..TO for all powers of two in that
     /// range [default: 4096, for datagrams 1024]
     #[arg(short, long, value_parser = parse_sizes)]
@@ -158,7 +158,7 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
 struct Report {
     device: String,
     operation: PerfOperation,
-    transport: Type,
+    transport: PerfTransport,
     completions: &'static str,
     depth: u32,
     queue_pairs: u32,
@@ -177,7 +177,7 @@ impl Args {
             // An atomic always has 8 bytes.
             (_, PerfOperation::Atomic, _) => vec![8],
             (Some(Sizes(sizes)), ..) => sizes.clone(),
-            (None, _, Type::Ud) => vec![1024],
+            (None, _, PerfTransport::Ud) => vec![1024],
             (None, ..) => vec![4096],
         }
     }
@@ -243,10 +243,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         out.flush()?;
     }
     if args.server {
-        let listener = crate::side::listen(args.port).map_err(|source| PerfError::Listen {
-            port: args.port,
-            source,
-        })?;
+        let listener = crate::side::listen(args.port)?;
         out::print_waiting(&format!("waiting for a client on TCP port {}", args.port));
         serve(args, context, &listener)?;
         return Ok(ExitCode::SUCCESS);
@@ -264,11 +261,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     }
     let client = match &args.host {
         Some(host) => {
-            let stream = crate::side::connect(host, args.port);
-            let stream = stream.map_err(|source| PerfError::Connect {
-                to: format!("{host} port {}", args.port),
-                source,
-            })?;
+            let stream = crate::side::connect(host, args.port)?;
             Client::connect(args, setup, context, stream)?
         }
         None => Client::with_local_server(args, setup, context)?,
@@ -295,8 +288,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
 
 /// Serves one client until it disconnects.
 fn serve(args: &Args, context: &Context, listener: &TcpListener) -> Result<(), Error> {
-    let (stream, _) = listener.accept().map_err(PerfError::Accept)?;
-    let mut client = PeerConnection::from_stream(stream)?;
+    let mut client = PeerConnection::from_stream(crate::side::accept(listener)?)?;
     let accepted = client
         .receive()
         .and_then(Hello::parse)

@@ -14,6 +14,8 @@ use ringverbs::Transport;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::side::{is_timeout, set_options};
+
 /// Version of the protocol. Sides with different versions refuse each other.
 pub const VERSION: u32 = 2;
 /// Maximum length of a line. An endpoint has about 60 bytes, so [`MAX_QUEUE_PAIRS`] fit.
@@ -56,7 +58,7 @@ impl PerfOperation {
 /// The transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Type {
+pub enum PerfTransport {
     /// Reliable connection: all operations
     Rc,
     /// Unreliable connection: sends and writes
@@ -65,7 +67,7 @@ pub enum Type {
     Ud,
 }
 
-impl Type {
+impl PerfTransport {
     /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
@@ -102,7 +104,7 @@ impl Type {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
     pub operation: PerfOperation,
-    pub transport: Type,
+    pub transport: PerfTransport,
     /// Largest message size in bytes.
     pub size: u32,
     /// Maximum number of outstanding operations of a queue pair.
@@ -257,9 +259,7 @@ pub enum ProtocolError {
 impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Io(error)
-                if [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut].contains(&error.kind()) =>
-            {
+            Self::Io(error) if is_timeout(error) => {
                 f.write_str("the other side did not respond in time; is it `ringverbs perf`?")
             }
             Self::Io(error) => write!(f, "connection to the other side: {error}"),
@@ -300,9 +300,7 @@ pub struct PeerConnection<S> {
 impl PeerConnection<TcpStream> {
     /// Wraps a connection. Reads time out after a minute, writes after ten seconds.
     pub fn from_stream(stream: TcpStream) -> Result<Self, ProtocolError> {
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-        stream.set_write_timeout(Some(Duration::from_secs(10)))?;
+        set_options(&stream, Duration::from_secs(60))?;
         Ok(Self::new(stream))
     }
 
@@ -406,7 +404,7 @@ mod tests {
             version: VERSION,
             setup: Setup {
                 operation: PerfOperation::Write,
-                transport: Type::Rc,
+                transport: PerfTransport::Rc,
                 size: 4096,
                 depth: 64,
                 queue_pairs: 1,
@@ -492,7 +490,10 @@ mod tests {
             |hello| (hello.setup.depth, hello.setup.queue_pairs) = (4096, 256),
             "depth",
         );
-        refused(|hello| hello.setup.transport = Type::Ud, "operation");
+        refused(
+            |hello| hello.setup.transport = PerfTransport::Ud,
+            "operation",
+        );
     }
 
     #[test]

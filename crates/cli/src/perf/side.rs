@@ -5,9 +5,8 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use ringverbs::{
-    AccessFlags, Buffer, Completion, CompletionQueue, Context, Endpoint, LocalAddress, Operation,
-    PortAddress, PostError, ProtectionDomain, RemoteAddr, RemoteRegion, SharedBuffer, Transport,
-    WorkRequest,
+    AccessFlags, Buffer, Completion, CompletionQueue, Context, Endpoint, Operation, PortAddress,
+    PostError, ProtectionDomain, RemoteAddr, RemoteRegion, SharedBuffer, Transport, WorkRequest,
 };
 
 use super::error::PerfError;
@@ -17,7 +16,7 @@ use super::protocol::{
 use super::stats::Samples;
 use crate::error::Error;
 use crate::poller::Poller;
-use crate::side::{AddressedQp, GRH, local_address};
+use crate::side::{AddressedQp, GRH, SidePort};
 
 /// Time without completions after which the measurement fails.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -149,8 +148,7 @@ struct Connection {
 /// One side of a measurement.
 struct Side {
     setup: Setup,
-    local: LocalAddress,
-    domain: ProtectionDomain,
+    local: SidePort,
     connections: Vec<Connection>,
     /// Distinguishes the side's tokens from those of the other side in this process.
     token_base: u64,
@@ -270,29 +268,24 @@ impl Side {
         token_base: u64,
     ) -> Result<Self, Error> {
         let setup = options.setup;
-        let local = local_address(context, options.port, options.gid_index);
-        let local = local.map_err(failed("the port's address"))?;
         let transport = setup.transport.qp_transport();
-        let mtu = local.mtu.bytes();
-        if transport == Transport::Datagram && setup.size > mtu {
-            return Err(PerfError::MessageTooLong { mtu }.into());
-        }
-        let domain = context.alloc_pd().map_err(failed("protection domain"))?;
+        let port = (options.port, options.gid_index);
+        let local = SidePort::new(context, port, transport, setup.size)?;
+        let domain = &local.domain;
         let (depth, count) = (setup.depth, setup.queue_pairs);
         let recv_depth = setup.recv_depth();
-        let buffers = |size: usize, count: u32| {
+        let buffers = |domain: &ProtectionDomain, size: usize, count: u32| {
             let count = count as usize;
             let region = domain.alloc(size.saturating_mul(count));
             region.map(|region| region.into_buffers(size).take(count))
         };
         let size = setup.buffer_size();
         let number = (setup.buffers() * count).max(1);
-        let mut own = buffers(size, number).map_err(failed("memory"))?;
+        let mut own = buffers(domain, size, number).map_err(failed("memory"))?;
         let source = setup.has_source().then(|| own.next()).flatten();
         let mut side = Self {
             setup,
-            local,
-            region: Self::alloc_remote(&domain, setup)?,
+            region: Self::alloc_remote(domain, setup)?,
             connections: Vec::new(),
             token_base,
             free: own.collect(),
@@ -308,20 +301,25 @@ impl Side {
             last_immediate: None,
             pending_replies: VecDeque::new(),
             pipeline: None,
-            domain: domain.clone(),
+            local,
         };
         for _ in 0..count {
-            let builder = domain.queue_pair(transport, cq);
+            let builder = side.local.domain.queue_pair(transport, cq);
             let builder = builder.send_depth(depth).recv_depth(recv_depth.max(1));
-            let addressed = AddressedQp::new(builder, &local).map_err(failed("queue pair"))?;
+            let addressed = AddressedQp::new(builder, &side.local.address);
+            let addressed = addressed.map_err(failed("queue pair"))?;
             side.connections.push(Connection {
                 addressed,
                 outstanding: 0,
             });
         }
         if recv_depth > 0 {
-            let mut receives =
-                buffers(setup.recv_buffer_size(), recv_depth * count).map_err(failed("memory"))?;
+            let receives = buffers(
+                &side.local.domain,
+                setup.recv_buffer_size(),
+                recv_depth * count,
+            );
+            let mut receives = receives.map_err(failed("memory"))?;
             for at in 0..side.connections.len() {
                 for buffer in receives.by_ref().take(recv_depth as usize) {
                     side.post_receive(at, buffer)?;
@@ -350,7 +348,8 @@ impl Side {
 
     /// Returns the addresses of the queue pairs and the memory.
     fn address(&self) -> Address {
-        let endpoint = |it: &Connection| it.addressed.qp.endpoint(&self.local).to_string();
+        let local = &self.local.address;
+        let endpoint = |it: &Connection| it.addressed.qp.endpoint(local).to_string();
         let key = self.region.as_ref().map(RemoteRegion::key);
         let key = key.unwrap_or_default();
         Address {
@@ -375,10 +374,13 @@ impl Side {
             let connected = match addressed.qp.transport() {
                 Transport::Datagram => {
                     let peer = PortAddress::from(&endpoint);
-                    let handle = self.domain.address_handle_to(&self.local, peer);
+                    let handle = self
+                        .local
+                        .domain
+                        .address_handle_to(&self.local.address, peer);
                     handle.map(|handle| addressed.set_destination(handle, endpoint.qp_num))
                 }
-                _ => addressed.qp.connect(&self.local, &endpoint),
+                _ => addressed.qp.connect(&self.local.address, &endpoint),
             };
             connected.map_err(failed("connecting the queue pairs"))?;
         }

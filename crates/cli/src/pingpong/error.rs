@@ -25,11 +25,6 @@ pub enum PingPongError {
         /// Messages received before.
         received: u32,
     },
-    /// A message does not fit into a datagram.
-    MessageTooLong {
-        /// The port's MTU.
-        mtu: u32,
-    },
     /// The other side has a different number of queue pairs.
     QueuePairCount {
         /// Queue pairs of this side.
@@ -81,10 +76,6 @@ impl fmt::Display for PingPongError {
                 f,
                 "{operation:?} failed after {sent} sent and {received} received: {status}; \
                  do both sides have the same --size, --mtu and --iters?"
-            ),
-            Self::MessageTooLong { mtu } => write!(
-                f,
-                "a datagram carries at most the port's MTU, {mtu} bytes; choose a smaller --size"
             ),
             Self::QueuePairCount { ours, theirs } => write!(
                 f,

@@ -10,7 +10,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use super::destination::{DONE, Destination, MESSAGE_LEN, MessageError};
-use crate::side;
+use crate::side::{self, SideError, is_timeout};
 
 /// Time in which the other side must respond.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -18,20 +18,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The reason why the exchange failed.
 #[derive(Debug)]
 pub enum ExchangeError {
-    /// The server could not be reached.
-    Connect {
-        /// Host and port of the server.
-        to: String,
-        /// The reason.
-        source: io::Error,
-    },
-    /// The port cannot be listened on.
-    Listen {
-        /// The port.
-        port: u16,
-        /// The reason.
-        source: io::Error,
-    },
+    /// The sides are not connected.
+    Side(SideError),
     /// The connection failed or timed out.
     Io {
         /// The step that failed.
@@ -53,14 +41,7 @@ pub enum ExchangeError {
 impl fmt::Display for ExchangeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Connect { to, source } => write!(
-                f,
-                "connecting to {to}: {source}; is a server running there?"
-            ),
-            Self::Listen { port, source } => write!(
-                f,
-                "listening on TCP port {port}: {source}; choose another port with --port"
-            ),
+            Self::Side(error) => error.fmt(f),
             Self::Io { step, source } if is_timeout(source) => {
                 write!(f, "{step}: no response in {} seconds", TIMEOUT.as_secs())
             }
@@ -85,11 +66,10 @@ impl fmt::Display for ExchangeError {
 
 impl std::error::Error for ExchangeError {}
 
-fn is_timeout(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-    )
+impl From<SideError> for ExchangeError {
+    fn from(error: SideError) -> Self {
+        Self::Side(error)
+    }
 }
 
 fn failed(step: &'static str) -> impl FnOnce(io::Error) -> ExchangeError {
@@ -103,10 +83,8 @@ pub fn client(
     port: u16,
     ours: &[Destination],
 ) -> Result<Vec<Destination>, ExchangeError> {
-    let to = || format!("{host} port {port}");
-    let connected = side::connect(host, port);
-    let mut stream = connected.map_err(|source| ExchangeError::Connect { to: to(), source })?;
-    set_timeouts(&stream)?;
+    let mut stream = side::connect(host, port)?;
+    set_options(&stream)?;
     send(&mut stream, ours)?;
     let theirs = receive(&mut stream, ours.len())?;
     stream.write_all(DONE).map_err(failed("confirming"))?;
@@ -120,12 +98,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on IPv6 and IPv4; without IPv6, on IPv4.
+    /// Listens, as [`side::listen`] does.
     pub fn listen(port: u16) -> Result<Self, ExchangeError> {
-        match side::listen(port) {
-            Ok(listener) => Ok(Self { listener }),
-            Err(source) => Err(ExchangeError::Listen { port, source }),
-        }
+        let listener = side::listen(port)?;
+        Ok(Self { listener })
     }
 
     /// Serves one client: receives its addresses, connects to them with
@@ -136,9 +112,8 @@ impl Server {
         ours: &[Destination],
         connect: impl FnOnce(&[Destination]) -> Result<(), E>,
     ) -> Result<Vec<Destination>, E> {
-        let accepted = self.listener.accept();
-        let (mut stream, _) = accepted.map_err(failed("accepting the client's connection"))?;
-        set_timeouts(&stream)?;
+        let mut stream = side::accept(&self.listener).map_err(ExchangeError::from)?;
+        set_options(&stream)?;
         let theirs = receive(&mut stream, ours.len())?;
         connect(&theirs)?;
         send(&mut stream, ours)?;
@@ -153,12 +128,8 @@ impl Server {
     }
 }
 
-fn set_timeouts(stream: &TcpStream) -> Result<(), ExchangeError> {
-    let set = stream
-        .set_read_timeout(Some(TIMEOUT))
-        .and_then(|()| stream.set_write_timeout(Some(TIMEOUT)))
-        .and_then(|()| stream.set_nodelay(true));
-    set.map_err(failed("setting up the connection"))
+fn set_options(stream: &TcpStream) -> Result<(), ExchangeError> {
+    side::set_options(stream, TIMEOUT).map_err(failed("setting up the connection"))
 }
 
 fn send(stream: &mut TcpStream, ours: &[Destination]) -> Result<(), ExchangeError> {

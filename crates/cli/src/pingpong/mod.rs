@@ -23,7 +23,7 @@ use crate::out;
 use destination::Destination;
 use error::PingPongError;
 use exchange::Server;
-use options::{Mtu, Options, Type};
+use options::{Mtu, Options, PingPongType};
 use side::{Outcome, Role, Side};
 
 /// Arguments of `pingpong`. The options are named like those of the C tools.
@@ -43,7 +43,7 @@ pub struct Args {
     server: bool,
     /// Transport, as in the name of ibv_*_pingpong
     #[arg(short, long = "type", value_name = "TYPE", default_value = "rc")]
-    transport: Type,
+    transport: PingPongType,
     /// TCP port for exchanging addresses
     #[arg(short, long, default_value_t = 18515)]
     port: u16,
@@ -121,7 +121,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         out.flush()?;
     }
     let queue_pairs = match args.transport {
-        Type::Srq => args.num_qp,
+        PingPongType::Srq => args.num_qp,
         _ => 1,
     };
     if queue_pairs > args.rx_depth {
@@ -156,7 +156,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
 impl Args {
     fn size(&self) -> u32 {
         let default = match self.transport {
-            Type::Ud => 1024,
+            PingPongType::Ud => 1024,
             _ => 4096,
         };
         self.size.unwrap_or(default)
@@ -229,10 +229,10 @@ fn report(args: &Args, device: &str, outcome: &Outcome) -> Result<(), Error> {
     let report = Report {
         device,
         transport: match args.transport {
-            Type::Rc => "rc",
-            Type::Uc => "uc",
-            Type::Ud => "ud",
-            Type::Srq => "srq",
+            PingPongType::Rc => "rc",
+            PingPongType::Uc => "uc",
+            PingPongType::Ud => "ud",
+            PingPongType::Srq => "srq",
         },
         size: args.size(),
         iterations: args.iters,

@@ -4,7 +4,7 @@ use ringverbs::Transport;
 
 /// The transport, as in the name of a C tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Type {
+pub enum PingPongType {
     /// Reliable connection (ibv_rc_pingpong)
     Rc,
     /// Unreliable connection (ibv_uc_pingpong)
@@ -15,7 +15,7 @@ pub enum Type {
     Srq,
 }
 
-impl Type {
+impl PingPongType {
     pub fn qp_transport(self) -> Transport {
         match self {
             Self::Rc | Self::Srq => Transport::Reliable,
@@ -55,7 +55,7 @@ impl Mtu {
 /// Options of one side.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    pub transport: Type,
+    pub transport: PingPongType,
     pub ib_port: u8,
     pub gid_index: Option<u8>,
     pub size: u32,

@@ -7,17 +7,14 @@
 use std::time::{Duration, Instant};
 
 use ringverbs::qp::{ReadyToReceive, ReadyToSend};
-use ringverbs::{
-    Buffer, Completion, Context, Gid, LocalAddress, Operation, ProtectionDomain,
-    SharedReceiveQueue, Transport,
-};
+use ringverbs::{Buffer, Completion, Context, Gid, Operation, SharedReceiveQueue, Transport};
 
 use super::destination::{Destination, SRQ_MESSAGES};
 use super::error::PingPongError;
-use super::options::{Options, Type};
+use super::options::{Options, PingPongType};
 use crate::error::Error;
 use crate::poller::Poller;
-use crate::side::{AddressedQp, GRH, local_address};
+use crate::side::{AddressedQp, GRH, SidePort};
 
 /// Time without completions after which the ping-pong fails.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,8 +37,7 @@ pub enum Role {
 pub struct Side {
     options: Options,
     role: Role,
-    local: LocalAddress,
-    domain: ProtectionDomain,
+    local: SidePort,
     connections: Vec<Connection>,
     srq: Option<SharedReceiveQueue>,
     /// The client's message.
@@ -120,16 +116,16 @@ impl Side {
         options: Options,
         role: Role,
     ) -> Result<Self, Error> {
-        let local = local_address(context, options.ib_port, options.gid_index);
-        let local = local.map_err(failed("the port's address"))?;
-        let datagrams = options.transport == Type::Ud;
-        let mtu = local.mtu.bytes();
-        if datagrams && options.size > mtu {
-            return Err(PingPongError::MessageTooLong { mtu }.into());
-        }
-        let domain = context.alloc_pd().map_err(failed("protection domain"))?;
+        let port = (options.ib_port, options.gid_index);
+        let local = SidePort::new(
+            context,
+            port,
+            options.transport.qp_transport(),
+            options.size,
+        )?;
+        let domain = &local.domain;
         let count = options.queue_pairs;
-        let srq = (options.transport == Type::Srq).then(|| {
+        let srq = (options.transport == PingPongType::Srq).then(|| {
             domain
                 .shared_receive_queue()
                 .depth(options.rx_depth)
@@ -139,7 +135,11 @@ impl Side {
         let srq = srq.transpose()?;
 
         let size = options.size as usize;
-        let buffer_size = size + if datagrams { GRH } else { 0 };
+        let header = match options.transport {
+            PingPongType::Ud => GRH,
+            _ => 0,
+        };
+        let buffer_size = size + header;
         let buffers = (options.rx_depth as usize).saturating_add(count as usize);
         let region = domain.alloc(buffer_size.saturating_mul(buffers));
         let mut buffers = region.map_err(failed("memory"))?.into_buffers(buffer_size);
@@ -151,7 +151,6 @@ impl Side {
             options,
             role,
             local,
-            domain,
             connections: Vec::new(),
             srq,
             pattern,
@@ -173,13 +172,13 @@ impl Side {
     /// Creates a queue pair in state INIT, or RTS for datagrams: receives can be posted.
     fn create_connection(&self, poller: &Poller, outgoing: Buffer) -> Result<Connection, Error> {
         let transport = self.options.transport.qp_transport();
-        let builder = self.domain.queue_pair(transport, &poller.cq);
+        let builder = self.local.domain.queue_pair(transport, &poller.cq);
         let builder = builder.send_depth(1);
         let builder = match &self.srq {
             Some(srq) => builder.srq(srq),
             None => builder.recv_depth(self.options.rx_depth),
         };
-        let addressed = AddressedQp::new(builder, &self.local);
+        let addressed = AddressedQp::new(builder, &self.local.address);
         Ok(Connection {
             addressed: addressed.map_err(failed("queue pair"))?,
             outgoing: Some(outgoing),
@@ -201,7 +200,7 @@ impl Side {
     /// zero.
     pub fn destinations(&self) -> Vec<Destination> {
         let destination = |connection: &Connection| {
-            let endpoint = connection.addressed.qp.endpoint(&self.local);
+            let endpoint = connection.addressed.qp.endpoint(&self.local.address);
             Destination {
                 lid: endpoint.lid,
                 qpn: endpoint.qp_num,
@@ -232,18 +231,19 @@ impl Side {
             .into());
         }
         let ours = self.destinations();
-        let (local, options, domain) = (self.local, self.options, self.domain.clone());
+        let (local, options) = (&self.local, self.options);
         for ((connection, ours), theirs) in self.connections.iter_mut().zip(ours).zip(theirs) {
             if !theirs.has_gid() {
                 return Err(PingPongError::NoGid.into());
             }
-            let mut path = local.path_to(Gid(theirs.gid), theirs.lid);
+            let mut path = local.address.path_to(Gid(theirs.gid), theirs.lid);
             path.sl = options.sl;
             let (qpn, psn, mtu) = (theirs.qpn, theirs.psn, options.mtu);
             let addressed = &mut connection.addressed;
             let qp = &mut addressed.qp;
             let ready = match qp.transport() {
-                Transport::Datagram => domain
+                Transport::Datagram => local
+                    .domain
                     .address_handle(&path)
                     .map(|handle| addressed.set_destination(handle, qpn)),
                 Transport::Unreliable => qp
@@ -337,7 +337,7 @@ impl Side {
     /// Returns the message in a received buffer.
     fn message<'a>(&self, received: &'a [u8]) -> &'a [u8] {
         match self.options.transport {
-            Type::Ud => received.get(GRH..).unwrap_or_default(),
+            PingPongType::Ud => received.get(GRH..).unwrap_or_default(),
             _ => received,
         }
     }
