@@ -165,12 +165,12 @@ fn reports(written: &str) -> (Vec<String>, Vec<String>) {
 }
 
 /// The program with mistakes, in a world of its own.
-struct Faults {
+struct FaultyProgram {
     world: World,
     program: std::path::PathBuf,
 }
 
-impl Faults {
+impl FaultyProgram {
     /// Returns `None` if it cannot be built.
     fn new(provider: Provider, port: &'static str) -> Option<Self> {
         let world = World::new(provider, port);
@@ -192,7 +192,7 @@ impl Faults {
 fn explains_mistakes(provider: Provider) {
     let _turn = turn();
     for port in ["roce", "ib"] {
-        let Some(faults) = Faults::new(provider, port) else {
+        let Some(faults) = FaultyProgram::new(provider, port) else {
             return;
         };
         let file = faults.world.directory.join("explanations");
@@ -224,7 +224,7 @@ fn explains_mistakes(provider: Provider) {
 
 fn reports_are_json(provider: Provider) {
     let _turn = turn();
-    let Some(faults) = Faults::new(provider, "roce") else {
+    let Some(faults) = FaultyProgram::new(provider, "roce") else {
         return;
     };
     let json = [
@@ -345,7 +345,7 @@ fn correct_programs_are_silent(provider: Provider) {
 /// A FIFO without a reader does not stop the program.
 fn does_not_wait_for_readers(provider: Provider) {
     let _turn = turn();
-    let Some(faults) = Faults::new(provider, "roce") else {
+    let Some(faults) = FaultyProgram::new(provider, "roce") else {
         return;
     };
     let fifo = faults.world.directory.join("fifo");

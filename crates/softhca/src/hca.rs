@@ -14,7 +14,7 @@ use crate::engine::command_queue::{self, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
 use crate::engine::counters::{OperationCounts, QCounters, Stats};
 use crate::engine::device_memory::{self, Access};
-use crate::engine::faults::Faults;
+use crate::engine::faults::DeviceFaults;
 use crate::engine::frame::Origin;
 use crate::engine::mkey::{Rights, Translation};
 use crate::engine::qp::{BlueFlame, Queue, Ring};
@@ -216,7 +216,7 @@ impl<P: Platform> Hca<P> {
     }
 
     /// Returns the injected faults for modification.
-    pub fn faults(&mut self) -> &mut Faults {
+    pub fn faults(&mut self) -> &mut DeviceFaults {
         &mut self.core.faults
     }
 

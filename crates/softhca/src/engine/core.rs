@@ -11,7 +11,7 @@ use super::counters::{OperationCounts, QCounters, Stats};
 use super::cq::Cq;
 use super::device_memory::DeviceMemory;
 use super::eq::Eq;
-use super::faults::Faults;
+use super::faults::DeviceFaults;
 use super::mkey::{AbsentPage, BrokenRule, Mkey};
 use super::owners::ObjectOwners;
 use super::paging::Paging;
@@ -66,7 +66,7 @@ pub struct Core<P> {
     pub(crate) stats: Stats,
     pub(crate) operations: OperationCounts,
     pub(crate) counts_operations: bool,
-    pub(crate) faults: Faults,
+    pub(crate) faults: DeviceFaults,
     pub(crate) issi: u8,
     pub(crate) pages: Vec<u64>,
     pub(crate) node_description: [u8; 64],
@@ -136,7 +136,7 @@ impl<P> Core<P> {
             stats: Stats::default(),
             operations: OperationCounts::default(),
             counts_operations: false,
-            faults: Faults::default(),
+            faults: DeviceFaults::default(),
             issi: 0,
             pages: Vec::new(),
             node_description,

@@ -6,7 +6,7 @@ use crate::status::{CommandError, Rule, Status, refuse};
 
 /// Injected faults. A count is the number of times that a fault still occurs.
 #[derive(Debug, Default)]
-pub struct Faults {
+pub struct DeviceFaults {
     commands: HashMap<u16, u32>,
     events: HashMap<u8, u32>,
     completions: u32,
@@ -18,7 +18,7 @@ pub struct Faults {
     pub(crate) fatal: bool,
 }
 
-impl Faults {
+impl DeviceFaults {
     /// Makes the next `count` commands of an opcode fail.
     pub fn fail_commands(&mut self, opcode: u16, count: u32) {
         self.commands.insert(opcode, count);
