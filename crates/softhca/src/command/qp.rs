@@ -16,7 +16,7 @@ use crate::layout::qpc::{optional, rq_type, scatter, st, state};
 use crate::layout::{ads, header, qpc};
 use crate::platform::Platform;
 use crate::profile::PortKind;
-use crate::status::{Outcome, Rule, Status, invalid, no_object, refuse};
+use crate::status::{CommandError, Outcome, Rule, Status, invalid, no_object, refuse};
 
 const SUPPORTED_ECE: Field = field(0xc, 31, 0);
 /// The version of the options, and the supported ones, which have no effect here.
@@ -33,7 +33,6 @@ const STREAM: Field = field(0x110, 15, 0);
 const GROUP_REQUESTER: Field = field(0x114, 31, 0);
 const GROUP_RESPONDER: Field = field(0x118, 31, 0);
 
-// Fields of the address path.
 /// An empty entry of the table of partition keys, which matches no key.
 const NO_PKEY: u16 = 0;
 
@@ -152,74 +151,113 @@ const PATH_FIELDS: &[Field] = &[
     ads::SL,
 ];
 
-impl<P: Platform> Hca<P> {
-    pub(crate) fn create_qp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+/// A command that creates a queue pair.
+struct QpRequest<'i> {
+    input: &'i [u8],
+    context: [u8; CONTEXT_SIZE],
+    st: u32,
+    service: Service,
+    send_cq: u32,
+    recv_cq: u32,
+    srqn: Option<u32>,
+    has_send: bool,
+    /// Whether its buffer contains a receive ring. That of a DC initiator is unused.
+    has_recv_ring: bool,
+}
+
+impl<'i> QpRequest<'i> {
+    fn parse(input: &'i [u8]) -> Result<Self, CommandError> {
         let context: [u8; CONTEXT_SIZE] = padded(input, qpc::AT);
-        let context = &context[..];
-        let core = &mut self.core;
-        let st = qpc::ST.get(context);
-        let no_sq = qpc::NO_SQ.is_set(context);
+        let st = qpc::ST.get(&context);
+        let has_send = !qpc::NO_SQ.is_set(&context);
         let service = match st {
             st::RC | st::REG_UMR => Service::Rc,
             st::UC => Service::Uc,
             st::UD | st::QP0 | st::QP1 => Service::Ud,
-            st::XRC if no_sq => Service::XrcTarget,
+            st::XRC if !has_send => Service::XrcTarget,
             st::XRC => Service::XrcInitiator,
             st::DCI => Service::DcInitiator,
             _ => {
                 return Err(invalid("st", st, Rule::Supported));
             }
         };
-        let driver_only =
-            matches!(st, st::QP0 | st::QP1 | st::REG_UMR) || qpc::RLKY.is_set(context);
-        if driver_only && core.object_owners.is_program() {
-            return Err(invalid("st", st, Rule::Permitted));
+        let rq_type = qpc::RQ_TYPE.get(&context);
+        let is_of_xrc = matches!(service, Service::XrcInitiator | Service::XrcTarget);
+        let takes_from_srq =
+            rq_type == rq_type::SRQ && !is_of_xrc && service != Service::DcInitiator;
+        Ok(Self {
+            input,
+            st,
+            service,
+            send_cq: qpc::CQN_SND.get(&context),
+            recv_cq: qpc::CQN_RCV.get(&context),
+            srqn: takes_from_srq.then(|| qpc::SRQN.get(&context)),
+            has_send,
+            has_recv_ring: rq_type == rq_type::REGULAR && !is_of_xrc,
+            context,
+        })
+    }
+
+    fn has_recv(&self) -> bool {
+        self.has_recv_ring && self.service != Service::DcInitiator
+    }
+
+    fn log_recv_stride(&self) -> u32 {
+        qpc::LOG_RQ_STRIDE.get(&self.context) + 4
+    }
+
+    fn recv_bytes(&self) -> u64 {
+        match self.has_recv_ring {
+            true => 1 << (qpc::LOG_RQ_SIZE.get(&self.context) + self.log_recv_stride()),
+            false => 0,
         }
-        let pd = qpc::PD.get(context);
+    }
+
+    fn send_bytes(&self) -> u64 {
+        match self.has_send {
+            true => 64 << qpc::LOG_SQ_SIZE.get(&self.context),
+            false => 0,
+        }
+    }
+
+    fn is_special(&self) -> bool {
+        matches!(self.st, st::QP0 | st::QP1)
+    }
+
+    /// Checks that the program may create the queue pair, and that what it uses exists.
+    fn check<P: Platform>(&self, core: &Core<P>) -> Outcome {
+        let is_for_driver =
+            self.is_special() || self.st == st::REG_UMR || qpc::RLKY.is_set(&self.context);
+        if is_for_driver && core.object_owners.is_program() {
+            return Err(invalid("st", self.st, Rule::Permitted));
+        }
+        let pd = qpc::PD.get(&self.context);
         if !core.has_pd(pd) {
             return Err(no_object("protection domain", pd));
         }
-        let (send_cq, recv_cq) = (qpc::CQN_SND.get(context), qpc::CQN_RCV.get(context));
-        let rq_type = qpc::RQ_TYPE.get(context);
-        let is_send_only = matches!(service, Service::XrcInitiator | Service::DcInitiator);
-        let srqn = (rq_type == rq_type::SRQ && !is_send_only)
-            .then(|| qpc::SRQN.get(context))
-            .filter(|_| service != Service::XrcTarget);
-        if let Some(srqn) = srqn {
-            match core.srqs.get(srqn) {
-                None => {
-                    return Err(no_object("SRQ", srqn));
-                }
-                Some(srq) if srq.tags.is_some() && service != Service::Rc => {
-                    return Err(invalid(
-                        "SRQ with tag matching",
-                        srqn,
-                        Rule::With("an RC queue pair"),
-                    ));
-                }
-                Some(_) => {}
+        if let Some(srqn) = self.srqn {
+            let srq = core.srqs.get(srqn).ok_or_else(|| no_object("SRQ", srqn))?;
+            if srq.tags.is_some() && self.service != Service::Rc {
+                let rule = Rule::With("an RC queue pair");
+                return Err(invalid("SRQ with tag matching", srqn, rule));
             }
         }
-        // The buffer of a DC initiator may contain a receive ring, which is unused.
-        let has_ring = rq_type == rq_type::REGULAR
-            && !matches!(service, Service::XrcInitiator | Service::XrcTarget);
-        let has_recv = has_ring && !is_send_only;
-        let recv_stride = qpc::LOG_RQ_STRIDE.get(context) + 4;
-        let recv_bytes = if has_ring {
-            1u64 << (qpc::LOG_RQ_SIZE.get(context) + recv_stride)
-        } else {
-            0
-        };
-        let send_bytes = if no_sq {
-            0
-        } else {
-            64u64 << qpc::LOG_SQ_SIZE.get(context)
-        };
-        for (cqn, is_required) in [(send_cq, !no_sq), (recv_cq, has_recv || srqn.is_some())] {
+        let receives = self.has_recv() || self.srqn.is_some();
+        for (cqn, is_required) in [(self.send_cq, self.has_send), (self.recv_cq, receives)] {
             if is_required && core.cqs.get(cqn).is_none() {
                 return Err(no_object("completion queue", cqn));
             }
         }
+        Ok(())
+    }
+
+    /// Returns the rings of the send queue and the receive queue, which share a buffer.
+    fn rings<P: Platform>(
+        &self,
+        core: &mut Core<P>,
+    ) -> Result<(Option<Ring>, Option<Ring>), CommandError> {
+        let (input, context) = (self.input, &self.context);
+        let (has_send, has_recv) = (self.has_send, self.has_recv());
         let umem = (qpc::WQ_UMEM_VALID.is_set(input)).then(|| {
             (
                 qpc::WQ_UMEM_ID.get(input),
@@ -230,64 +268,87 @@ impl<P: Platform> Hca<P> {
             qpc::LOG_PAGE_SIZE.get(context),
             qpc::PAGE_OFFSET.get(context),
         );
-        let buffer = core.queue_buffer(input, recv_bytes + send_bytes, umem, pages, false)?;
+        let bytes = self.recv_bytes() + self.send_bytes();
+        let buffer = core.queue_buffer(input, bytes, umem, pages, false)?;
         // Targets of XRC have no records.
-        let umem = (qpc::DBR_UMEM_VALID.is_set(context) && (has_recv || !no_sq))
+        let umem = (qpc::DBR_UMEM_VALID.is_set(context) && (has_recv || has_send))
             .then(|| qpc::DBR_UMEM_ID.get(context));
         let doorbell = core.doorbell_address(get64(context, qpc::DBR_ADDR), umem)?;
         let recv = has_recv.then(|| Ring {
             buffer: buffer.clone(),
             offset: 0,
             log_size: qpc::LOG_RQ_SIZE.get(context),
-            log_stride: recv_stride,
+            log_stride: self.log_recv_stride(),
             doorbell,
             ..Ring::default()
         });
-        let send = (!no_sq).then(|| Ring {
+        let send = has_send.then(|| Ring {
             buffer,
-            offset: recv_bytes,
+            offset: self.recv_bytes(),
             log_size: qpc::LOG_SQ_SIZE.get(context),
             log_stride: 6,
             doorbell: doorbell.wrapping_add(4),
             ..Ring::default()
         });
-        let wide = |cqn| core.cqs.get(cqn).is_some_and(|cq| cq.wide);
-        let is_special = matches!(st, st::QP0 | st::QP1);
-        let config = QpConfig {
-            service,
+        Ok((send, recv))
+    }
+
+    /// Returns the transport's configuration.
+    fn config(&self) -> QpConfig {
+        let is_special = self.is_special();
+        QpConfig {
+            service: self.service,
             any_pkey: is_special,
-            srq: srqn.is_some() || service == Service::XrcTarget,
-            wire_qpn: is_special.then_some(u32::from(st == st::QP1)),
-            block_multicast_loopback: qpc::BLOCK_LB_MC.is_set(context),
-            log_errored_streams: qpc::LOG_NUM_DCI_ERRORED_STREAMS.get(context) as u8,
+            srq: self.srqn.is_some() || self.service == Service::XrcTarget,
+            wire_qpn: is_special.then_some(u32::from(self.st == st::QP1)),
+            block_multicast_loopback: qpc::BLOCK_LB_MC.is_set(&self.context),
+            log_errored_streams: qpc::LOG_NUM_DCI_ERRORED_STREAMS.get(&self.context) as u8,
             ..QpConfig::default()
-        };
-        let qp = Qp {
-            service,
-            pd,
+        }
+    }
+
+    /// Returns the queue pair.
+    fn qp<P: Platform>(&self, core: &mut Core<P>) -> Result<Qp, CommandError> {
+        let (send, recv) = self.rings(core)?;
+        let context = &self.context;
+        let wide = |cqn| core.cqs.get(cqn).is_some_and(|cq| cq.wide);
+        let is_target = self.service == Service::XrcTarget;
+        Ok(Qp {
+            service: self.service,
+            pd: qpc::PD.get(context),
             privileged: qpc::RLKY.is_set(context),
             uidx: qpc::USER_INDEX.get(context),
-            send_cq,
-            recv_cq,
-            srqn,
-            xrcd: (service == Service::XrcTarget).then(|| qpc::XRCD.get(context)),
+            send_cq: self.send_cq,
+            recv_cq: self.recv_cq,
+            srqn: self.srqn,
+            xrcd: is_target.then(|| qpc::XRCD.get(context)),
             counter_set: qpc::COUNTER_SET_ID.get(context),
             send,
             recv,
             out_of_order: false,
             skipped_receive: None,
             blue_flame: None,
-            recv_scatter_limit: scatter_limit(qpc::CS_RES.get(context), wide(recv_cq)),
-            read_scatter_limit: scatter_limit(qpc::CS_REQ.get(context), wide(send_cq)),
-            context: Box::new(padded(input, qpc::AT)),
-            config: config.clone(),
+            recv_scatter_limit: scatter_limit(qpc::CS_RES.get(context), wide(self.recv_cq)),
+            read_scatter_limit: scatter_limit(qpc::CS_REQ.get(context), wide(self.send_cq)),
+            context: Box::new(padded(self.input, qpc::AT)),
+            config: self.config(),
             in_error: false,
             offloads_rendezvous: qpc::OFFLOAD_TYPE.get(context) == qpc::OFFLOAD_TYPE_RNDV,
             transfers: 0,
             device_requests: VecDeque::new(),
             drains_on_signature_error: false,
             drain_pending: false,
-        };
+        })
+    }
+}
+
+impl<P: Platform> Hca<P> {
+    pub(crate) fn create_qp(&mut self, input: &[u8], output: &mut [u8]) -> Outcome {
+        let core = &mut self.core;
+        let request = QpRequest::parse(input)?;
+        request.check(core)?;
+        let qp = request.qp(core)?;
+        let config = qp.config.clone();
         let Ok(qpn) = core.queues.insert(Queue::Qp(Box::new(qp))) else {
             return Err(full(&core.queues, "queue"));
         };
@@ -295,7 +356,7 @@ impl<P: Platform> Hca<P> {
             core.queues.remove(qpn);
             return Err(refuse(Status::Internal, "queue pair", qpn, Rule::Free));
         }
-        match st {
+        match request.st {
             st::QP0 => self.transport.alias(0, Some(qpn)),
             st::QP1 => self.transport.alias(1, Some(qpn)),
             _ => {}

@@ -18,9 +18,9 @@ use super::frame::{
     verify_checksums,
 };
 use super::mkey::{Accessor, Rights};
-use super::qp::{FetchedWqe, Queue, ReceiveEntry, Ring, Strides, take_receive};
+use super::qp::{FetchedWqe, Queue, ReceiveEntry, Ring, Rq, Strides, take_receive};
 use super::steering::SelectedQueue;
-use super::wqe::{self, opcode};
+use super::wqe::{self, LocalBuffers, opcode};
 use crate::cause::{Cause, FrameDrop};
 use crate::layout::rqc::state;
 use crate::platform::Platform;
@@ -318,6 +318,40 @@ impl<P: Platform> Core<P> {
         }
     }
 
+    /// Writes a frame to the memory of a receive, from an offset on.
+    fn scatter_frame(
+        &mut self,
+        accessor: Accessor,
+        (local, capacity): &(LocalBuffers, u32),
+        offset: u64,
+        frame: &[u8],
+    ) -> Result<(), CqeError> {
+        let capacity = u64::from(*capacity);
+        if frame.len() as u64 + offset > capacity {
+            let cause = FrameDrop::TooLong(capacity.saturating_sub(offset));
+            self.observe_frame(Some(accessor.qpn), frame.len(), cause);
+            return Err(TOO_LONG);
+        }
+        let mut at = 0;
+        let mut before = offset;
+        for segment in local.segments.iter() {
+            let skipped = before.min(u64::from(segment.length));
+            before -= skipped;
+            let n = (frame.len() - at).min((u64::from(segment.length) - skipped) as usize);
+            if n > 0 {
+                let chunk = &frame[at..at + n];
+                let va = segment.va.wrapping_add(skipped);
+                let (key, rights) = (segment.key, Rights::LOCAL_WRITE);
+                let written = self.write_key(accessor, key, va, chunk, rights);
+                self.observe_access(&written, accessor, key, (va, n as u64), rights);
+                at += n;
+                self.stats.bytes_scattered += n as u64;
+                written.map_err(|_| NOT_WRITABLE)?;
+            }
+        }
+        Ok(())
+    }
+
     fn deliver_frame(&mut self, rqn: u32, tag: u32, frame: &[u8]) {
         let Some(Queue::Rq(rq)) = self.queues.get_mut(rqn) else {
             return;
@@ -333,23 +367,12 @@ impl<P: Platform> Core<P> {
             self.drop_frame(Some(rqn), frame.len(), cause);
             return;
         }
-        let slot = match &mut rq.strides {
-            None => take_receive(&self.platform, &mut rq.ring).map(|taken| {
-                taken.map(|(index, entry)| ReceiveSlot {
-                    index,
-                    entry,
-                    stride: None,
-                    filler: None,
-                })
-            }),
-            Some(strides) => take_strides(&self.platform, &mut rq.ring, strides, frame.len()),
-        };
         let ReceiveSlot {
             index,
             entry: (bytes, length),
             stride,
             filler,
-        } = match slot {
+        } = match take_slot(&self.platform, rq, frame.len()) {
             Ok(Some(slot)) => slot,
             Ok(None) => return self.drop_frame(Some(rqn), frame.len(), FrameDrop::NoReceive),
             Err(()) => return self.drop_frame(Some(rqn), frame.len(), FrameDrop::Unmapped),
@@ -369,40 +392,17 @@ impl<P: Platform> Core<P> {
         }
         // A WQE with strides begins with a segment that links it to the next.
         let skip = if stride.is_some() { 16 } else { 0 };
-        let (local, capacity) = wqe::parse_receive(&bytes[skip..length], pd, privileged);
+        let receive = wqe::parse_receive(&bytes[skip..length], pd, privileged);
         let offset = stride.as_ref().map_or(0, |stride| stride.offset);
         let accessor = Accessor {
             qpn: rqn,
             pd,
             privileged,
         };
-        let mut at = 0;
-        let fits = frame.len() as u64 + offset <= u64::from(capacity);
-        let mut stored = fits.then_some(()).ok_or(TOO_LONG);
-        if !fits {
-            let room = u64::from(capacity).saturating_sub(offset);
-            self.observe_frame(Some(rqn), frame.len(), FrameDrop::TooLong(room));
-        }
-        let mut before = offset;
-        for segment in local.segments.iter() {
-            let skipped = before.min(u64::from(segment.length));
-            before -= skipped;
-            let n = (frame.len() - at).min((u64::from(segment.length) - skipped) as usize);
-            if stored.is_ok() && n > 0 {
-                let chunk = &frame[at..at + n];
-                let va = segment.va.wrapping_add(skipped);
-                let (key, rights) = (segment.key, Rights::LOCAL_WRITE);
-                let written = self.write_key(accessor, key, va, chunk, rights);
-                self.observe_access(&written, accessor, key, (va, n as u64), rights);
-                stored = written.map_err(|_| NOT_WRITABLE);
-                at += n;
-            }
-        }
+        let error = self.scatter_frame(accessor, &receive, offset, frame).err();
         let strides = stride.as_ref().map_or(0, |stride| stride.count);
-        let error = stored.err();
         let (checked, types) = verify_checksums(frame);
         self.stats.ethernet_received += 1;
-        self.stats.bytes_scattered += at as u64;
         self.complete(
             cqn,
             &Completion {
@@ -453,6 +453,24 @@ struct UsedStrides {
     count: u32,
     /// Offset of the frame in the WQE's memory.
     offset: u64,
+}
+
+/// Takes the next receive for a frame of `length` bytes.
+fn take_slot<P: Platform>(
+    platform: &P,
+    rq: &mut Rq,
+    length: usize,
+) -> Result<Option<ReceiveSlot>, ()> {
+    let Some(strides) = &mut rq.strides else {
+        let taken = take_receive(platform, &mut rq.ring)?;
+        return Ok(taken.map(|(index, entry)| ReceiveSlot {
+            index,
+            entry,
+            stride: None,
+            filler: None,
+        }));
+    };
+    take_strides(platform, &mut rq.ring, strides, length)
 }
 
 /// Takes strides for a frame of `length` bytes, from the next WQE if the current one has

@@ -1,6 +1,7 @@
 //! Headers and checksums of Ethernet frames.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// Flags for unicast and multicast frames.
 pub(crate) const UNICAST: u32 = 1;
@@ -133,7 +134,8 @@ pub(super) fn verify_checksums(frame: &[u8]) -> (u8, u8) {
         return (valid, types);
     }
     types |= l4_type;
-    if let Some((pseudo, segment)) = l4_segment(frame, &at) {
+    let l4 = l4_segment(frame, &at);
+    if let Some((pseudo, segment)) = l4.and_then(|(sum, at)| Some((sum, frame.get(at)?))) {
         let no_checksum = l4_type == L4_UDP && at.ipv4 && segment.get(6..8) == Some(&[0; 2]);
         let all = pseudo + u64::from(at.protocol) + segment.len() as u64 + sum(segment);
         if !segment.is_empty() && (no_checksum || fold(all) == 0) {
@@ -143,8 +145,9 @@ pub(super) fn verify_checksums(frame: &[u8]) -> (u8, u8) {
     (valid, types)
 }
 
-/// Returns the sum of the addresses of an IP packet, and its payload.
-fn l4_segment<'a>(frame: &'a [u8], at: &Layers) -> Option<(u64, &'a [u8])> {
+/// Returns the sum of the addresses of an IP packet, and where its payload is, by the length in
+/// its header.
+fn l4_segment(frame: &[u8], at: &Layers) -> Option<(u64, Range<usize>)> {
     let (addresses, end) = if at.ipv4 {
         let total = usize::from(u16_at(frame, at.l3 + 2)?);
         (at.l3 + 12..at.l3 + 20, at.l3 + total)
@@ -153,7 +156,7 @@ fn l4_segment<'a>(frame: &'a [u8], at: &Layers) -> Option<(u64, &'a [u8])> {
         (at.l3 + 8..at.l3 + 40, at.l3 + 40 + payload)
     };
     let pseudo = frame.get(addresses).map(sum)?;
-    Some((pseudo, frame.get(at.l4..end)?))
+    Some((pseudo, at.l4..end))
 }
 
 /// Returns a frame without its VLAN tag, and the tag.
@@ -188,18 +191,11 @@ pub(super) fn set_checksums(frame: &mut [u8], l4: bool) {
     if !l4 {
         return;
     }
-    let (addresses, end) = if at.ipv4 {
-        let total = usize::from(u16_at(frame, at.l3 + 2).unwrap_or(0));
-        (at.l3 + 12..at.l3 + 20, at.l3 + total)
-    } else {
-        let payload = usize::from(u16_at(frame, at.l3 + 4).unwrap_or(0));
-        (at.l3 + 8..at.l3 + 40, at.l3 + 40 + payload)
-    };
-    let end = end.min(frame.len());
-    let Some(pseudo) = frame.get(addresses).map(sum) else {
+    let Some((pseudo, range)) = l4_segment(frame, &at) else {
         return;
     };
-    let Some(segment) = frame.get_mut(at.l4..end) else {
+    let end = range.end.min(frame.len());
+    let Some(segment) = frame.get_mut(range.start..end) else {
         return;
     };
     let Some(field) = segment.get_mut(offset..offset + 2) else {

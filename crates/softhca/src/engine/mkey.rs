@@ -201,6 +201,29 @@ struct TranslationRequest {
     inner_rights: Rights,
 }
 
+/// Splits the `length` bytes from `at` on at multiples of a size. `each` gets the index of the
+/// multiple, the part's offset in it, and the part's offset and length in the range.
+#[inline]
+fn split_by_size(
+    mut at: u64,
+    length: u64,
+    log_size: u32,
+    mut each: impl FnMut(usize, u64, u64, u64) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    let size = 1u64 << log_size;
+    let mut done = 0;
+    while done < length {
+        // No list has that many entries.
+        let index = usize::try_from(at >> log_size).unwrap_or(usize::MAX);
+        let within = at & (size - 1);
+        let n = (length - done).min(size - within);
+        each(index, within, done, n)?;
+        at += n;
+        done += n;
+    }
+    Ok(())
+}
+
 impl<P: Platform> Core<P> {
     /// Returns the entry of a key, if the accessor may use it with these rights.
     fn usable_mkey(&self, accessor: Accessor, key: u32, rights: Rights) -> Result<&Mkey, Fault> {
@@ -335,17 +358,10 @@ impl<P: Platform> Core<P> {
         }
         let uncovered = || breaks(AccessRule::Covered);
         let offset = va.wrapping_sub(mkey.start);
-        let translate_klm =
-            |klm: &Klm, skip, n, done, depth, each: &mut dyn FnMut(_, _, _) -> _| {
-                let va = klm.va.wrapping_add(skip);
-                let inner = self.inner_mkey(request.accessor, mkey, klm.key, request.inner_rights);
-                match inner.map_err(|rule| self.breaks((klm.key, va, n), depth, rule))? {
-                    Some(inner) => {
-                        self.translate_within(request, (klm.key, inner), va, n, done, depth, each)
-                    }
-                    None => each(Location::Guest(va), done, n),
-                }
-            };
+        let deeper = || {
+            let too_deep = || breaks(AccessRule::Depth(MAX_DEPTH));
+            depth.checked_sub(1).ok_or_else(too_deep)
+        };
         match &mkey.translation {
             Translation::Contiguous(first) => {
                 each(Location::Guest(first.wrapping_add(offset)), base, length)
@@ -355,36 +371,24 @@ impl<P: Platform> Core<P> {
                 each(Location::Device(at), base, length)
             }
             Translation::Pages { pages, shift } => {
-                let page_size = 1u64 << shift;
-                let first = mkey.start & (page_size - 1);
-                let mut at = offset.checked_add(first).ok_or_else(uncovered)?;
-                let mut left = length;
-                let mut done = base;
-                while left > 0 {
-                    let page = pages
-                        .get(usize::try_from(at >> shift).map_err(|_| uncovered())?)
-                        .ok_or_else(uncovered)?;
+                let first = mkey.start & ((1u64 << shift) - 1);
+                let at = offset.checked_add(first).ok_or_else(uncovered)?;
+                split_by_size(at, length, *shift, |index, within, done, n| {
+                    let page = pages.get(index).ok_or_else(uncovered)?;
                     if page & request.page_flag == 0 {
                         self.absent_page.set(Some(AbsentPage {
                             key,
-                            va: va + (done - base),
-                            length: left,
+                            va: va + done,
+                            length: length - done,
                         }));
                         return Err(Fault::Absent);
                     }
-                    let within = at & (page_size - 1);
-                    let n = left.min(page_size - within);
                     let page = page & !PAGE_BITS;
-                    each(Location::Guest(page.wrapping_add(within)), done, n)?;
-                    at += n;
-                    done += n;
-                    left -= n;
-                }
-                Ok(())
+                    each(Location::Guest(page.wrapping_add(within)), base + done, n)
+                })
             }
             Translation::Klms(keys) => {
-                let too_deep = || breaks(AccessRule::Depth(MAX_DEPTH));
-                let depth = depth.checked_sub(1).ok_or_else(too_deep)?;
+                let depth = deeper()?;
                 let mut skip = offset;
                 let mut left = length;
                 let mut done = base;
@@ -398,7 +402,7 @@ impl<P: Platform> Core<P> {
                         continue;
                     }
                     let n = left.min(klm_length - skip);
-                    translate_klm(klm, skip, n, done, depth, each)?;
+                    self.translate_klm(request, mkey, (klm, skip), n, done, depth, each)?;
                     skip = 0;
                     done += n;
                     left -= n;
@@ -406,27 +410,38 @@ impl<P: Platform> Core<P> {
                 if left == 0 { Ok(()) } else { Err(uncovered()) }
             }
             Translation::Ksms { keys, shift } => {
-                let too_deep = || breaks(AccessRule::Depth(MAX_DEPTH));
-                let depth = depth.checked_sub(1).ok_or_else(too_deep)?;
-                let size = 1u64 << shift;
+                let depth = deeper()?;
                 // The part of the first key begins at the start of the outer key, whatever
                 // its address: UCX moves the start to distinguish keys to the same memory.
-                let mut at = offset;
-                let mut left = length;
-                let mut done = base;
-                while left > 0 {
-                    let klm = keys
-                        .get(usize::try_from(at >> shift).map_err(|_| uncovered())?)
-                        .ok_or_else(uncovered)?;
-                    let within = at & (size - 1);
-                    let n = left.min(size - within);
-                    translate_klm(klm, within, n, done, depth, each)?;
-                    at += n;
-                    done += n;
-                    left -= n;
-                }
-                Ok(())
+                split_by_size(offset, length, *shift, |index, within, done, n| {
+                    let klm = keys.get(index).ok_or_else(uncovered)?;
+                    let part = (klm, within);
+                    self.translate_klm(request, mkey, part, n, base + done, depth, each)
+                })
             }
+        }
+    }
+
+    /// Translates a range of an inner key of `outer`, which begins `skip` bytes after that of
+    /// the entry.
+    #[allow(clippy::too_many_arguments)] // As `translate_within`.
+    fn translate_klm(
+        &self,
+        request: TranslationRequest,
+        outer: &Mkey,
+        (klm, skip): (&Klm, u64),
+        length: u64,
+        base: u64,
+        depth: u32,
+        each: &mut dyn FnMut(Location, u64, u64) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        let va = klm.va.wrapping_add(skip);
+        let inner = self.inner_mkey(request.accessor, outer, klm.key, request.inner_rights);
+        match inner.map_err(|rule| self.breaks((klm.key, va, length), depth, rule))? {
+            Some(inner) => {
+                self.translate_within(request, (klm.key, inner), va, length, base, depth, each)
+            }
+            None => each(Location::Guest(va), base, length),
         }
     }
 

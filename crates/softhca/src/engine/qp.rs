@@ -63,10 +63,13 @@ pub(crate) struct BlueFlame {
     pub(crate) bytes: Vec<u8>,
 }
 
+/// The first byte of a BlueFlame copy that differs from the ring: its offset, the byte in the
+/// ring, and the byte in the copy.
+type Difference = (usize, u8, u8);
+
 impl BlueFlame {
-    /// Returns the first byte that differs from the ring: its offset, the byte in the
-    /// ring, and the byte in the copy.
-    fn first_difference(&self, ring: &[u8]) -> Option<(usize, u8, u8)> {
+    /// Returns the first byte that differs from the ring.
+    fn first_difference(&self, ring: &[u8]) -> Option<Difference> {
         let both = ring.iter().zip(&self.bytes).enumerate();
         both.map(|(at, (&ring, &copy))| (at, ring, copy))
             .find(|(_, ring, copy)| ring != copy)
@@ -242,7 +245,58 @@ pub(crate) enum FetchedWqe {
 
 #[cold]
 fn malformed(what: &'static str, value: impl TryInto<u64>, rule: Rule) -> FetchedWqe {
-    FetchedWqe::Malformed(Box::new(Violation::new(what, value, rule)))
+    FetchedWqe::Malformed(violation(what, value, rule))
+}
+
+#[cold]
+fn violation(what: &'static str, value: impl TryInto<u64>, rule: Rule) -> Box<Violation> {
+    Box::new(Violation::new(what, value, rule))
+}
+
+impl Ring {
+    /// Reads the WQE at the head of a send queue into `out`, with the blocks that its BlueFlame
+    /// copy has. Returns its length, and the first difference of the copy.
+    fn read_wqe<P: Platform>(
+        &self,
+        platform: &P,
+        copy: Option<&BlueFlame>,
+        out: &mut [u8; wqe::MAX_SEND_WQE],
+    ) -> Result<(usize, Option<Difference>), Box<Violation>> {
+        let index = self.head;
+        let read = |n: u16, out: &mut [u8]| {
+            let slot = index.wrapping_add(n) & self.mask();
+            let at = self.offset + u64::from(slot) * wqe::BLOCK as u64;
+            let what = "offset in the send queue's memory";
+            let read = self.buffer.read(platform, at, out);
+            read.map_err(|_| violation(what, at, Rule::Readable))
+        };
+        let mut difference = None;
+        let mut overlay = |out: &mut [u8]| {
+            if let Some(copy) = copy {
+                difference = difference.or_else(|| copy.first_difference(out));
+                let n = copy.bytes.len().min(out.len());
+                out[..n].copy_from_slice(&copy.bytes[..n]);
+            }
+        };
+        read(0, &mut out[..wqe::BLOCK])?;
+        overlay(&mut out[..wqe::BLOCK]);
+        let Some(length) = wqe::length(out) else {
+            let what = "number of segments of the work request";
+            return Err(violation(what, 0, Rule::NonZero));
+        };
+        let blocks = length.div_ceil(wqe::BLOCK) as u16;
+        let posted = self.tail.wrapping_sub(index);
+        if blocks > posted {
+            let what = "number of blocks of the work request";
+            return Err(violation(what, blocks, Rule::AtMost(posted.into())));
+        }
+        for n in 1..blocks {
+            let at = usize::from(n) * wqe::BLOCK;
+            read(n, &mut out[at..at + wqe::BLOCK])?;
+        }
+        overlay(&mut out[..length]);
+        Ok((length, difference))
+    }
 }
 
 impl<P: Platform> Core<P> {
@@ -264,7 +318,6 @@ impl<P: Platform> Core<P> {
 
     /// Reads the WQE at the head of a send queue into `out`, and advances the head.
     pub(crate) fn fetch(&mut self, number: u32, out: &mut [u8; wqe::MAX_SEND_WQE]) -> FetchedWqe {
-        let strict = self.settings.strict;
         let (ring, blue_flame) = match self.queues.get_mut(number) {
             Some(Queue::Qp(qp)) => match &mut qp.send {
                 Some(ring) => (ring, &mut qp.blue_flame),
@@ -289,70 +342,21 @@ impl<P: Platform> Core<P> {
             }
         }
         let index = ring.head;
-        let block = |n: u16| {
-            let slot = index.wrapping_add(n) & ring.mask();
-            ring.offset + u64::from(slot) * wqe::BLOCK as u64
-        };
-        let read = |n: u16, out: &mut [u8]| ring.buffer.read(&self.platform, block(n), out);
-        let mut difference = None;
         let copy = blue_flame
             // A copy whose WQE was already read from the ring is dropped, or it would
             // be used when the index wraps around.
             .take_if(|copy| copy.index.wrapping_sub(index) as i16 <= 0)
             .filter(|copy| copy.index == index);
-        let mut overlay = |out: &mut [u8]| {
-            if let Some(copy) = &copy {
-                difference = difference.or_else(|| copy.first_difference(out));
-                let n = copy.bytes.len().min(out.len());
-                out[..n].copy_from_slice(&copy.bytes[..n]);
-            }
-        };
-        let unreadable = |n: u16| {
-            let (what, at) = ("offset in the send queue's memory", block(n));
-            malformed(what, at, Rule::Readable)
-        };
-        if read(0, &mut out[..wqe::BLOCK]).is_err() {
-            return unreadable(0);
-        }
-        overlay(&mut out[..wqe::BLOCK]);
-        let Some(length) = wqe::length(out) else {
-            let what = "number of segments of the work request";
-            return malformed(what, 0, Rule::NonZero);
+        let (length, difference) = match ring.read_wqe(&self.platform, copy.as_ref(), out) {
+            Ok(read) => read,
+            Err(violation) => return FetchedWqe::Malformed(violation),
         };
         let blocks = length.div_ceil(wqe::BLOCK) as u16;
-        let posted = ring.tail.wrapping_sub(index);
-        if blocks > posted {
-            let what = "number of blocks of the work request";
-            let posted = Rule::AtMost(posted.into());
-            return malformed(what, blocks, posted);
-        }
-        for n in 1..blocks {
-            let at = usize::from(n) * wqe::BLOCK;
-            if read(n, &mut out[at..at + wqe::BLOCK]).is_err() {
-                return unreadable(n);
+        if self.settings.strict {
+            if let Err(violation) = self.check_fetched((number, index), &out[..length], difference)
+            {
+                return FetchedWqe::Malformed(violation);
             }
-        }
-        overlay(&mut out[..length]);
-        if strict {
-            if let Some((at, ring, copy)) = difference {
-                if at < length && !wqe::is_write_combining_test(out, at) {
-                    self.report_misuse(Misuse::BlueFlame {
-                        queue: number,
-                        index,
-                        at,
-                        ring,
-                        copy,
-                    });
-                }
-            }
-        }
-        if strict && wqe::index(out) != index {
-            let (what, found) = ("index in the work request", wqe::index(out));
-            return malformed(what, found, Rule::Is(index.into()));
-        }
-        if strict && wqe::queue(out) != number {
-            let (what, found) = ("queue in the work request", wqe::queue(out));
-            return malformed(what, found, Rule::Is(number.into()));
         }
         let ring = match self.queues.get_mut(number) {
             Some(Queue::Qp(qp)) => qp.send.as_mut(),
@@ -364,6 +368,38 @@ impl<P: Platform> Core<P> {
             ring.taken = ring.taken.wrapping_add(1);
         }
         FetchedWqe::Entry(length)
+    }
+
+    /// Checks in strict mode that a WQE is of its queue and position, and reports a BlueFlame
+    /// copy that differs from the ring.
+    fn check_fetched(
+        &mut self,
+        (queue, index): (u32, u16),
+        entry: &[u8],
+        difference: Option<Difference>,
+    ) -> Result<(), Box<Violation>> {
+        if let Some((at, ring, copy)) = difference {
+            if at < entry.len() && !wqe::is_write_combining_test(entry, at) {
+                self.report_misuse(Misuse::BlueFlame {
+                    queue,
+                    index,
+                    at,
+                    ring,
+                    copy,
+                });
+            }
+        }
+        let found = wqe::index(entry);
+        if found != index {
+            let (what, rule) = ("index in the work request", Rule::Is(index.into()));
+            return Err(violation(what, found, rule));
+        }
+        let found = wqe::queue(entry);
+        if found != queue {
+            let (what, rule) = ("queue in the work request", Rule::Is(queue.into()));
+            return Err(violation(what, found, rule));
+        }
+        Ok(())
     }
 
     /// Returns the next work request of a queue pair.

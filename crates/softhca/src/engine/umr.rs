@@ -91,7 +91,6 @@ impl<P: Platform> Core<P> {
         let (Some(umr), Some(context)) = (entry.get(UMR..CONTEXT), entry.get(CONTEXT..LIST)) else {
             return Err(too_short(entry, LIST));
         };
-        let mask = get64(umr, MASK);
         let count = OCTOWORDS.get(umr) as usize;
         if count > MAX_OCTOWORDS {
             let rule = Rule::AtMost(MAX_OCTOWORDS as u64);
@@ -102,77 +101,20 @@ impl<P: Platform> Core<P> {
         let Some(mkey) = self.mkeys.get(key >> 8) else {
             return Err(of_key(Rule::Exists));
         };
-        if !mkey.umr {
-            return Err(of_key(Rule::With("its UMR_EN")));
-        }
-        let new_pd = if mask & mask::PD != 0 {
-            mkc::PD.get(context)
-        } else {
-            mkey.pd
+        let change = Change {
+            umr,
+            context,
+            mask: get64(umr, MASK),
         };
-        if let Some(pd) = [mkey.pd, new_pd]
-            .into_iter()
-            .find(|it| !accessor.may_use(*it))
-        {
-            let what = "protection domain of the memory key";
-            return Err(of_domain(what, pd, accessor.pd));
-        }
-        if MUST_BE_FREE.is_set(umr) && !mkey.free {
-            return Err(of_key(Rule::InState("free")));
-        }
-        if MUST_BE_USED.is_set(umr) && mkey.free {
-            return Err(of_key(Rule::InState("in use")));
-        }
-        let frees = mask & mask::FREE != 0 && mkc::FREE.is_set(context);
-        if frees && CHECK_QPN.is_set(umr) {
-            // Drivers invalidate a window of type 2 thus, and bind it to a length of 0, which
-            // the specification forbids; only a bind has a variant.
-            if mkey.free {
-                return Err(of_key(Rule::InState("in use")));
-            }
-            let variant = mkc::MKEY_7_0.get(context);
-            if mask & mask::KEY != 0 && variant != 0 {
-                let what = "low byte of the key of a bind without memory";
-                return Err(Violation::new(what, variant, Rule::Zero));
-            }
-        }
-        if CHECK_QPN.is_set(umr) && ![ANY_QPN, accessor.qpn].contains(&mkey.qpn) {
-            let rule = Rule::Is(accessor.qpn.into());
-            return Err(Violation::new(
-                "queue pair of the memory key",
-                mkey.qpn,
-                rule,
-            ));
-        }
-        let new_rights = super::mkey::rights(context);
-        let mut rights = mkey.rights;
-        for (bit, right) in [
-            (mask::LOCAL_READ, Rights::LOCAL_READ),
-            (mask::LOCAL_WRITE, Rights::LOCAL_WRITE),
-            (mask::REMOTE_READ, Rights::REMOTE_READ),
-            (mask::REMOTE_WRITE, Rights::REMOTE_WRITE),
-            (mask::ATOMIC, Rights::ATOMIC),
-        ] {
-            if mask & bit != 0 {
-                rights = Rights(rights.0 & !right.0 | new_rights.0 & right.0);
-            }
-        }
-        let offset = if TRANSLATION_OFFSET_EN.is_set(umr) {
-            OFFSET.get(umr) as usize | (OFFSET_HIGH.get(umr) as usize) << 16
-        } else {
-            0
+        change.check(accessor, key, mkey)?;
+        let new_pd = change.pd(mkey);
+        let rights = change.rights(mkey);
+        let part = change.replaced_range(count);
+        let log_page_size = match change.has(mask::PAGE_SIZE) {
+            true => mkc::LOG_PAGE_SIZE.get(context),
+            false => mkey.log_page_size,
         };
-        let part = ReplacedRange {
-            units: count,
-            offset,
-            whole: offset == 0 && mask & mask::LENGTH != 0,
-        };
-        let log_page_size = if mask & mask::PAGE_SIZE != 0 {
-            mkc::LOG_PAGE_SIZE.get(context)
-        } else {
-            mkey.log_page_size
-        };
-        let protection = match mask & mask::BSF != 0 {
+        let protection = match change.has(mask::BSF) {
             true => Some(self.protection(mkey, new_pd, umr, context, entry, count)?),
             false => None,
         };
@@ -188,28 +130,10 @@ impl<P: Platform> Core<P> {
             mkey.protection = protection;
         }
         let has_protection = mkey.protection.is_some();
-        if mask & mask::SIGNATURE_ERROR != 0 {
-            mkey.awaited_error = mkc::EXPECTED_SIGERR_COUNT.get(context);
-        }
         mkey.log_page_size = log_page_size;
         mkey.pd = new_pd;
         mkey.rights = rights;
-        if mask & mask::FREE != 0 {
-            mkey.free = mkc::FREE.is_set(context);
-        }
-        if mask & mask::LENGTH != 0 {
-            mkey.length = get64(context, mkc::LEN);
-            mkey.length64 = mkc::LENGTH64.is_set(context);
-        }
-        if mask & mask::START != 0 {
-            mkey.start = get64(context, mkc::START_ADDR);
-        }
-        if mask & mask::QPN != 0 {
-            mkey.qpn = mkc::QPN.get(context);
-        }
-        if mask & mask::KEY != 0 {
-            mkey.variant = mkc::MKEY_7_0.get(context) as u8;
-        }
+        change.apply(mkey);
         if had_protection || has_protection {
             self.protected_keys += usize::from(has_protection);
             self.protected_keys -= usize::from(had_protection);
@@ -328,6 +252,127 @@ impl<P: Platform> Core<P> {
             read.map_err(|_| Violation::new("address of the list", va, Rule::Readable))?;
         }
         Ok(bytes)
+    }
+}
+
+/// The change of a key by a UMR work request, but for its translation and protection.
+struct Change<'e> {
+    umr: &'e [u8],
+    context: &'e [u8],
+    mask: u64,
+}
+
+impl Change<'_> {
+    /// Returns whether a field changes.
+    fn has(&self, field: u64) -> bool {
+        self.mask & field != 0
+    }
+
+    /// Checks whether the accessor may change the key in its state.
+    fn check(&self, accessor: Accessor, key: u32, mkey: &Mkey) -> Result<(), Violation> {
+        let Self { umr, context, .. } = self;
+        let of_key = |rule| Violation::new("memory key", key, rule);
+        if !mkey.umr {
+            return Err(of_key(Rule::With("its UMR_EN")));
+        }
+        if let Some(pd) = [mkey.pd, self.pd(mkey)]
+            .into_iter()
+            .find(|it| !accessor.may_use(*it))
+        {
+            let what = "protection domain of the memory key";
+            return Err(of_domain(what, pd, accessor.pd));
+        }
+        if MUST_BE_FREE.is_set(umr) && !mkey.free {
+            return Err(of_key(Rule::InState("free")));
+        }
+        if MUST_BE_USED.is_set(umr) && mkey.free {
+            return Err(of_key(Rule::InState("in use")));
+        }
+        let frees = self.has(mask::FREE) && mkc::FREE.is_set(context);
+        if frees && CHECK_QPN.is_set(umr) {
+            // Drivers invalidate a window of type 2 thus, and bind it to a length of 0, which
+            // the specification forbids; only a bind has a variant.
+            if mkey.free {
+                return Err(of_key(Rule::InState("in use")));
+            }
+            let variant = mkc::MKEY_7_0.get(context);
+            if self.has(mask::KEY) && variant != 0 {
+                let what = "low byte of the key of a bind without memory";
+                return Err(Violation::new(what, variant, Rule::Zero));
+            }
+        }
+        if CHECK_QPN.is_set(umr) && ![ANY_QPN, accessor.qpn].contains(&mkey.qpn) {
+            let (what, rule) = (
+                "queue pair of the memory key",
+                Rule::Is(accessor.qpn.into()),
+            );
+            return Err(Violation::new(what, mkey.qpn, rule));
+        }
+        Ok(())
+    }
+
+    /// Returns the key's protection domain after the change.
+    fn pd(&self, mkey: &Mkey) -> u32 {
+        match self.has(mask::PD) {
+            true => mkc::PD.get(self.context),
+            false => mkey.pd,
+        }
+    }
+
+    /// Returns the key's rights after the change.
+    fn rights(&self, mkey: &Mkey) -> Rights {
+        let new = super::mkey::rights(self.context);
+        let mut rights = mkey.rights;
+        for (bit, right) in [
+            (mask::LOCAL_READ, Rights::LOCAL_READ),
+            (mask::LOCAL_WRITE, Rights::LOCAL_WRITE),
+            (mask::REMOTE_READ, Rights::REMOTE_READ),
+            (mask::REMOTE_WRITE, Rights::REMOTE_WRITE),
+            (mask::ATOMIC, Rights::ATOMIC),
+        ] {
+            if self.has(bit) {
+                rights = Rights(rights.0 & !right.0 | new.0 & right.0);
+            }
+        }
+        rights
+    }
+
+    /// Returns the part of the key's list that `units` entries replace.
+    fn replaced_range(&self, units: usize) -> ReplacedRange {
+        let umr = self.umr;
+        let offset = match TRANSLATION_OFFSET_EN.is_set(umr) {
+            true => OFFSET.get(umr) as usize | (OFFSET_HIGH.get(umr) as usize) << 16,
+            false => 0,
+        };
+        ReplacedRange {
+            units,
+            offset,
+            whole: offset == 0 && self.has(mask::LENGTH),
+        }
+    }
+
+    /// Changes the fields that no other field depends on.
+    fn apply(&self, mkey: &mut Mkey) {
+        let context = self.context;
+        if self.has(mask::SIGNATURE_ERROR) {
+            mkey.awaited_error = mkc::EXPECTED_SIGERR_COUNT.get(context);
+        }
+        if self.has(mask::FREE) {
+            mkey.free = mkc::FREE.is_set(context);
+        }
+        if self.has(mask::LENGTH) {
+            mkey.length = get64(context, mkc::LEN);
+            mkey.length64 = mkc::LENGTH64.is_set(context);
+        }
+        if self.has(mask::START) {
+            mkey.start = get64(context, mkc::START_ADDR);
+        }
+        if self.has(mask::QPN) {
+            mkey.qpn = mkc::QPN.get(context);
+        }
+        if self.has(mask::KEY) {
+            mkey.variant = mkc::MKEY_7_0.get(context) as u8;
+        }
     }
 }
 

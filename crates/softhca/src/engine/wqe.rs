@@ -364,7 +364,6 @@ pub fn parse_send(bytes: &[u8], context: &WqeContext) -> SendWqe {
 }
 
 fn parse_segments(work: &mut SendWqe, bytes: &[u8], context: &WqeContext) -> Result<(), Violation> {
-    let refuse_opcode = |rule| Violation::new("opcode", work.opcode, rule);
     if context.strict {
         check_reserved_bits(work.opcode, bytes, context.service)?;
     }
@@ -385,18 +384,44 @@ fn parse_segments(work: &mut SendWqe, bytes: &[u8], context: &WqeContext) -> Res
             | opcode::MMO
     ) {
         if context.service == Service::Ud {
-            return Err(refuse_opcode(Rule::OneOf(&DATAGRAM_OPCODES)));
+            return Err(refused_opcode(work, Rule::OneOf(&DATAGRAM_OPCODES)));
         }
         work.local.inline = bytes.to_vec();
         return Ok(());
     }
-    match context.service {
+    parse_destination(work, &mut rest, context.service)?;
+    work.operation = operation(work, context.service)?;
+    parse_remote(work, &mut rest, context.strict)?;
+    let length = parse_data(work, &mut rest)?;
+    work.length = match work.operation {
+        Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => 8,
+        _ => u32::try_from(length).map_err(|_| {
+            let limit = Rule::AtMost(u32::MAX.into());
+            Violation::new("length of the message", length, limit)
+        })?,
+    };
+    Ok(())
+}
+
+#[cold]
+fn refused_opcode(work: &SendWqe, rule: Rule) -> Violation {
+    Violation::new("opcode", work.opcode, rule)
+}
+
+/// Parses the segment that names the destination, for services that have one.
+#[inline]
+fn parse_destination(
+    work: &mut SendWqe,
+    rest: &mut WqeReader<'_>,
+    service: Service,
+) -> Result<(), Violation> {
+    match service {
         Service::XrcInitiator => {
             let segment = rest.take(SEGMENT)?;
             work.xrc_srqn = get32(segment, 0) & 0xff_ffff;
         }
         Service::XrcTarget | Service::DcTarget => {
-            return Err(refuse_opcode(Rule::Without("a target")));
+            return Err(refused_opcode(work, Rule::Without("a target")));
         }
         Service::Ud => {
             let av = rest.take(AV)?;
@@ -412,25 +437,42 @@ fn parse_segments(work: &mut SendWqe, bytes: &[u8], context: &WqeContext) -> Res
         }
         Service::Rc | Service::Uc => {}
     }
-    let unreliable = matches!(context.service, Service::Uc | Service::Ud);
-    work.operation = match work.opcode {
+    Ok(())
+}
+
+/// Returns the operation of a work request that is sent. The operands of atomics follow.
+#[inline]
+fn operation(work: &SendWqe, service: Service) -> Result<Operation, Violation> {
+    let unreliable = matches!(service, Service::Uc | Service::Ud);
+    Ok(match work.opcode {
         opcode::SEND => Operation::Send,
         opcode::SEND_IMM => Operation::SendImm,
         opcode::SEND_INVALIDATE if !unreliable => Operation::SendInvalidate,
-        _ if context.service == Service::Ud => {
-            return Err(refuse_opcode(Rule::OneOf(&DATAGRAM_OPCODES)));
+        _ if service == Service::Ud => {
+            return Err(refused_opcode(work, Rule::OneOf(&DATAGRAM_OPCODES)));
         }
         opcode::RDMA_WRITE => Operation::Write,
         opcode::RDMA_WRITE_IMM => Operation::WriteImm,
-        _ if unreliable => return Err(refuse_opcode(Rule::OneOf(&UNRELIABLE_OPCODES))),
+        _ if unreliable => {
+            return Err(refused_opcode(work, Rule::OneOf(&UNRELIABLE_OPCODES)));
+        }
         opcode::RDMA_READ => Operation::Read,
         opcode::FETCH_ADD => Operation::FetchAdd { add: 0 },
         opcode::COMPARE_SWAP => Operation::CompareSwap {
             compare: 0,
             swap: 0,
         },
-        _ => return Err(refuse_opcode(Rule::Known)),
-    };
+        _ => return Err(refused_opcode(work, Rule::Known)),
+    })
+}
+
+/// Parses the remote address, and the operands of an atomic.
+#[inline]
+fn parse_remote(
+    work: &mut SendWqe,
+    rest: &mut WqeReader<'_>,
+    strict: bool,
+) -> Result<(), Violation> {
     if matches!(
         work.operation,
         Operation::Write
@@ -443,7 +485,7 @@ fn parse_segments(work: &mut SendWqe, bytes: &[u8], context: &WqeContext) -> Res
         work.va = get64(remote, 0);
         work.rkey = get32(remote, 8);
         let reserved = get32(remote, 12);
-        if context.strict && reserved != 0 {
+        if strict && reserved != 0 {
             let what = "reserved word of the remote address segment";
             return Err(Violation::new(what, reserved, Rule::Zero));
         }
@@ -457,6 +499,12 @@ fn parse_segments(work: &mut SendWqe, bytes: &[u8], context: &WqeContext) -> Res
         }
         _ => {}
     }
+    Ok(())
+}
+
+/// Parses the scatter/gather list or the inline data. Returns the length of the data.
+#[inline]
+fn parse_data(work: &mut SendWqe, rest: &mut WqeReader<'_>) -> Result<u64, Violation> {
     let mut length = 0u64;
     while !rest.0.is_empty() {
         let first = get32(rest.0, 0);
@@ -482,14 +530,7 @@ fn parse_segments(work: &mut SendWqe, bytes: &[u8], context: &WqeContext) -> Res
             work.local.segments.push(segment);
         }
     }
-    work.length = match work.operation {
-        Operation::FetchAdd { .. } | Operation::CompareSwap { .. } => 8,
-        _ => u32::try_from(length).map_err(|_| {
-            let limit = Rule::AtMost(u32::MAX.into());
-            Violation::new("length of the message", length, limit)
-        })?,
-    };
-    Ok(())
+    Ok(length)
 }
 
 /// Creates the violation of a work request that is shorter than `least` bytes.
