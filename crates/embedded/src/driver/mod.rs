@@ -5,6 +5,7 @@
 pub mod cause;
 pub(crate) mod command;
 pub(crate) mod counters;
+pub(crate) mod cq;
 pub(crate) mod data;
 pub(crate) mod descriptors;
 pub(crate) mod device_memory;
@@ -31,6 +32,7 @@ pub(crate) mod queues;
 pub(crate) mod region;
 pub(crate) mod request;
 pub(crate) mod spec;
+pub(crate) mod srq;
 pub(crate) mod state;
 pub(crate) mod subscriptions;
 pub(crate) mod watch;

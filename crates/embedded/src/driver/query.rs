@@ -26,8 +26,9 @@ use crate::driver::cause::{Class, Result, at_most, invalid, is, refuse, require}
 use crate::driver::command::{Input, run};
 use crate::driver::files::MEMORY_PAGES;
 use crate::driver::gids::{mac_of, multicast_mac};
-use crate::driver::queues::{LOG_MAX_STREAMS, MAX_TAGS};
+use crate::driver::queues::LOG_MAX_STREAMS;
 use crate::driver::request::Request;
+use crate::driver::srq::MAX_TAGS;
 use crate::driver::state::State;
 use crate::driver::work_queue::{HASH_FIELDS, LOG_MAX_TABLE, STRIDE_BYTES, STRIDES_PER_RECEIVE};
 use crate::driver::writes::LONGEST_PERIOD;

@@ -1,47 +1,36 @@
-//! Creation of queues (completion queues, queue pairs, shared receive queues),
-//! and destruction of objects in the device.
+//! Creation of queue pairs with queues of their own, and what all queues share: their memory,
+//! and checks of their sizes.
 
 use std::mem::offset_of;
 use std::ops::Deref;
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
 
 use mlx5_abi::{
-    CQ_FLAG_CQE_128B_PAD, CQ_FLAG_REAL_TIME_TS, CQ_FLAG_UAR_PAGE_INDEX, CreateCq, CreateCqResp,
-    CreateQp, CreateQpResp, CreateSrq, CreateSrqResp, DciStreams, QP_FLAG_ALLOW_SCATTER_CQE,
-    QP_FLAG_DCI_STREAM, QP_FLAG_SCATTER_CQE, QP_FLAG_TIR_ALLOW_SELF_LB_MC,
-    QP_FLAG_TIR_ALLOW_SELF_LB_UC, QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
-    SRQ_FLAG_SIGNATURE, mini_format,
+    CreateQp, CreateQpResp, DciStreams, QP_FLAG_ALLOW_SCATTER_CQE, QP_FLAG_DCI_STREAM,
+    QP_FLAG_SCATTER_CQE, QP_FLAG_TIR_ALLOW_SELF_LB_MC, QP_FLAG_TIR_ALLOW_SELF_LB_UC,
+    QP_FLAG_TYPE_DCI, QP_FLAG_TYPE_DCT, QP_FLAG_UAR_PAGE_INDEX,
 };
-use roce::bits::Field;
 use softhca::command::opcode as op;
 use softhca::layout::qpc::{rq_type, scatter, st};
-use softhca::layout::{PAGE_LIST, arm_rq, cqc, header, qpc, rmpc, rqc, wq, xrc_srqc, xrqc};
+use softhca::layout::{PAGE_LIST, qpc, rmpc};
 use softhca::rule::Rule;
 use uverbs::abi::ids::*;
 use uverbs::abi::verbs::QpCap;
-use uverbs::abi::write::{DestroyCqResp, ResizeCq, ResizeCqResp};
 use uverbs::{QpCreateFlags, QpType};
 
 use crate::driver::cause::{
-    Class, Result, at_most, between, invalid, is, known_bits, memory, refuse, require,
-    require_support, supported_bits, unsupported,
+    Result, at_most, between, invalid, is, known_bits, memory, require, require_support,
+    supported_bits, unsupported,
 };
-use crate::driver::command::{Input, NUMBER, make, run};
-use crate::driver::descriptors::ObjectChange;
+use crate::driver::command::{Input, make};
 use crate::driver::event::EventCounter;
-use crate::driver::object::{
-    Cq, Created, Events, MemoryRange, Object, ObjectData, Qp, Srq, SrqKind, Summary,
-};
+use crate::driver::object::{Events, MemoryRange, Object, Qp, SrqKind};
 use crate::driver::request::Request;
-use crate::driver::state::{State, VECTORS};
+use crate::driver::state::State;
 use crate::user::{Access, fault_in};
 
 /// Bytes of a queue's doorbell records.
 const RECORDS: u64 = 8;
-
-/// Maximum number of entries of a completion queue, as a logarithm.
-const MAX_LOG_CQ_SIZE: u32 = 22;
 
 /// `MLX5_IB_INVALID_BFREG`: in answers, the register is one of such a UAR.
 pub(crate) const NO_REGISTER: u32 = 1 << 31;
@@ -67,15 +56,6 @@ pub(crate) const SEND_BLOCK: u64 = 64;
 /// Offset of the work queue in commands on a receive memory pool, a receive queue or a send
 /// queue.
 pub(crate) const WQ: usize = rmpc::AT + rmpc::WQ;
-
-/// Maximum number of tags in the list of a shared receive queue.
-pub(crate) const MAX_TAGS: u32 = 127;
-/// Values of `ib_uverbs_srq_type`.
-const SRQ_BASIC: u64 = 0;
-const SRQ_XRC: u64 = 1;
-const SRQ_TAGS: u64 = 2;
-/// Bytes of the header of an entry, and of each element of its list.
-const SEGMENT: u32 = 16;
 
 /// Returns the creation flags of a queue pair.
 ///
@@ -297,91 +277,6 @@ impl QpRequest {
     }
 }
 
-impl ObjectData for Cq {
-    fn kind(&self) -> u16 {
-        OBJECT_CQ
-    }
-
-    fn creation(&self) -> Option<ObjectChange> {
-        let number = self.number;
-        Some(ObjectChange::CompletionQueueCreated { number })
-    }
-
-    fn summary(&self) -> Summary {
-        Summary {
-            name: "completion queue",
-            number: self.number,
-            length: 0,
-        }
-    }
-
-    fn number(&self) -> Option<u32> {
-        Some(self.number)
-    }
-
-    fn events(&self) -> Option<&Events> {
-        Some(&self.events)
-    }
-
-    fn represents(&self, object: Created) -> bool {
-        object == Created::new(op::CREATE_CQ, self.number)
-    }
-
-    fn destroy(&mut self, state: &mut State) -> Result<()> {
-        state.destroy_number(op::DESTROY_CQ, self.number)?;
-        state.watch.remove_arm(self.number);
-        Ok(())
-    }
-
-    fn release(&self, _: &mut State, _: RawFd, _: u32) {
-        if let Some(channel) = &self.channel {
-            channel.forget(&self.completions);
-        }
-    }
-
-    fn report(&self, request: &mut Request) {
-        let counts = DestroyCqResp {
-            comp_events_reported: self.completions.load(Ordering::Relaxed),
-            async_events_reported: self.events.reported.load(Ordering::Relaxed),
-        };
-        request.answer(ATTR_DESTROY_CQ_RESP, &counts);
-    }
-}
-
-impl ObjectData for Srq {
-    fn kind(&self) -> u16 {
-        OBJECT_SRQ
-    }
-
-    fn summary(&self) -> Summary {
-        Summary {
-            name: "shared receive queue",
-            number: self.number,
-            length: 0,
-        }
-    }
-
-    fn number(&self) -> Option<u32> {
-        Some(self.number)
-    }
-
-    fn events(&self) -> Option<&Events> {
-        Some(&self.events)
-    }
-
-    fn represents(&self, object: Created) -> bool {
-        object == Created::new(self.kind.create_opcode(), self.number)
-    }
-
-    fn destroy(&mut self, state: &mut State) -> Result<()> {
-        state.destroy_number(self.kind.destroy_opcode(), self.number)
-    }
-
-    fn report(&self, request: &mut Request) {
-        self.events.report(request, ATTR_DESTROY_SRQ_RESP);
-    }
-}
-
 impl State {
     /// Creates a queue in the device, and grants access to the queue's memory.
     ///
@@ -424,161 +319,6 @@ impl State {
             file: self.event_file(request, id),
             reported: EventCounter::default(),
         }
-    }
-
-    /// # Safety
-    /// As for [`State::execute`].
-    pub(crate) unsafe fn create_cq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        /// The first version of the structure.
-        const MIN_LENGTH: usize = offset_of!(CreateCq, flags);
-        const KNOWN: u16 = CQ_FLAG_CQE_128B_PAD | CQ_FLAG_UAR_PAGE_INDEX | CQ_FLAG_REAL_TIME_TS;
-        /// The answer ends with the number.
-        const ANSWER: usize = offset_of!(CreateCqResp, reserved);
-        const TIMESTAMPS: u32 = 1 << 0;
-        const IGNORE_OVERRUN: u32 = 1 << 1;
-        check_driver_length(request, MIN_LENGTH)?;
-        request.check_driver_output(ANSWER)?;
-        let driver: CreateCq = request.driver();
-        let (entry, flags) = (driver.cqe_size, driver.flags);
-        known_bits("driver flags", flags, KNOWN.into())?;
-        require(
-            matches!(entry, 64 | 128),
-            "cqe_size",
-            entry,
-            Rule::OneOf(&[64, 128]),
-        )?;
-        is("reserved0", driver.reserved0, 0)?;
-        is("reserved1", driver.reserved1, 0)?;
-        let uar = match flags & CQ_FLAG_UAR_PAGE_INDEX != 0 {
-            true => self.check_uar(fd, driver.uar_page_index.into())?,
-            false => self.default_uar(fd)?,
-        };
-        let compressed = driver.cqe_comp_en == 1;
-        let format = match driver.cqe_comp_res_format {
-            _ if !compressed => 0,
-            mini_format::HASH => 0,
-            mini_format::CSUM => 1,
-            format @ mini_format::CSUM_STRIDX => {
-                return unsupported("cqe_comp_res_format", format, Rule::Supported);
-            }
-            format => return invalid("cqe_comp_res_format", format, Rule::Known),
-        };
-        let real_time = flags & CQ_FLAG_REAL_TIME_TS != 0;
-        let entry_size = match (entry, flags & CQ_FLAG_CQE_128B_PAD != 0) {
-            (64, false) => 0,
-            (128, false) => 1,
-            (128, true) => 2,
-            _ => return unsupported("cqe_size with padding", entry, Rule::Is(128)),
-        };
-        let vector: u32 = request.value(ATTR_CREATE_CQ_COMP_VECTOR)?;
-        at_most("comp_vector", vector, u64::from(VECTORS) - 1)?;
-        // As in the driver: one more than requested, rounded up to a power of
-        // two.
-        let requested: u32 = request.value(ATTR_CREATE_CQ_CQE)?;
-        between("cqe", requested, (1, (1 << MAX_LOG_CQ_SIZE) - 1))?;
-        let log_size = (requested + 1).next_power_of_two().ilog2();
-        let flags = request.flags(ATTR_CREATE_CQ_FLAGS, TIMESTAMPS | IGNORE_OVERRUN)?;
-        let channel = self.event_file(request, ATTR_CREATE_CQ_COMP_CHANNEL);
-        let user_handle = request.value(ATTR_CREATE_CQ_USER_HANDLE)?;
-        let events = self.events(request, user_handle, ATTR_CREATE_CQ_EVENT_FD);
-        let addresses = QueueAddresses {
-            entries: driver.buf_addr,
-            records: driver.db_addr,
-        };
-        let bytes = u64::from(entry) << log_size;
-        let input = Input::new(op::CREATE_CQ, PAGE_LIST + 8)
-            .by(self.uid(fd))
-            .fields(
-                cqc::AT,
-                [
-                    (cqc::CQE_SZ, entry_size),
-                    (cqc::OI, u32::from(flags & IGNORE_OVERRUN != 0)),
-                    (cqc::CQE_COMPRESSION_EN, compressed.into()),
-                    (cqc::MINI_CQE_RES_FORMAT, format),
-                    (cqc::LOG_CQ_SIZE, log_size),
-                    (cqc::UAR_PAGE, uar),
-                    (cqc::C_EQN, self.event_queue(vector)),
-                ],
-            )
-            .long(cqc::AT + cqc::DBR_ADDR, addresses.records)
-            .pages(
-                (cqc::LOG_PAGE_SIZE.at(cqc::AT), cqc::PAGE_OFFSET.at(cqc::AT)),
-                (addresses.entries, bytes),
-            )?;
-        let ranges = addresses.ranges(bytes)?;
-        // SAFETY: guaranteed by the caller.
-        let number = unsafe { self.create_with_memory(&ranges, &input) }?;
-        // SAFETY: the doorbell records stay valid until the queue is destroyed,
-        // which also ends watching them.
-        unsafe { self.watch.add_arm(number, addresses.records) };
-        let cq = Cq {
-            number,
-            cqe: (1 << log_size) - 1,
-            entry,
-            entry_size,
-            real_time,
-            channel,
-            completions: EventCounter::default(),
-            events,
-        };
-        let handle = self.objects.insert(Object::new(fd, cq).with_memory(ranges));
-        request.queue_created(user_handle);
-        request.set_handle(ATTR_CREATE_CQ_HANDLE, handle);
-        request.answer(ATTR_CREATE_CQ_RESP_CQE, &((1u32 << log_size) - 1));
-        let answer = CreateCqResp {
-            cqn: number,
-            reserved: 0,
-        };
-        request.driver_answer_until(&answer, ANSWER);
-        Ok(())
-    }
-
-    /// Moves the completion queue to another buffer.
-    ///
-    /// # Safety
-    /// As for [`State::execute`].
-    pub(crate) unsafe fn resize_cq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        let requested: ResizeCq = request.core()?;
-        let cq = self.objects.cq(fd, requested.cq_handle)?;
-        between("cqe", requested.cqe, (1, (1 << MAX_LOG_CQ_SIZE) - 1))?;
-        let log_size = (requested.cqe + 1).next_power_of_two().ilog2();
-        let cqe = (1 << log_size) - 1;
-        if cqe != cq.cqe {
-            let driver: mlx5_abi::ResizeCq = request.driver();
-            let entries = driver.buf_addr;
-            match request.driver_length() {
-                0 => return refuse(Class::Fault, "driver input", 0u32, Rule::Present),
-                _ => check_driver_length(request, size_of_val(&driver))?,
-            }
-            let (number, entry, entry_size) = (cq.number, cq.entry, cq.entry_size);
-            // The size of an entry must not change.
-            is("cqe_size", driver.cqe_size, entry.into())?;
-            is("reserved0", driver.reserved0, 0)?;
-            is("reserved1", driver.reserved1, 0)?;
-            let bytes = u64::from(entry) << log_size;
-            let input = Input::new(op::MODIFY_CQ, PAGE_LIST + 8)
-                .set(header::OP_MOD, cqc::OP_MOD_RESIZE)
-                .set(NUMBER, number)
-                .fields(
-                    cqc::AT,
-                    [(cqc::CQE_SZ, entry_size), (cqc::LOG_CQ_SIZE, log_size)],
-                )
-                .pages(
-                    (cqc::LOG_PAGE_SIZE.at(cqc::AT), cqc::PAGE_OFFSET.at(cqc::AT)),
-                    (entries, bytes),
-                )?;
-            // SAFETY: guaranteed by the caller.
-            unsafe { self.create_with_memory(&[(entries, bytes)], &input) }?;
-            if let Some(old) = self
-                .objects
-                .replace_memory(requested.cq_handle, (entries, bytes))
-            {
-                self.hca.platform_mut().revoke(old.0, old.1);
-            }
-            self.objects.cq_mut(fd, requested.cq_handle)?.cqe = cqe;
-        }
-        request.core_answer(&ResizeCqResp { cqe, reserved: 0 });
-        Ok(())
     }
 
     /// # Safety
@@ -835,171 +575,5 @@ impl State {
         request.answer_struct(ATTR_CREATE_QP_RESP_CAP, &cap);
         request.answer(ATTR_CREATE_QP_RESP_QP_NUM, &number);
         request.driver_answer(&driver);
-    }
-
-    /// # Safety
-    /// As for [`State::execute`].
-    pub(crate) unsafe fn create_srq(&mut self, fd: RawFd, request: &mut Request) -> Result<()> {
-        /// Of the version with a user index.
-        const INDEX_LENGTH: usize = offset_of!(CreateSrq, reserved1);
-        let kind = match request.constant(ATTR_CREATE_SRQ_TYPE)? {
-            SRQ_BASIC => SrqKind::Basic,
-            SRQ_XRC => SrqKind::Xrc,
-            SRQ_TAGS => SrqKind::Tags,
-            other => return invalid("srq_type", other, Rule::AtMost(SRQ_TAGS)),
-        };
-        let has_cq = kind != SrqKind::Basic;
-        let driver: CreateSrq = request.driver();
-        is("reserved0", driver.reserved0, 0)?;
-        is("reserved1", driver.reserved1, 0)?;
-        let (known, length) = (size_of_val(&driver), request.driver_length());
-        let what = "length of the driver input";
-        let is_known = request.driver_is_cleared(known);
-        require(is_known, what, length, Rule::AtMost(known as u64))?;
-        let flags = driver.flags;
-        let has_no_signature = flags & SRQ_FLAG_SIGNATURE == 0;
-        require(has_no_signature, "driver flags", flags, Rule::Supported)?;
-        let user_index = driver.uidx;
-        if has_cq {
-            check_driver_length(request, INDEX_LENGTH)?;
-            check_user_index(user_index)?;
-        }
-        let max_wr: u32 = request.value(ATTR_CREATE_SRQ_MAX_WR)?;
-        let max_sge: u32 = request.value(ATTR_CREATE_SRQ_MAX_SGE)?;
-        // As in the driver: one entry more than requested, and 16 bytes per
-        // entry more than its list.
-        at_most("max_wr", max_wr, u64::from(MAX_QUEUE_ENTRIES) - 1)?;
-        at_most("max_sge", max_sge, 31)?;
-        let entries = (max_wr + 1).next_power_of_two();
-        let entry = (SEGMENT + max_sge * SEGMENT)
-            .next_power_of_two()
-            .max(2 * SEGMENT);
-        let most = 1 << *LOG_STRIDES.end();
-        at_most("bytes of an entry", entry, most)?;
-        let pd = request.handle(ATTR_CREATE_SRQ_PD_HANDLE)?;
-        let user_handle = request.value(ATTR_CREATE_SRQ_USER_HANDLE)?;
-        let events = self.events(request, user_handle, ATTR_CREATE_SRQ_EVENT_FD);
-        let addresses = QueueAddresses {
-            entries: driver.buf_addr,
-            records: driver.db_addr,
-        };
-        let bytes = u64::from(entries) * u64::from(entry);
-        let pd_number = self.objects.pd(fd, pd)?;
-        let mut dependencies = vec![pd];
-        let mut cq_number = 0;
-        if has_cq {
-            let cq = request.handle(ATTR_CREATE_SRQ_CQ_HANDLE)?;
-            cq_number = self.objects.cq(fd, cq)?.number;
-            dependencies.push(cq);
-        }
-        let offset = match kind {
-            SrqKind::Tags => xrqc::PAGE_LIST_SHIFT,
-            _ => 0,
-        };
-        let input = Input::new(kind.create_opcode(), PAGE_LIST + 8 + offset).by(self.uid(fd));
-        let input = match kind {
-            SrqKind::Xrc => {
-                let xrcd = request.handle(ATTR_CREATE_SRQ_XRCD_HANDLE)?;
-                dependencies.push(xrcd);
-                input
-                    .fields(
-                        xrc_srqc::AT,
-                        [
-                            (xrc_srqc::LOG_XRC_SRQ_SIZE, entries.ilog2()),
-                            (xrc_srqc::LOG_RQ_STRIDE, entry.ilog2() - 4),
-                            (xrc_srqc::XRCD, self.objects.xrcd(fd, xrcd)?.number),
-                            (xrc_srqc::CQN, cq_number),
-                            (xrc_srqc::USER_INDEX, user_index),
-                            (xrc_srqc::PD, pd_number),
-                        ],
-                    )
-                    .long(xrc_srqc::AT + xrc_srqc::DB_RECORD_ADDR, addresses.records)
-            }
-            SrqKind::Basic | SrqKind::Tags => input
-                .set(wq::PD.at(WQ + offset), pd_number)
-                .set(wq::LOG_WQ_STRIDE.at(WQ + offset), entry.ilog2())
-                .set(wq::LOG_WQ_SZ.at(WQ + offset), entries.ilog2())
-                .long(WQ + wq::DBR_ADDR + offset, addresses.records),
-        };
-        let input = match kind {
-            SrqKind::Basic => input.set(rmpc::STATE.at(rmpc::AT), rqc::state::RDY),
-            SrqKind::Xrc => input,
-            SrqKind::Tags => {
-                let id = ATTR_CREATE_SRQ_MAX_NUM_TAGS;
-                if !request.has(id) {
-                    return refuse(Class::NotFound, "attribute", id, Rule::Present);
-                }
-                let tags: u32 = request.value(ATTR_CREATE_SRQ_MAX_NUM_TAGS)?;
-                at_most("max_num_tags", tags, MAX_TAGS.into())?;
-                input.fields(
-                    xrqc::AT,
-                    [
-                        (xrqc::TOPOLOGY, xrqc::TOPOLOGY_TAG_MATCHING),
-                        (xrqc::OFFLOAD, xrqc::OFFLOAD_RNDV),
-                        (xrqc::USER_INDEX, user_index),
-                        (xrqc::CQN, cq_number),
-                        (xrqc::LOG_MATCHING_LIST_SZ, u32::BITS - tags.leading_zeros()),
-                    ],
-                )
-            }
-        };
-        let fields = match kind {
-            SrqKind::Xrc => (
-                xrc_srqc::LOG_PAGE_SIZE.at(xrc_srqc::AT),
-                xrc_srqc::PAGE_OFFSET.at(xrc_srqc::AT),
-            ),
-            _ => (
-                wq::LOG_WQ_PG_SZ.at(WQ + offset),
-                wq::PAGE_OFFSET.at(WQ + offset),
-            ),
-        };
-        let input = input.pages_at(PAGE_LIST + offset, fields, (addresses.entries, bytes))?;
-        let ranges = addresses.ranges(bytes)?;
-        // SAFETY: guaranteed by the caller.
-        let number = unsafe { self.create_with_memory(&ranges, &input) }?;
-        let srq = Srq {
-            number,
-            max_wr: entries - 1,
-            max_sge: entry / SEGMENT - 1,
-            kind,
-            events,
-        };
-        let answers = (srq.max_wr, srq.max_sge);
-        let handle = self
-            .objects
-            .insert(Object::new(fd, srq).using(dependencies).with_memory(ranges));
-        request.set_handle(ATTR_CREATE_SRQ_HANDLE, handle);
-        request.answer(ATTR_CREATE_SRQ_RESP_MAX_WR, &answers.0);
-        request.answer(ATTR_CREATE_SRQ_RESP_MAX_SGE, &answers.1);
-        if kind == SrqKind::Xrc {
-            request.answer(ATTR_CREATE_SRQ_RESP_SRQ_NUM, &number);
-        }
-        request.driver_answer(&CreateSrqResp {
-            srqn: number,
-            reserved: 0,
-        });
-        Ok(())
-    }
-
-    /// Requests an event when fewer receives than `limit` are left.
-    pub(crate) fn arm_srq(&mut self, number: u32, kind: SrqKind, limit: u32) -> Result<()> {
-        let opcode = match kind {
-            SrqKind::Xrc => op::ARM_XRC_SRQ,
-            SrqKind::Basic | SrqKind::Tags => op::ARM_RQ,
-        };
-        let input = Input::about(opcode, number).set(arm_rq::LWM, limit);
-        run(&mut self.hca, &input, 16).map(drop)
-    }
-
-    /// Returns the armed limit, or 0.
-    pub(crate) fn srq_limit(&mut self, number: u32, kind: SrqKind) -> Result<u32> {
-        const LIMIT: Field = wq::LWM.at(WQ);
-        let (opcode, limit) = match kind {
-            SrqKind::Basic => (op::QUERY_RMP, LIMIT),
-            SrqKind::Xrc => (op::QUERY_XRC_SRQ, xrc_srqc::LWM.at(xrc_srqc::AT)),
-            SrqKind::Tags => (op::QUERY_XRQ, LIMIT.at(xrqc::PAGE_LIST_SHIFT)),
-        };
-        let input = Input::about(opcode, number);
-        run(&mut self.hca, &input, PAGE_LIST).map(|output| limit.get(&output))
     }
 }
