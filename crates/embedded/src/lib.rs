@@ -36,6 +36,7 @@ mod cm;
 mod directory;
 mod drive;
 mod driver;
+mod first_time;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod hostile;
 mod links;

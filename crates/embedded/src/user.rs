@@ -5,7 +5,7 @@
 //! is in the process, so memory is checked in the same way before it is
 //! accessed.
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use mmap_rs::MmapOptions;
 
@@ -68,19 +68,33 @@ pub(crate) unsafe fn copy_in(address: u64, length: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Returns whether the system has `MADV_POPULATE_READ`.
+fn can_populate() -> bool {
+    const UNKNOWN: u8 = 0;
+    const NO: u8 = 1;
+    const YES: u8 = 2;
+    // No `OnceLock`: a child of fork would wait forever for a thread of its parent that was
+    // about to set it.
+    static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
+    match KNOWN.load(Ordering::Relaxed) {
+        UNKNOWN => {
+            let here = 0u64;
+            let address = (&raw const here).expose_provenance() as u64;
+            let page = MmapOptions::page_size() as u64;
+            let can = advise(address / page * page, page, libc::MADV_POPULATE_READ);
+            KNOWN.store(if can { YES } else { NO }, Ordering::Relaxed);
+            can
+        }
+        known => known == YES,
+    }
+}
+
 /// Returns whether whole pages are mapped and permit the access.
 fn is_mapped(first: u64, length: u64, need: Access) -> bool {
-    static CAN_POPULATE: OnceLock<bool> = OnceLock::new();
-    let can_populate = CAN_POPULATE.get_or_init(|| {
-        let here = 0u64;
-        let address = (&raw const here).expose_provenance() as u64;
-        let page = MmapOptions::page_size() as u64;
-        advise(address / page * page, page, libc::MADV_POPULATE_READ)
-    });
     match need {
         // Linux before 5.14, and some sandboxes, can only report what is
         // mapped, not whether it is writable.
-        _ if !can_populate => {
+        _ if !can_populate() => {
             let first = std::ptr::with_exposed_provenance_mut(first as usize);
             // SAFETY: MS_ASYNC starts no I/O; the call fails if a page is not
             // mapped.

@@ -15,12 +15,12 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{FromRawFd, IntoRawFd};
 use std::os::unix::fs::FileExt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use embedded::{DoorbellGuard, Embedded, UarCounts};
+use nix::time::{ClockId, clock_gettime};
 
 use crate::fault::page_size;
 use crate::process;
@@ -238,10 +238,10 @@ fn is_traced() -> bool {
     tracer.is_some_and(|pid| pid.trim() != "0")
 }
 
-/// Returns the time since the first call.
+/// Returns the time since the system started.
 fn milliseconds() -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
-    START.get_or_init(Instant::now).elapsed().as_millis() as u64
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
+    now.as_millis() as u64
 }
 
 /// [`is_traced`], looked up at most every [`TRACER_INTERVAL`]. Without a lock, which a child of

@@ -15,6 +15,7 @@ use softhca::platform::{Clock, Interrupts, Memory, Peers, Unmapped, copy_through
 
 use crate::driver::moved::{MovedRegions, Part};
 use crate::driver::pages::{read_protected, write_protected};
+use crate::first_time::FirstTime;
 use crate::peers::PeerProcesses;
 use crate::user::{Access, fault_in};
 
@@ -153,8 +154,8 @@ impl Process {
     /// Creates a platform without any memory, with a simulated clock if it is given.
     pub(crate) fn new(clock: Option<Arc<AtomicU64>>) -> Self {
         // One for all devices, also of children of fork, which share records of the clock.
-        static BEGAN: OnceLock<Instant> = OnceLock::new();
-        let real = || Time::Real(*BEGAN.get_or_init(Instant::now));
+        static BEGAN: FirstTime = FirstTime::new();
+        let real = || Time::Real(BEGAN.get(Instant::now()));
         Self {
             ranges: Ranges::default(),
             on_demand: Ranges::default(),

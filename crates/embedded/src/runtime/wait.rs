@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 use std::{hint, ptr};
@@ -16,6 +16,7 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{Pid, gettid, pipe2, read, write};
 
 use crate::cleanup::with_cleanup;
+use crate::first_time::FirstTime;
 use crate::runtime::runner::{Runner, cap_sleep};
 use crate::scope::{in_scope, request_short_slice};
 
@@ -77,8 +78,8 @@ static CONTENTION_PERIOD: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the time since the first call.
 fn nanoseconds(at: Instant) -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
-    (at - *START.get_or_init(|| at)).as_nanos() as u64
+    static START: FirstTime = FirstTime::new();
+    (at - START.get(at)).as_nanos() as u64
 }
 
 thread_local! {
