@@ -10,7 +10,6 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, OnceLock, PoisonError, TryLockE
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use nix::sys::epoll::Epoll;
 use ring::Sleeper;
 use roce::fabric::Fabric;
 use roce::packet::Pool;
@@ -300,6 +299,117 @@ fn run_devices(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
     result
 }
 
+/// The wire of a network, and what depends on it.
+struct WireParts {
+    link: Option<Link>,
+    manager: Manager,
+    network: u16,
+    numbers: Range<usize>,
+    addresses: Option<HostAddresses>,
+    links: Option<Arc<Links>>,
+    peers: Option<Arc<dyn PeerProcesses>>,
+    reasons: Option<Arc<Reasons>>,
+}
+
+impl WireParts {
+    /// A network within the process.
+    fn alone(time: Option<&SimulatedTime>) -> Result<Self> {
+        Ok(Self {
+            link: None,
+            manager: match time {
+                // Differs from the sequence that programs draw from the same seed.
+                Some(time) => Manager::of_nodes(time.clock(), time.seed().rotate_left(32)),
+                None => Manager::new(None, Clock::Host),
+            },
+            network: match time {
+                Some(_) => 0,
+                None => random_network(),
+            },
+            numbers: 0..usize::MAX,
+            addresses: None,
+            links: None,
+            peers: None,
+            reasons: None,
+        })
+    }
+
+    /// A network of the processes that share a directory.
+    fn in_directory(directory: Arc<Directory>, fabric: &Fabric, pool: &Pool) -> Result<Self> {
+        let network = directory.id()?;
+        let links: Arc<Links> = Arc::default();
+        let mut joined = None;
+        let link = Link::new(|epoll| {
+            let mut segment = Segment::join(Arc::clone(&directory), fabric, pool.clone(), epoll)?;
+            let member = (directory, segment.number());
+            let manager = Manager::new(Some(member), Clock::Host);
+            let reasons = Reasons::of(Reach::Directory(segment.number()), &manager);
+            let agents = manager.agents();
+            segment.set_agents(agents.with(REASONS, Arc::clone(&reasons) as _));
+            segment.set_links(Arc::clone(&links));
+            let first = segment.first_device().into();
+            joined = Some((manager, reasons, first, segment.processes()));
+            Ok(Wire::Directory(Box::new(segment)))
+        })?;
+        let Some((manager, reasons, first, peers)) = joined else {
+            return refuse(libc::EINVAL);
+        };
+        Ok(Self {
+            link: Some(link),
+            manager,
+            network,
+            numbers: first..first + usize::from(MAX_DEVICES),
+            addresses: None,
+            links: Some(links),
+            peers: Some(peers),
+            reasons: Some(reasons),
+        })
+    }
+
+    /// A network of hosts, by UDP. One device has all addresses of the wire.
+    fn by_udp(ports: UdpPorts, fabric: &Fabric, pool: &Pool) -> Result<Self> {
+        let addresses = ports.addresses();
+        let (links, peers) = (ports.links(), ports.processes());
+        let own = Arc::clone(&addresses.list);
+        let manager = Manager::of_hosts(own, ports.shared(), Clock::Host);
+        let member = ports.shared().map_or(0, |it| it.member);
+        let reasons = Reasons::of(Reach::Hosts(member), &manager);
+        let agents = manager.agents();
+        let agents = agents.with(REASONS, Arc::clone(&reasons) as _);
+        let link = Link::new(|epoll| {
+            let udp = UdpWire::new(ports, agents, fabric, pool.clone(), epoll)?;
+            Ok(Wire::Udp(Box::new(udp)))
+        })?;
+        Ok(Self {
+            link: Some(link),
+            manager,
+            network: random_network(),
+            numbers: 0..1,
+            addresses: Some(addresses),
+            links: Some(links),
+            peers,
+            reasons: Some(reasons),
+        })
+    }
+}
+
+fn random_network() -> u16 {
+    RandomState::new().hash_one(()) as u16
+}
+
+/// Starts the network's thread. Returns when it has opened its files.
+fn start_thread(shared: &Arc<Shared>, drive: Drive) -> Result<JoinHandle<()>> {
+    let shared = Arc::clone(shared);
+    let ready = Arc::new(Barrier::new(2));
+    let started = Arc::clone(&ready);
+    match threads::spawn("ringverbs-hca", move || run(&shared, drive, &started)) {
+        Ok(thread) => {
+            ready.wait();
+            Ok(thread)
+        }
+        Err(error) => refuse(error.raw_os_error().unwrap_or(libc::EAGAIN)),
+    }
+}
+
 impl Runner {
     /// Creates a runner without devices.
     pub(crate) fn new(
@@ -309,67 +419,20 @@ impl Runner {
         config: WireConfig,
         time: Option<SimulatedTime>,
     ) -> Result<Arc<Self>> {
-        let mut numbers = 0..usize::MAX;
-        let mut addresses = None;
-        let mut links = None;
-        let mut peers: Option<Arc<dyn PeerProcesses>> = None;
-        let mut network = match time {
-            Some(_) => 0,
-            None => RandomState::new().hash_one(()) as u16,
-        };
-        let mut reasons = None;
-        let (manager, link) = match config {
-            WireConfig::None => {
-                let manager = match &time {
-                    // Differs from the sequence that programs draw from the same seed.
-                    Some(time) => Manager::of_nodes(time.clock(), time.seed().rotate_left(32)),
-                    None => Manager::new(None, Clock::Host),
-                };
-                (manager, None)
-            }
-            WireConfig::Directory(directory) => {
-                network = directory.id()?;
-                let mut manager = None;
-                let link = Link::new(|epoll| {
-                    let mut segment =
-                        Segment::join(Arc::clone(&directory), &fabric, pool.clone(), epoll)?;
-                    let first = segment.first_device().into();
-                    numbers = first..first + usize::from(MAX_DEVICES);
-                    let member = (directory, segment.number());
-                    let made = manager.insert(Manager::new(Some(member), Clock::Host));
-                    let own = Reach::Directory(segment.number());
-                    let own = reasons.insert(Reasons::of(own, made));
-                    segment.set_agents(made.agents().with(REASONS, Arc::clone(own) as _));
-                    peers = Some(segment.processes());
-                    segment.set_links(Arc::clone(links.insert(Arc::default())));
-                    Ok(Wire::Directory(Box::new(segment)))
-                })?;
-                let Some(manager) = manager else {
-                    return refuse(libc::EINVAL);
-                };
-                (manager, Some(link))
-            }
-            WireConfig::Udp(ports) => {
-                // One device has all addresses of the wire.
-                numbers = 0..1;
-                let own = ports.addresses();
-                links = Some(ports.links());
-                peers = ports.processes();
-                let manager = Manager::of_hosts(Arc::clone(&own.list), ports.shared(), Clock::Host);
-                let member = ports.shared().map_or(0, |it| it.member);
-                let own_reasons = reasons.insert(Reasons::of(Reach::Hosts(member), &manager));
-                let agents = manager.agents().with(REASONS, Arc::clone(own_reasons) as _);
-                addresses = Some(own);
-                let make =
-                    |epoll: &Epoll| UdpWire::new(ports, agents, &fabric, pool.clone(), epoll);
-                (
-                    manager,
-                    Some(Link::new(|epoll| {
-                        make(epoll).map(|udp| Wire::Udp(Box::new(udp)))
-                    })?),
-                )
-            }
-        };
+        let WireParts {
+            link,
+            manager,
+            network,
+            numbers,
+            addresses,
+            links,
+            peers,
+            reasons,
+        } = match config {
+            WireConfig::None => WireParts::alone(time.as_ref()),
+            WireConfig::Directory(directory) => WireParts::in_directory(directory, &fabric, &pool),
+            WireConfig::Udp(ports) => WireParts::by_udp(ports, &fabric, &pool),
+        }?;
         let nodes = (time.is_some()).then(|| Nodes::new(manager.agents(), pool.clone()));
         let shared = Arc::new(Shared {
             link,
@@ -407,20 +470,7 @@ impl Runner {
         request_short_slice();
         let thread = match drive {
             Drive::Caller => None,
-            Drive::Thread | Drive::Watch => {
-                let shared = Arc::clone(&shared);
-                let ready = Arc::new(Barrier::new(2));
-                let started = Arc::clone(&ready);
-                let run = move || run(&shared, drive, &started);
-                match threads::spawn("ringverbs-hca", run) {
-                    Ok(thread) => {
-                        // Until it has opened its files.
-                        ready.wait();
-                        Some(thread)
-                    }
-                    Err(error) => return refuse(error.raw_os_error().unwrap_or(libc::EAGAIN)),
-                }
-            }
+            Drive::Thread | Drive::Watch => Some(start_thread(&shared, drive)?),
         };
         Ok(Arc::new(Self {
             shared,
