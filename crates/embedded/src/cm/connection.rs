@@ -16,7 +16,7 @@ const ANSWER_LINGER: Duration = Duration::from_secs(30);
 /// State of a connection (12.9.7); those of an MRA are not told apart. An id that has no
 /// connection is idle or listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ConnectionState {
     ReqSent,
     ReqRcvd,
     RepSent,
@@ -30,7 +30,7 @@ pub(super) enum State {
     SidrReqRcvd,
 }
 
-impl State {
+impl ConnectionState {
     /// Returns the name that the specification gives it.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -84,7 +84,7 @@ pub(super) enum Bound {
 /// A connection, or a request for a datagram service.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) state: State,
+    pub(super) state: ConnectionState,
     /// An id waits for its events.
     pub(super) has_id: bool,
     pub(super) ends: Ends,
@@ -114,7 +114,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(state: State, ends: Ends, transaction: u64, now: Duration) -> Self {
+    pub(super) fn new(state: ConnectionState, ends: Ends, transaction: u64, now: Duration) -> Self {
         Self {
             state,
             has_id: true,
@@ -152,7 +152,7 @@ impl Connection {
             message.qp_num = self.remote_qpn;
         }
         let about = match self.state {
-            State::RepRcvd => Subject::Reply,
+            ConnectionState::RepRcvd => Subject::Reply,
             _ => Subject::Request,
         };
         let mad = Mad::encode(kind, &message, &self.header(number));
@@ -163,7 +163,7 @@ impl Connection {
     }
 
     pub(super) fn establish(&mut self) {
-        self.state = State::Established;
+        self.state = ConnectionState::Established;
         (self.retry_at, self.deadline) = (None, None);
     }
 
@@ -171,13 +171,14 @@ impl Connection {
     pub(super) fn awaits(&self, subject: Option<Subject>) -> bool {
         matches!(
             (self.state, subject),
-            (State::ReqSent, Some(Subject::Request)) | (State::RepSent, Some(Subject::Reply))
+            (ConnectionState::ReqSent, Some(Subject::Request))
+                | (ConnectionState::RepSent, Some(Subject::Reply))
         )
     }
 
     /// Ends the connection, which answers retransmissions for some time.
     pub(super) fn end(&mut self, now: Duration) {
-        self.state = State::Timewait;
+        self.state = ConnectionState::Timewait;
         (self.deadline, self.request) = (None, None);
         self.retry_at = Some(now + LINGER);
     }
@@ -194,9 +195,13 @@ impl Connection {
             (kind, self.state, last),
             (
                 MessageKind::Reply,
-                State::Established,
+                ConnectionState::Established,
                 Some(Attribute::Ready)
-            ) | (MessageKind::Reply, State::Timewait, Some(Attribute::Reject))
+            ) | (
+                MessageKind::Reply,
+                ConnectionState::Timewait,
+                Some(Attribute::Reject)
+            )
         )
     }
 }

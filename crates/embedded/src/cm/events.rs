@@ -6,7 +6,7 @@ use rdmacm::{EventKind, RejectReason, SidrStatus, abi};
 use zerocopy::IntoBytes;
 
 use super::channel::QueuedEvent;
-use super::connection::State;
+use super::connection::ConnectionState;
 use super::id::{Id, Phase};
 use super::ids::{Ids, conn_param, event};
 use super::machine::Event;
@@ -72,7 +72,7 @@ impl Ids {
             }
             Event::Disconnected(status) => {
                 // The id has yet to acknowledge it.
-                if self.machine.state(connection) != Some(State::DreqRcvd) {
+                if self.machine.state(connection) != Some(ConnectionState::DreqRcvd) {
                     self.detach(number, Phase::Closed);
                 }
                 self.queue_event(number, EventKind::DISCONNECTED, status, &[]);

@@ -9,7 +9,7 @@ use roce::packet::{gid_of_ip, ip_of_gid};
 use uverbs::abi::write::{AhAttr, GlobalRoute};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
-use super::connection::State;
+use super::connection::ConnectionState;
 use super::message::Message;
 use super::ports::BoundPort;
 use crate::addresses::{AddressList, OwnGids};
@@ -229,10 +229,10 @@ impl Id {
     }
 
     /// Describes the id, with its number and the state of its connection.
-    pub(super) fn described(&self, id: u32, connection: Option<State>) -> ConnectionId {
+    pub(super) fn described(&self, id: u32, connection: Option<ConnectionState>) -> ConnectionId {
         let disconnects = matches!(
             connection,
-            Some(State::DreqSent | State::DreqRcvd | State::Timewait)
+            Some(ConnectionState::DreqSent | ConnectionState::DreqRcvd | ConnectionState::Timewait)
         );
         // `enum rdma_cm_state`.
         let state = match self.phase {

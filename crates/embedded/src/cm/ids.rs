@@ -20,7 +20,7 @@ use uverbs::{AsyncEventType, Errno};
 use zerocopy::IntoBytes;
 
 use super::channel::{Channel, QueuedEvent};
-use super::connection::{Ends, State};
+use super::connection::{ConnectionState, Ends};
 use super::id::{Id, LocalPort, Phase, QKEY, is_local, multicast_gid, unspecified_to_loopback};
 use super::machine::Machine;
 use super::message::{Message, MessageKind};
@@ -194,13 +194,13 @@ impl Ids {
     }
 
     /// Returns the state of an id's connection.
-    pub(super) fn connection_state(&self, number: u32) -> Option<State> {
+    pub(super) fn connection_state(&self, number: u32) -> Option<ConnectionState> {
         let connection = self.ids.get(&number)?.connection?;
         self.machine.state(connection)
     }
 
     /// Returns the connection of an id of a channel that is in one of `states`.
-    fn connection_in(&mut self, fd: RawFd, number: u32, states: &[State]) -> Result<u32> {
+    fn connection_in(&mut self, fd: RawFd, number: u32, states: &[ConnectionState]) -> Result<u32> {
         let connection = self.id(fd, number)?.connection;
         let state = self.connection_state(number);
         match connection.filter(|_| state.is_some_and(|it| states.contains(&it))) {
@@ -558,11 +558,11 @@ impl Ids {
     ) -> Result<()> {
         let now = self.clock.now();
         if param.valid == 0 {
-            let connection = self.connection_in(fd, number, &[State::RepRcvd])?;
+            let connection = self.connection_in(fd, number, &[ConnectionState::RepRcvd])?;
             self.machine.establish(now, connection);
             return Ok(());
         }
-        let requested = [State::ReqRcvd, State::SidrReqRcvd];
+        let requested = [ConnectionState::ReqRcvd, ConnectionState::SidrReqRcvd];
         let connection = self.connection_in(fd, number, &requested)?;
         let id = self.id(fd, number)?;
         let kind = if id.datagram {
@@ -589,7 +589,11 @@ impl Ids {
     }
 
     pub(super) fn reject(&mut self, fd: RawFd, number: u32, reason: u8, data: &[u8]) -> Result<()> {
-        let states = [State::ReqRcvd, State::SidrReqRcvd, State::RepRcvd];
+        let states = [
+            ConnectionState::ReqRcvd,
+            ConnectionState::SidrReqRcvd,
+            ConnectionState::RepRcvd,
+        ];
         let connection = self.connection_in(fd, number, &states)?;
         let consumer = RejectReason::CONSUMER_DEFINED.0;
         let reason = match i32::from(reason) {
@@ -616,7 +620,7 @@ impl Ids {
         if let Some(connection) = id.connection {
             let state = self.machine.state(connection);
             self.machine.disconnect(self.clock.now(), connection);
-            if state == Some(State::DreqRcvd) {
+            if state == Some(ConnectionState::DreqRcvd) {
                 self.detach(number, Phase::Closed);
             }
         }
@@ -629,10 +633,10 @@ impl Ids {
         if event != AsyncEventType::COMM_EST.0 || id.datagram {
             return refuse(libc::EINVAL);
         }
-        if self.connection_state(number) == Some(State::Established) {
+        if self.connection_state(number) == Some(ConnectionState::Established) {
             return refuse(libc::EISCONN);
         }
-        let connection = self.connection_in(fd, number, &[State::RepSent])?;
+        let connection = self.connection_in(fd, number, &[ConnectionState::RepSent])?;
         self.machine.notify(connection);
         Ok(())
     }

@@ -24,7 +24,7 @@ use roce::packet::gid_of_ip;
 use roce::transport::ack_wait;
 
 use super::ManagementCounters;
-use super::connection::{Bound, Connection, Ends, State};
+use super::connection::{Bound, Connection, ConnectionState, Ends};
 use super::mad::{Attribute, Mad, MadHeader, Subject};
 use super::message::{Message, MessageKind};
 use crate::management::DropCause;
@@ -188,7 +188,7 @@ impl Machine {
     }
 
     /// Returns the state of a connection; `None` if it is forgotten.
-    pub(super) fn state(&self, number: u32) -> Option<State> {
+    pub(super) fn state(&self, number: u32) -> Option<ConnectionState> {
         Some(self.connections.get(&number)?.state)
     }
 
@@ -239,7 +239,7 @@ impl Machine {
             guid: 0,
         };
         let transaction = self.random.next();
-        let mut connection = Connection::new(State::Established, ends, transaction, now);
+        let mut connection = Connection::new(ConnectionState::Established, ends, transaction, now);
         connection.remote_id = it.remote_id;
         connection.remote_qpn = it.remote_qpn;
         connection.has_id = false;
@@ -272,8 +272,8 @@ impl Machine {
     ) -> u32 {
         let number = self.number();
         let state = match kind {
-            MessageKind::ServiceRequest => State::SidrReqSent,
-            _ => State::ReqSent,
+            MessageKind::ServiceRequest => ConnectionState::SidrReqSent,
+            _ => ConnectionState::ReqSent,
         };
         let transaction = self.random.next();
         let connection = Connection::new(state, ends, transaction, now);
@@ -285,19 +285,31 @@ impl Machine {
     /// Accepts a request.
     pub(super) fn reply(&mut self, now: Duration, number: u32, message: &Message) {
         match self.state(number) {
-            Some(State::ReqRcvd) => {
-                self.send_and_wait(now, number, MessageKind::Reply, message, State::RepSent);
+            Some(ConnectionState::ReqRcvd) => {
+                self.send_and_wait(
+                    now,
+                    number,
+                    MessageKind::Reply,
+                    message,
+                    ConnectionState::RepSent,
+                );
             }
-            Some(State::SidrReqRcvd) => self.answer_service(now, number, *message),
+            Some(ConnectionState::SidrReqRcvd) => self.answer_service(now, number, *message),
             _ => {}
         }
     }
 
     /// Tells the peer that the queue pair is ready, after its reply.
     pub(super) fn establish(&mut self, now: Duration, number: u32) {
-        if self.state(number) == Some(State::RepRcvd) {
+        if self.state(number) == Some(ConnectionState::RepRcvd) {
             let ready = Message::new(MessageKind::Ready, &[]);
-            self.send(now, number, MessageKind::Ready, &ready, State::Established);
+            self.send(
+                now,
+                number,
+                MessageKind::Ready,
+                &ready,
+                ConnectionState::Established,
+            );
             self.plan_probe(now, number);
         }
     }
@@ -305,7 +317,7 @@ impl Machine {
     /// Plans the next message to the peer of an established connection, unless one is planned.
     fn plan_probe(&mut self, now: Duration, number: u32) {
         if let Some(connection) = self.connections.get_mut(&number) {
-            if self.rules.probes && connection.state == State::Established {
+            if self.rules.probes && connection.state == ConnectionState::Established {
                 connection.retry_at.get_or_insert(now + PROBE_INTERVAL);
             }
         }
@@ -315,7 +327,7 @@ impl Machine {
     /// Data of the peer have arrived, before its RTU.
     pub(super) fn notify(&mut self, number: u32) {
         if let Some(connection) = self.connections.get_mut(&number) {
-            if connection.state == State::RepSent {
+            if connection.state == ConnectionState::RepSent {
                 connection.establish();
                 self.report(number, Event::Established);
             }
@@ -326,21 +338,21 @@ impl Machine {
     /// Rejects a request or a reply.
     pub(super) fn reject(&mut self, now: Duration, number: u32, reason: u8, data: &[u8]) {
         let kind = match self.state(number) {
-            Some(State::SidrReqRcvd) => {
+            Some(ConnectionState::SidrReqRcvd) => {
                 let status = SidrStatus::REJECT.0 as u8;
                 let message = Message::rejection(MessageKind::ServiceReply, status, data);
                 return self.answer_service(now, number, message);
             }
-            Some(State::ReqRcvd | State::RepRcvd) => MessageKind::Reject,
+            Some(ConnectionState::ReqRcvd | ConnectionState::RepRcvd) => MessageKind::Reject,
             _ => return,
         };
         let message = Message::rejection(kind, reason, data);
-        self.send(now, number, kind, &message, State::Timewait);
+        self.send(now, number, kind, &message, ConnectionState::Timewait);
     }
 
     /// Rejects a request that no id has got: nobody listens, or the backlog is full.
     pub(super) fn reject_request(&mut self, now: Duration, number: u32, no_listener: bool) {
-        let service = self.state(number) == Some(State::SidrReqRcvd);
+        let service = self.state(number) == Some(ConnectionState::SidrReqRcvd);
         let reason = match (service, no_listener) {
             (false, true) => RejectReason::INVALID_SERVICE_ID.0,
             (false, false) => RejectReason::CONSUMER_DEFINED.0,
@@ -362,7 +374,7 @@ impl Machine {
 
     fn reject_for(&mut self, now: Duration, number: u32, reason: u8) {
         match self.state(number) {
-            Some(State::SidrReqRcvd) => {
+            Some(ConnectionState::SidrReqRcvd) => {
                 let message = Message::rejection(MessageKind::ServiceReply, reason, &[]);
                 self.answer_service(now, number, message);
             }
@@ -380,21 +392,21 @@ impl Machine {
             message.space = request.space;
         }
         let kind = MessageKind::ServiceReply;
-        self.send(now, number, kind, &message, State::Timewait);
+        self.send(now, number, kind, &message, ConnectionState::Timewait);
     }
 
     /// Ends a connection, or acknowledges that the peer has done so.
     pub(super) fn disconnect(&mut self, now: Duration, number: u32) {
         match self.state(number) {
-            Some(State::Established) => {
+            Some(ConnectionState::Established) => {
                 let kind = MessageKind::Disconnect;
                 let message = Message::new(kind, &[]);
-                self.send_and_wait(now, number, kind, &message, State::DreqSent);
+                self.send_and_wait(now, number, kind, &message, ConnectionState::DreqSent);
             }
-            Some(State::DreqRcvd) => {
+            Some(ConnectionState::DreqRcvd) => {
                 let kind = MessageKind::Disconnected;
                 let message = Message::new(kind, &[]);
-                self.send(now, number, kind, &message, State::Timewait);
+                self.send(now, number, kind, &message, ConnectionState::Timewait);
             }
             _ => {}
         }
@@ -409,14 +421,18 @@ impl Machine {
         connection.deadline = None;
         let rejected = RejectReason::CONSUMER_DEFINED;
         match connection.state {
-            State::SidrReqSent => return self.remove(number),
-            State::ReqSent => self.cancel(now, number, Subject::Other, RejectReason::TIMEOUT),
-            State::ReqRcvd | State::RepRcvd | State::SidrReqRcvd => {
+            ConnectionState::SidrReqSent => return self.remove(number),
+            ConnectionState::ReqSent => {
+                self.cancel(now, number, Subject::Other, RejectReason::TIMEOUT)
+            }
+            ConnectionState::ReqRcvd | ConnectionState::RepRcvd | ConnectionState::SidrReqRcvd => {
                 self.reject(now, number, rejected.0 as u8, &[]);
             }
-            State::RepSent => self.cancel(now, number, Subject::Reply, rejected),
-            State::Established | State::DreqRcvd => self.disconnect(now, number),
-            State::DreqSent | State::Timewait => {}
+            ConnectionState::RepSent => self.cancel(now, number, Subject::Reply, rejected),
+            ConnectionState::Established | ConnectionState::DreqRcvd => {
+                self.disconnect(now, number)
+            }
+            ConnectionState::DreqSent | ConnectionState::Timewait => {}
         }
         self.index(number);
     }
@@ -448,7 +464,7 @@ impl Machine {
         number: u32,
         kind: MessageKind,
         message: &Message,
-        state: State,
+        state: ConnectionState,
     ) {
         let timeout = self.response_timeout;
         let own = self.rules.own;
@@ -472,13 +488,13 @@ impl Machine {
         number: u32,
         kind: MessageKind,
         message: &Message,
-        state: State,
+        state: ConnectionState,
     ) {
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.encode(number, kind, message);
             connection.sent = now;
             (connection.state, connection.retry_at, connection.deadline) = (state, None, None);
-            if state == State::Timewait {
+            if state == ConnectionState::Timewait {
                 connection.has_id = false;
                 connection.end(now);
                 if let MessageKind::Reject | MessageKind::ServiceReply = kind {
@@ -567,7 +583,11 @@ impl Machine {
         let Peer::Host { local, remote } = connection.ends.peer else {
             return;
         };
-        let lasts = [State::RepSent, State::Established, State::DreqSent];
+        let lasts = [
+            ConnectionState::RepSent,
+            ConnectionState::Established,
+            ConnectionState::DreqSent,
+        ];
         let lasts = lasts.contains(&connection.state);
         if std::mem::replace(&mut connection.is_listed, lasts) == lasts {
             return;
@@ -618,8 +638,8 @@ impl Machine {
             return;
         };
         let bound = match connection.state {
-            State::Timewait => Bound::Ended,
-            State::ReqRcvd | State::SidrReqRcvd => Bound::Request,
+            ConnectionState::Timewait => Bound::Ended,
+            ConnectionState::ReqRcvd | ConnectionState::SidrReqRcvd => Bound::Request,
             _ => Bound::Active,
         };
         let due = [connection.retry_at, connection.deadline]
@@ -662,8 +682,8 @@ impl Machine {
         };
         let is_due = |at: Option<Duration>| at.is_some_and(|at| at <= now);
         match connection.state {
-            State::Timewait if is_due(connection.retry_at) => return self.remove(number),
-            State::DreqSent if is_due(connection.deadline) => {
+            ConnectionState::Timewait if is_due(connection.retry_at) => return self.remove(number),
+            ConnectionState::DreqSent if is_due(connection.deadline) => {
                 connection.deadline = None;
                 self.report(number, Event::Disconnected(-libc::ETIMEDOUT));
                 return self.index(number);
@@ -673,14 +693,14 @@ impl Machine {
                 return self.release(now, number);
             }
             _ if !is_due(connection.retry_at) => return,
-            State::Established => {
+            ConnectionState::Established => {
                 // The peer ignores an RTU, and repeats its own after a REP.
                 connection.sent = now;
                 connection.retry_at = None;
                 self.plan_probe(now, number);
                 return self.send_last(number);
             }
-            State::DreqRcvd => {
+            ConnectionState::DreqRcvd => {
                 // Before the program does.
                 connection.encode(
                     number,
@@ -696,7 +716,7 @@ impl Machine {
         connection.retries += 1;
         let retries = connection.retries;
         let max = self.rules.max_disconnect_retries;
-        if connection.state == State::DreqSent && max.is_some_and(|max| retries > max) {
+        if connection.state == ConnectionState::DreqSent && max.is_some_and(|max| retries > max) {
             connection.deadline = None;
             self.report(number, Event::Disconnected(0));
         }
@@ -742,7 +762,7 @@ impl Machine {
             if let Some(known) = self.connections.get_mut(&number) {
                 known.heard = now;
                 known.credit = known.credit.map(|it| it.saturating_add(CREDIT));
-                if known.state == State::Timewait {
+                if known.state == ConnectionState::Timewait {
                     known.linger(now);
                 }
             }
@@ -751,8 +771,8 @@ impl Machine {
         }
         let is_connection = mad.attribute == Attribute::Request;
         let state = match is_connection {
-            true => State::ReqRcvd,
-            false => State::SidrReqRcvd,
+            true => ConnectionState::ReqRcvd,
+            false => ConnectionState::SidrReqRcvd,
         };
         if self.requests >= MAX_REQUESTS {
             return self.drop_datagram(DropCause::Requests(MAX_REQUESTS));
@@ -813,7 +833,7 @@ impl Machine {
     /// Returns the established connection with the queue pair that a request is for.
     fn stale_connection(&self, peer: Peer, request: &Message) -> Option<u32> {
         let number = *self.by_queue_pair.get(&(peer, request.qp_num))?;
-        let is_established = self.state(number) == Some(State::Established);
+        let is_established = self.state(number) == Some(ConnectionState::Established);
         (is_established && request.qp_num != 0).then_some(number)
     }
 
@@ -835,8 +855,11 @@ impl Machine {
         let found = self.connections.get_mut(&number);
         // Addresses may be forged, so both ids must be right once the peer's is known.
         let found = found.filter(|it| {
-            let is_known =
-                it.remote_id != 0 && !matches!(it.state, State::ReqSent | State::SidrReqSent);
+            let is_known = it.remote_id != 0
+                && !matches!(
+                    it.state,
+                    ConnectionState::ReqSent | ConnectionState::SidrReqSent
+                );
             it.ends.peer == peer && (!is_known || it.remote_id == mad.sender_id())
         });
         let Some(connection) = found else {
@@ -854,7 +877,7 @@ impl Machine {
                 let state = connection.state;
                 return self.drop_not_due(number, mad, state);
             }
-            if connection.state == State::ReqSent {
+            if connection.state == ConnectionState::ReqSent {
                 connection.remote_id = mad.sender_id();
             }
             // Not the whole time, which is longer than an id waits: the answer may be lost,
@@ -868,7 +891,7 @@ impl Machine {
         self.index(number);
     }
 
-    fn drop_not_due(&mut self, id: u32, mad: &Mad, state: State) {
+    fn drop_not_due(&mut self, id: u32, mad: &Mad, state: ConnectionState) {
         self.drop_datagram(DropCause::NotDue {
             attribute: mad.attribute as u16,
             id,
@@ -908,20 +931,20 @@ impl Machine {
             return;
         };
         match (connection.state, kind) {
-            (State::ReqSent, MessageKind::Reply) => {
+            (ConnectionState::ReqSent, MessageKind::Reply) => {
                 connection.remote_id = mad.sender_id();
                 connection.remote_qpn = message.qp_num;
-                connection.state = State::RepRcvd;
+                connection.state = ConnectionState::RepRcvd;
                 (connection.retry_at, connection.deadline, connection.last) = (None, None, None);
                 self.report(number, Event::Reply(Box::new(*message)));
             }
             // Once this end is established, of a peer that has given up before the RTU arrived.
             (
-                State::ReqSent
-                | State::ReqRcvd
-                | State::RepRcvd
-                | State::RepSent
-                | State::Established,
+                ConnectionState::ReqSent
+                | ConnectionState::ReqRcvd
+                | ConnectionState::RepRcvd
+                | ConnectionState::RepSent
+                | ConnectionState::Established,
                 MessageKind::Reject,
             ) => {
                 connection.last = None;
@@ -930,20 +953,20 @@ impl Machine {
                 let reason = RejectReason(i32::from(message.reason).max(1));
                 self.report(number, Event::Rejected(reason, Some(Box::new(*message))));
             }
-            (State::RepSent, MessageKind::Ready) => {
+            (ConnectionState::RepSent, MessageKind::Ready) => {
                 connection.establish();
                 self.report(number, Event::Established);
                 self.plan_probe(now, number);
             }
             // Repeated by the peer, or after its data.
-            (State::Established, MessageKind::Ready) => {
+            (ConnectionState::Established, MessageKind::Ready) => {
                 self.counters.duplicates[mad.attribute.index()] += 1;
                 self.plan_probe(now, number);
             }
-            (State::RepSent | State::Established, MessageKind::Disconnect) => {
+            (ConnectionState::RepSent | ConnectionState::Established, MessageKind::Disconnect) => {
                 connection.transaction = mad.transaction();
-                let was_established = connection.state == State::Established;
-                connection.state = State::DreqRcvd;
+                let was_established = connection.state == ConnectionState::Established;
+                connection.state = ConnectionState::DreqRcvd;
                 (connection.last, connection.deadline) = (None, None);
                 connection.retry_at = self.rules.disconnect_delay.map(|delay| now + delay);
                 if !was_established {
@@ -952,21 +975,23 @@ impl Machine {
                 }
                 self.report(number, Event::Disconnected(0));
             }
-            (State::DreqSent, MessageKind::Disconnected) => {
+            (ConnectionState::DreqSent, MessageKind::Disconnected) => {
                 connection.last = None;
                 connection.end(now);
                 self.report(number, Event::Disconnected(0));
             }
-            (State::DreqSent | State::Timewait, MessageKind::Disconnect) => {
-                let is_repeated = connection.state == State::Timewait;
+            (ConnectionState::DreqSent | ConnectionState::Timewait, MessageKind::Disconnect) => {
+                let is_repeated = connection.state == ConnectionState::Timewait;
                 self.counters.duplicates[mad.attribute.index()] += u64::from(is_repeated);
                 self.report(number, Event::Disconnected(0));
-                self.answer_disconnect(now, number, mad.transaction(), State::Timewait);
+                self.answer_disconnect(now, number, mad.transaction(), ConnectionState::Timewait);
             }
-            (State::DreqRcvd, MessageKind::Disconnect) if self.rules.disconnect_delay.is_some() => {
-                self.answer_disconnect(now, number, mad.transaction(), State::DreqRcvd);
+            (ConnectionState::DreqRcvd, MessageKind::Disconnect)
+                if self.rules.disconnect_delay.is_some() =>
+            {
+                self.answer_disconnect(now, number, mad.transaction(), ConnectionState::DreqRcvd);
             }
-            (State::SidrReqSent, MessageKind::ServiceReply) => {
+            (ConnectionState::SidrReqSent, MessageKind::ServiceReply) => {
                 connection.last = None;
                 connection.end(now);
                 self.report(number, Event::ServiceReply(Box::new(*message)));
@@ -979,7 +1004,13 @@ impl Machine {
         }
     }
 
-    fn answer_disconnect(&mut self, now: Duration, number: u32, transaction: u64, state: State) {
+    fn answer_disconnect(
+        &mut self,
+        now: Duration,
+        number: u32,
+        transaction: u64,
+        state: ConnectionState,
+    ) {
         if let Some(connection) = self.connections.get_mut(&number) {
             connection.transaction = transaction;
         }
@@ -1011,7 +1042,10 @@ impl Machine {
     /// Ends the connections with a host that were last heard before `time`.
     pub(super) fn end_peers(&mut self, now: Duration, peer: Peer, time: Option<Duration>) {
         let has_ended = |it: &Connection| {
-            let waits = matches!(it.state, State::ReqSent | State::SidrReqSent);
+            let waits = matches!(
+                it.state,
+                ConnectionState::ReqSent | ConnectionState::SidrReqSent
+            );
             it.ends.peer == peer && !waits && time.is_none_or(|time| it.heard < time)
         };
         for number in self.numbers(has_ended) {
@@ -1041,11 +1075,14 @@ impl Machine {
         let absent = end == MemberEnd::Absent;
         let event = match connection.state {
             // As if it had been received, and nobody listened.
-            State::ReqSent if absent => Event::Rejected(RejectReason::INVALID_SERVICE_ID, None),
-            State::ReqSent | State::ReqRcvd | State::RepRcvd | State::RepSent => {
-                Event::Rejected(reason, None)
+            ConnectionState::ReqSent if absent => {
+                Event::Rejected(RejectReason::INVALID_SERVICE_ID, None)
             }
-            State::SidrReqSent => {
+            ConnectionState::ReqSent
+            | ConnectionState::ReqRcvd
+            | ConnectionState::RepRcvd
+            | ConnectionState::RepSent => Event::Rejected(reason, None),
+            ConnectionState::SidrReqSent => {
                 let status = match absent {
                     true => SidrStatus::UNSUPPORTED,
                     false => SidrStatus::REJECT,
@@ -1054,11 +1091,13 @@ impl Machine {
                 let message = Message::rejection(kind, status.0 as u8, &[]);
                 Event::ServiceReply(Box::new(message))
             }
-            State::Established | State::DreqSent => Event::Disconnected(0),
-            State::SidrReqRcvd | State::DreqRcvd | State::Timewait => return,
+            ConnectionState::Established | ConnectionState::DreqSent => Event::Disconnected(0),
+            ConnectionState::SidrReqRcvd
+            | ConnectionState::DreqRcvd
+            | ConnectionState::Timewait => return,
         };
         // For a process that has started since, and replies to a repeated request.
-        connection.last = (connection.state == State::ReqSent).then(|| {
+        connection.last = (connection.state == ConnectionState::ReqSent).then(|| {
             let reason = RejectReason::TIMEOUT.0 as u8;
             Mad::reject(&connection.header(number), Subject::Other, reason)
         });

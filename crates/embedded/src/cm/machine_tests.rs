@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rdmacm::RejectReason;
 
-use super::connection::{Ends, State};
+use super::connection::{ConnectionState, Ends};
 use super::machine::{Event, MAX_ENDED, MAX_OUTGOING, MAX_REQUESTS, Machine, Rules};
 use super::mad::{Attribute, Mad, MadHeader, Subject};
 use super::message::{Message, MessageKind};
@@ -263,8 +263,11 @@ fn messages_with_a_wrong_id_end_nothing() {
         }
     }
     assert!(side.event().is_none());
-    assert_eq!(side.machine.state(id), Some(State::Established));
-    assert_eq!(side.machine.state(requested), Some(State::ReqRcvd));
+    assert_eq!(side.machine.state(id), Some(ConnectionState::Established));
+    assert_eq!(
+        side.machine.state(requested),
+        Some(ConnectionState::ReqRcvd)
+    );
     side.receive(MessageKind::Disconnect, 7, id);
     assert!(matches!(side.event(), Some(Event::Disconnected(0))));
 }
@@ -303,7 +306,7 @@ fn a_refused_message_ends_the_connections_with_a_host() {
         assert!(matches!(event, Event::Disconnected(0)));
     }
     assert!(side.event().is_none());
-    assert_eq!(side.machine.state(late), Some(State::Established));
+    assert_eq!(side.machine.state(late), Some(ConnectionState::Established));
     // Nothing is repeated but to the peer of the late one.
     side.pass_time();
     let sent = side.sent();
@@ -489,47 +492,50 @@ fn a_reply_may_be_withdrawn_after_this_end_is_established() {
     while side.event().is_some() {}
     side.receive(MessageKind::Reject, 7, number);
     assert!(matches!(side.event(), Some(Event::Rejected(_, Some(_)))));
-    assert_eq!(side.machine.state(number), Some(State::Timewait));
+    assert_eq!(side.machine.state(number), Some(ConnectionState::Timewait));
     assert!(side.event().is_none());
 }
 
 /// The events after the end of a peer, by state, for a process of this host and another host.
 #[test]
 fn the_end_of_a_peer_is_reported_in_each_state() {
-    const STATES: [(State, bool); 8] = [
-        (State::ReqSent, true),
-        (State::ReqRcvd, true),
-        (State::RepRcvd, true),
-        (State::RepSent, true),
-        (State::Established, false),
-        (State::DreqSent, false),
-        (State::DreqRcvd, false),
-        (State::Timewait, false),
+    const STATES: [(ConnectionState, bool); 8] = [
+        (ConnectionState::ReqSent, true),
+        (ConnectionState::ReqRcvd, true),
+        (ConnectionState::RepRcvd, true),
+        (ConnectionState::RepSent, true),
+        (ConnectionState::Established, false),
+        (ConnectionState::DreqSent, false),
+        (ConnectionState::DreqRcvd, false),
+        (ConnectionState::Timewait, false),
     ];
     for of_member in [false, true] {
         for (state, rejected) in STATES {
             let mut side = Side::new();
             let number = match state {
-                State::ReqRcvd | State::RepSent => {
+                ConnectionState::ReqRcvd | ConnectionState::RepSent => {
                     side.receive(MessageKind::Request, 7, 0);
                     let number = side.requested().unwrap();
-                    if state == State::RepSent {
+                    if state == ConnectionState::RepSent {
                         side.reply(number);
                     }
                     number
                 }
                 _ => side.connect(),
             };
-            if !matches!(state, State::ReqSent | State::ReqRcvd | State::RepSent) {
+            if !matches!(
+                state,
+                ConnectionState::ReqSent | ConnectionState::ReqRcvd | ConnectionState::RepSent
+            ) {
                 side.receive(MessageKind::Reply, 7, number);
-                if state != State::RepRcvd {
+                if state != ConnectionState::RepRcvd {
                     side.machine.establish(side.now, number);
                 }
             }
             match state {
-                State::DreqSent => side.machine.disconnect(side.now, number),
-                State::DreqRcvd => side.receive(MessageKind::Disconnect, 7, number),
-                State::Timewait => {
+                ConnectionState::DreqSent => side.machine.disconnect(side.now, number),
+                ConnectionState::DreqRcvd => side.receive(MessageKind::Disconnect, 7, number),
+                ConnectionState::Timewait => {
                     side.machine.disconnect(side.now, number);
                     side.receive(MessageKind::Disconnected, 7, number);
                 }
@@ -544,8 +550,8 @@ fn the_end_of_a_peer_is_reported_in_each_state() {
             let events: Vec<Event> = std::iter::from_fn(|| side.event()).collect();
             let expected = match (of_member, state) {
                 // Hosts answer a request only when it reaches them.
-                (false, State::ReqSent) => events.is_empty(),
-                (_, State::DreqRcvd | State::Timewait) => events.is_empty(),
+                (false, ConnectionState::ReqSent) => events.is_empty(),
+                (_, ConnectionState::DreqRcvd | ConnectionState::Timewait) => events.is_empty(),
                 _ if rejected => {
                     let reason = match of_member {
                         true => RejectReason::CONSUMER_DEFINED,
@@ -896,7 +902,7 @@ impl Pair {
             }
             Command::Answer => {
                 let kind = match machine.state(number) {
-                    Some(State::SidrReqRcvd) => {
+                    Some(ConnectionState::SidrReqRcvd) => {
                         self.ids[side].entry(number).or_default().released = true;
                         MessageKind::ServiceReply
                     }
