@@ -552,7 +552,54 @@ pub unsafe fn create_qp_with<D: QpOps>(
     attr: *mut ibv_qp_init_attr_ex,
     options: &D::QpOptions,
 ) -> Result<*mut ibv_qp, Errno> {
-    const RSS_MEMBERS: u32 = IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
+    // SAFETY: libibverbs passes the application's attributes, of which only
+    // the announced members are read. They begin as `ibv_qp_init_attr` does.
+    unsafe {
+        let (flags, send_attr) = parse_extended::<D>(attr, options)?;
+        let domain = domain_of::<D>(context, attr)?;
+        let rss_members = (*attr).comp_mask & RSS_MEMBERS;
+        if rss_members != 0 {
+            if rss_members != RSS_MEMBERS {
+                return Err(Errno::INVAL);
+            }
+            if send_attr.operations.is_some() || send_attr.max_tso_header != 0 {
+                return Err(Errno::OPNOTSUPP);
+            }
+            return Ok(Box::into_raw(create_rss::<D>(domain, &*attr, flags, options)?).cast());
+        }
+        let basic = &mut *attr.cast();
+        let storage = create::<D>(domain, basic, VERBS_QP_EX, flags, &send_attr, options)?;
+        // From here on `destroy_qp` frees it.
+        let raw_qp = Box::into_raw(storage).cast::<Qp<D>>();
+        if let Some(operations) = send_attr.operations {
+            let qp = &mut *raw_qp;
+            let batch = qp.batch.get_mut();
+            let reserved = batch.reserve(qp.addressing, &(*attr).cap, send_attr.max_tso_header);
+            if let Err(errno) = reserved {
+                destroy_qp::<D>(raw_qp.cast());
+                return Err(errno);
+            }
+            // All operations of the type: programs call functions that they did not request,
+            // which works with libmlx5.
+            let all = wr_ex::operations::<D>((*attr).qp_type);
+            wr_ex::set_functions::<D>(&mut qp.public, qp.addressing, all);
+            D::set_device_functions(qp, operations, options);
+        }
+        Ok(raw_qp.cast())
+    }
+}
+
+/// Members of the attributes that an RSS queue pair needs.
+const RSS_MEMBERS: u32 = IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH;
+
+/// Checks what the extended attributes have besides the basic ones.
+///
+/// # Safety
+/// The basic attributes and the announced members are readable; no others are read.
+unsafe fn parse_extended<D: QpOps>(
+    attr: *const ibv_qp_init_attr_ex,
+    options: &D::QpOptions,
+) -> Result<(QpCreateFlags, SendAttr), Errno> {
     let members = IBV_QP_INIT_ATTR_PD
         | IBV_QP_INIT_ATTR_CREATE_FLAGS
         | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
@@ -562,10 +609,9 @@ pub unsafe fn create_qp_with<D: QpOps>(
         } else {
             0
         };
-    // SAFETY: libibverbs passes the application's attributes, of which only
-    // the announced members are read. They begin as `ibv_qp_init_attr` does.
+    // SAFETY: as the caller says.
     unsafe {
-        let comp_mask = (*attr).comp_mask;
+        let (comp_mask, qp_type) = ((*attr).comp_mask, (*attr).qp_type);
         let has = |member| comp_mask & member != 0;
         let create_flags = match has(IBV_QP_INIT_ATTR_CREATE_FLAGS) {
             true => (*attr).create_flags,
@@ -581,17 +627,17 @@ pub unsafe fn create_qp_with<D: QpOps>(
         if comp_mask & !members != 0 || !D::CREATE_FLAGS.contains(flags) {
             return Err(Errno::OPNOTSUPP);
         }
-        if source_qpn.is_some() && (*attr).qp_type != IBV_QPT_UD {
+        if source_qpn.is_some() && qp_type != IBV_QPT_UD {
             return Err(Errno::INVAL);
         }
         let max_tso_header = match has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) {
-            true if (*attr).qp_type != IBV_QPT_RAW_PACKET => return Err(Errno::INVAL),
+            true if qp_type != IBV_QPT_RAW_PACKET => return Err(Errno::INVAL),
             true => (*attr).max_tso_header,
             false => 0,
         };
         let operations = if has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) {
             let send_ops_flags = (*attr).send_ops_flags;
-            if send_ops_flags & !wr_ex::operations::<D>((*attr).qp_type) != 0 {
+            if send_ops_flags & !wr_ex::operations::<D>(qp_type) != 0 {
                 return Err(Errno::OPNOTSUPP);
             }
             Some(send_ops_flags)
@@ -601,59 +647,41 @@ pub unsafe fn create_qp_with<D: QpOps>(
         if source_qpn.is_some() && operations.is_some() {
             return Err(Errno::OPNOTSUPP);
         }
-        let domain = if D::XRC && (*attr).qp_type == IBV_QPT_XRC_RECV {
-            let xrcd = has(IBV_QP_INIT_ATTR_XRCD).then(|| (*attr).xrcd);
-            Domain {
-                context,
-                pd: null_mut(),
-                xrcd: xrcd.filter(|xrcd| !xrcd.is_null()).ok_or(Errno::INVAL)?,
-            }
-        } else {
-            let pd = has(IBV_QP_INIT_ATTR_PD).then(|| (*attr).pd);
-            Domain {
-                context,
-                pd: pd.filter(|pd| !pd.is_null()).ok_or(Errno::INVAL)?,
-                xrcd: null_mut(),
-            }
+        let send_attr = SendAttr {
+            operations,
+            max_tso_header,
+            source_qpn,
         };
-        if has(RSS_MEMBERS) {
-            if comp_mask & RSS_MEMBERS != RSS_MEMBERS {
-                return Err(Errno::INVAL);
-            }
-            if operations.is_some() || max_tso_header != 0 {
-                return Err(Errno::OPNOTSUPP);
-            }
-            return Ok(Box::into_raw(create_rss::<D>(domain, &*attr, flags, options)?).cast());
-        }
-        let storage = create::<D>(
-            domain,
-            &mut *attr.cast(),
-            VERBS_QP_EX,
-            flags,
-            &SendAttr {
-                operations,
-                max_tso_header,
-                source_qpn,
-            },
-            options,
-        )?;
-        // From here on `destroy_qp` frees it.
-        let raw_qp = Box::into_raw(storage).cast::<Qp<D>>();
-        if let Some(operations) = operations {
-            let qp = &mut *raw_qp;
-            let batch = qp.batch.get_mut();
-            if let Err(errno) = batch.reserve(qp.addressing, &(*attr).cap, max_tso_header) {
-                destroy_qp::<D>(raw_qp.cast());
-                return Err(errno);
-            }
-            // All operations of the type: programs call functions that they did not request,
-            // which works with libmlx5.
-            let all = wr_ex::operations::<D>((*attr).qp_type);
-            wr_ex::set_functions::<D>(&mut qp.public, qp.addressing, all);
-            D::set_device_functions(qp, operations, options);
-        }
-        Ok(raw_qp.cast())
+        Ok((flags, send_attr))
     }
+}
+
+/// Returns what the queue pair belongs to: a target of XRC to an XRC domain, others to a
+/// protection domain. EINVAL if it is missing.
+///
+/// # Safety
+/// As for [`parse_extended`].
+unsafe fn domain_of<D: QpOps>(
+    context: *mut ibv_context,
+    attr: *const ibv_qp_init_attr_ex,
+) -> Result<Domain, Errno> {
+    let mut domain = Domain {
+        context,
+        pd: null_mut(),
+        xrcd: null_mut(),
+    };
+    // SAFETY: as the caller says.
+    unsafe {
+        let comp_mask = (*attr).comp_mask;
+        if D::XRC && (*attr).qp_type == IBV_QPT_XRC_RECV {
+            let xrcd = (comp_mask & IBV_QP_INIT_ATTR_XRCD != 0).then(|| (*attr).xrcd);
+            domain.xrcd = xrcd.filter(|xrcd| !xrcd.is_null()).ok_or(Errno::INVAL)?;
+        } else {
+            let pd = (comp_mask & IBV_QP_INIT_ATTR_PD != 0).then(|| (*attr).pd);
+            domain.pd = pd.filter(|pd| !pd.is_null()).ok_or(Errno::INVAL)?;
+        }
+    }
+    Ok(domain)
 }
 
 const _: () = {

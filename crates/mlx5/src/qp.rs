@@ -289,6 +289,65 @@ pub struct QueuePair<C: ContextRef> {
     pub ece: u32,
 }
 
+/// Returns the service of a new queue pair.
+fn service(init: &QpInit, dc_type: Option<DcType>) -> Result<Service, CreateError> {
+    Ok(match (init.qp_type, dc_type) {
+        (QpType::RC, None) => Service::ReliableConnection,
+        (QpType::UC, None) => Service::UnreliableConnection,
+        (QpType::UD, None) if init.source_qpn.is_some() => Service::Underlay,
+        (QpType::UD, None) => Service::Datagram,
+        (QpType::RAW_PACKET, None) => Service::Packet,
+        (QpType::XRC_INI, None) => Service::XrcInitiator,
+        (QpType::DRIVER, Some(DcType::Initiator { .. })) => Service::DcInitiator,
+        (QpType::XRC_TGT, None) | (QpType::DRIVER, Some(DcType::Target { .. })) => Service::Target,
+        _ => {
+            return Err(CreateError::Unsupported {
+                what: "a queue pair of this type",
+            });
+        }
+    })
+}
+
+/// Returns the driver data of a new queue pair, without the sizes of its queues.
+fn driver_data(
+    queues: &QpQueues,
+    service: Service,
+    options: &QpOptions,
+    uar_page: Option<u32>,
+) -> CreateQp {
+    let (kind, access_key, streams) = match options.dc_type {
+        None => (0, 0, None),
+        Some(DcType::Target { access_key }) => (QP_FLAG_TYPE_DCT, access_key, None),
+        Some(DcType::Initiator { streams }) => (QP_FLAG_TYPE_DCI, 0, streams),
+    };
+    let DciStreams {
+        log_concurrent,
+        log_errored,
+    } = streams.unwrap_or_default();
+    CreateQp {
+        buf_addr: queues.memory.entries.address(),
+        db_addr: queues.memory.records.address(),
+        flags: flag(queues.scatter_to_cqe, QP_FLAG_SCATTER_CQE)
+            | flag(options.allow_scatter_to_cqe, QP_FLAG_ALLOW_SCATTER_CQE)
+            | flag(options.packet_credits, QP_FLAG_PACKET_BASED_CREDIT_MODE)
+            | flag(uar_page.is_some(), QP_FLAG_UAR_PAGE_INDEX)
+            | flag(streams.is_some(), QP_FLAG_DCI_STREAM)
+            | options.packets.flags()
+            | kind,
+        bfreg_index: uar_page.unwrap_or(0),
+        uidx: queues.user_index(),
+        access_key: match service.has_packets() {
+            true => queues.send_at().as_ptr().expose_provenance() as u64,
+            false => access_key,
+        },
+        dci_streams: mlx5_abi::DciStreams {
+            log_num_concurent: log_concurrent,
+            log_num_errored: log_errored,
+        },
+        ..CreateQp::default()
+    }
+}
+
 impl<C: ContextRef> QueuePair<C> {
     /// Creates a queue pair with the default [`QpOptions`].
     ///
@@ -325,23 +384,7 @@ impl<C: ContextRef> QueuePair<C> {
         thread_uar: Option<&ThreadUar<C>>,
         allocator: Option<&dyn QueueAllocator>,
     ) -> Result<Self, CreateError> {
-        let service = match (init.qp_type, options.dc_type) {
-            (QpType::RC, None) => Service::ReliableConnection,
-            (QpType::UC, None) => Service::UnreliableConnection,
-            (QpType::UD, None) if init.source_qpn.is_some() => Service::Underlay,
-            (QpType::UD, None) => Service::Datagram,
-            (QpType::RAW_PACKET, None) => Service::Packet,
-            (QpType::XRC_INI, None) => Service::XrcInitiator,
-            (QpType::DRIVER, Some(DcType::Initiator { .. })) => Service::DcInitiator,
-            (QpType::XRC_TGT, None) | (QpType::DRIVER, Some(DcType::Target { .. })) => {
-                Service::Target
-            }
-            _ => {
-                return Err(CreateError::Unsupported {
-                    what: "a queue pair of this type",
-                });
-            }
-        };
+        let service = service(init, options.dc_type)?;
         let mut init = *init;
         if !service.receives() {
             (init.cap.max_recv_wr, init.cap.max_recv_sge) = (0, 0);
@@ -366,20 +409,10 @@ impl<C: ContextRef> QueuePair<C> {
             Some(thread_uar) => Some(thread_uar.qp_uar()),
             None => device.allocate_uar(context),
         };
-        let (kind, access_key, streams) = match options.dc_type {
-            None => (0, 0, None),
-            Some(DcType::Target { access_key }) => (QP_FLAG_TYPE_DCT, access_key, None),
-            Some(DcType::Initiator { streams }) => (QP_FLAG_TYPE_DCI, 0, streams),
-        };
-        let DciStreams {
-            log_concurrent,
-            log_errored,
-        } = streams.unwrap_or_default();
         let index = device.user_index()?;
-        let scatter_to_cqe = options.scatter_to_cqe && !service.has_packets();
         let allocator = allocator.map(|allocator| (Purpose::QueuePair, allocator));
         let mut queues = QpQueues::new(index, service, send, recv, shared, allocator)?;
-        queues.scatter_to_cqe = scatter_to_cqe;
+        queues.scatter_to_cqe = options.scatter_to_cqe && !service.has_packets();
         queues.memcpy = options.memcpy;
         queues.raw_wqe = options.raw_wqe;
         queues.sig_pipelining = options.sig_pipelining;
@@ -389,33 +422,19 @@ impl<C: ContextRef> QueuePair<C> {
         queues.inline_headers = device.limits.inline_headers;
         let queues = Arc::new(queues);
         let request = CreateQp {
-            buf_addr: queues.memory.entries.address(),
-            db_addr: queues.memory.records.address(),
             sq_wqe_count: send.blocks,
             rq_wqe_count: recv.entries,
             rq_wqe_shift: recv.shift,
-            flags: flag(scatter_to_cqe, QP_FLAG_SCATTER_CQE)
-                | flag(options.allow_scatter_to_cqe, QP_FLAG_ALLOW_SCATTER_CQE)
-                | flag(options.packet_credits, QP_FLAG_PACKET_BASED_CREDIT_MODE)
-                | flag(uar.is_some(), QP_FLAG_UAR_PAGE_INDEX)
-                | flag(streams.is_some(), QP_FLAG_DCI_STREAM)
-                | options.packets.flags()
-                | kind,
-            bfreg_index: uar.as_ref().map_or(0, |uar| uar.page_id),
-            uidx: queues.user_index(),
-            access_key: match service.has_packets() {
-                true => queues.send_at().as_ptr().expose_provenance() as u64,
-                false => access_key,
-            },
             ece_options: match device.has_ece() {
                 true => ECE_VERSION,
                 false => 0,
             },
-            dci_streams: mlx5_abi::DciStreams {
-                log_num_concurent: log_concurrent,
-                log_num_errored: log_errored,
-            },
-            ..CreateQp::default()
+            ..driver_data(
+                &queues,
+                service,
+                options,
+                uar.as_ref().map(|uar| uar.page_id),
+            )
         };
         let mut answer = CreateQpResp::default();
         // SAFETY: the addresses are those of the queues' memory, which has that

@@ -384,11 +384,10 @@ pub(crate) unsafe fn decode(
             _ => wide.map(|wide| &wide[..]),
         }),
     };
-    // `None` without data in the CQE; an error if the length exceeds it.
     let data = bytes.map(|bytes| {
         let count = cqe.byte_len() as usize;
         let data = bytes.and_then(|bytes| bytes.get(..count));
-        data.filter(|_| queues.scatter_to_cqe).ok_or(())
+        data.filter(|_| queues.scatter_to_cqe).ok_or(TooLong)
     });
     let mut decoded = Decoded {
         wr_id: 0,
@@ -414,7 +413,7 @@ pub(crate) unsafe fn decode(
             None => true,
             // SAFETY: as the caller says, if it is outstanding.
             Some(Ok(data)) => unsafe { locked.scatter(slot, data) },
-            Some(Err(())) => false,
+            Some(Err(TooLong)) => false,
         };
         decoded.wr_id = locked.take(slot).ok_or_else(|| unknown_request(slot))?;
         if !fits {
@@ -431,71 +430,100 @@ pub(crate) unsafe fn decode(
             }
         }
         tag_op::APPEND | tag_op::REMOVE | tag_op::NOOP => {
-            let slot = cqe.wqe_counter();
-            let operation = list.complete(kind).ok_or_else(|| unknown_request(slot))?;
-            decoded.wr_id = operation.wr_id;
-            let (success, phase) = cqe.tag_change();
-            decoded.opcode = match kind {
-                tag_op::APPEND => opcode::TM_ADD,
-                tag_op::REMOVE => opcode::TM_DEL,
-                _ => opcode::TM_SYNC,
-            };
-            if let Some(entry) = operation.tag {
-                if kind == tag_op::REMOVE && success {
-                    list.remove(entry);
-                }
-                list.end_operation(entry);
-                if list.tag(entry).phase != phase {
-                    decoded.wc_flags |= flags::TM_SYNC_REQ;
-                }
-            }
-            if kind == tag_op::REMOVE && !success {
-                decoded.status = status::TM_ERR;
-            }
+            list.decode_operation(cqe, &mut decoded)?
         }
-        _ => {
-            let (matched, filled, incomplete) = match kind {
-                tag_op::CONSUMED => (true, false, false),
-                tag_op::CONSUMED_SW_RNDV => (true, false, true),
-                tag_op::EXPECTED => (false, true, false),
-                tag_op::CONSUMED_MSG => (true, true, false),
-                tag_op::CONSUMED_MSG_SW_RNDV | tag_op::CANCELED => (true, true, true),
-                _ => return Err(unknown_request(cqe.wqe_counter())),
-            };
-            let entry = cqe.app_info();
-            let tag = *(list.tags.get(usize::from(entry))).ok_or_else(|| unknown_request(entry))?;
-            decoded.wr_id = tag.wr_id;
-            if matched {
-                decoded.wc_flags |= flags::TM_MATCH;
-            }
-            if filled {
-                decoded.wc_flags |= flags::TM_DATA_VALID;
-            }
-            if incomplete {
-                decoded.status = status::TM_RNDV_INCOMPLETE;
-            }
-            if !tag.in_list {
-                // The message arrived before an unsignalled removal took effect.
-                decoded.status = status::GENERAL_ERR;
-            } else {
-                let fits = match data {
-                    None => true,
-                    // SAFETY: as the caller says: it is in the list.
-                    Some(Ok(data)) => unsafe { tag.scatter(data) },
-                    Some(Err(())) => false,
-                };
-                if !fits {
-                    decoded.status = status::LOC_LEN_ERR;
-                }
-                if filled {
-                    list.remove(entry);
-                }
-            }
-        }
+        // SAFETY: as the caller says.
+        _ => unsafe { list.decode_message(cqe, data, &mut decoded) }?,
     }
     sink.put(cqe, decoded);
     Ok(())
 }
+
+impl TagList {
+    /// Decodes the completion of an operation on the list.
+    fn decode_operation(
+        &mut self,
+        cqe: CqeRef,
+        decoded: &mut Decoded,
+    ) -> Result<(), CompletionError> {
+        let (slot, kind) = (cqe.wqe_counter(), cqe.app_op());
+        let operation = self.complete(kind).ok_or_else(|| unknown_request(slot))?;
+        decoded.wr_id = operation.wr_id;
+        let (success, phase) = cqe.tag_change();
+        decoded.opcode = match kind {
+            tag_op::APPEND => opcode::TM_ADD,
+            tag_op::REMOVE => opcode::TM_DEL,
+            _ => opcode::TM_SYNC,
+        };
+        if let Some(entry) = operation.tag {
+            if kind == tag_op::REMOVE && success {
+                self.remove(entry);
+            }
+            self.end_operation(entry);
+            if self.tag(entry).phase != phase {
+                decoded.wc_flags |= flags::TM_SYNC_REQ;
+            }
+        }
+        if kind == tag_op::REMOVE && !success {
+            decoded.status = status::TM_ERR;
+        }
+        Ok(())
+    }
+
+    /// Decodes the CQE of a message that matched a tag, whose memory gets the data.
+    ///
+    /// # Safety
+    /// The tags in the list name valid memory.
+    unsafe fn decode_message(
+        &mut self,
+        cqe: CqeRef,
+        data: Option<Result<&[u8], TooLong>>,
+        decoded: &mut Decoded,
+    ) -> Result<(), CompletionError> {
+        let (matched, filled, incomplete) = match cqe.app_op() {
+            tag_op::CONSUMED => (true, false, false),
+            tag_op::CONSUMED_SW_RNDV => (true, false, true),
+            tag_op::EXPECTED => (false, true, false),
+            tag_op::CONSUMED_MSG => (true, true, false),
+            tag_op::CONSUMED_MSG_SW_RNDV | tag_op::CANCELED => (true, true, true),
+            _ => return Err(unknown_request(cqe.wqe_counter())),
+        };
+        let entry = cqe.app_info();
+        let tag = *(self.tags.get(usize::from(entry))).ok_or_else(|| unknown_request(entry))?;
+        decoded.wr_id = tag.wr_id;
+        if matched {
+            decoded.wc_flags |= flags::TM_MATCH;
+        }
+        if filled {
+            decoded.wc_flags |= flags::TM_DATA_VALID;
+        }
+        if incomplete {
+            decoded.status = status::TM_RNDV_INCOMPLETE;
+        }
+        if !tag.in_list {
+            // The message arrived before an unsignalled removal took effect.
+            decoded.status = status::GENERAL_ERR;
+            return Ok(());
+        }
+        let fits = match data {
+            None => true,
+            // SAFETY: as the caller says: it is in the list.
+            Some(Ok(data)) => unsafe { tag.scatter(data) },
+            Some(Err(TooLong)) => false,
+        };
+        if !fits {
+            decoded.status = status::LOC_LEN_ERR;
+        }
+        if filled {
+            self.remove(entry);
+        }
+        Ok(())
+    }
+}
+
+/// The length in a CQE exceeds the data in it.
+#[derive(Clone, Copy)]
+struct TooLong;
 
 /// The half of a CQE that holds its data.
 fn first_half(cqe: &Cqe) -> &[u8] {

@@ -233,6 +233,103 @@ impl QpData {
     }
 }
 
+/// Returns the options of a new queue pair for the device's crate.
+fn create_options(
+    ctx: &CtxRef,
+    attr: &ibv_qp_init_attr,
+    send_attr: &SendAttr,
+    requested: &Options,
+    is_target: bool,
+) -> Result<QpOptions, Errno> {
+    let options = QpOptions {
+        // Without `send_ops_flags` any operation may be posted.
+        keys: match send_attr.operations {
+            _ if requested.operations & send_ops::KEYS != 0 => KeyChanges::Layouts,
+            Some(operations) if operations & KEYS == 0 => KeyChanges::None,
+            _ => KeyChanges::Windows,
+        },
+        scatter_to_cqe: match requested.scatter_to_cqe {
+            ScatterToCqe::Default => scatter_to_cqe(variable("MLX5_SCATTER_TO_CQE").as_deref()),
+            ScatterToCqe::Disabled => false,
+            ScatterToCqe::Allowed => true,
+        },
+        allow_scatter_to_cqe: requested.scatter_to_cqe == ScatterToCqe::Allowed,
+        packet_credits: requested.packet_credits,
+        memcpy: requested.operations & send_ops::MEMCPY != 0,
+        raw_wqe: requested.operations & send_ops::RAW_WQE != 0,
+        sig_pipelining: requested.sig_pipelining,
+        checksums: match (attr.qp_type, send_attr.source_qpn) {
+            (IBV_QPT_RAW_PACKET, _) => has_checksums(ctx, IBV_DEVICE_RAW_IP_CSUM)?,
+            (IBV_QPT_UD, Some(_)) => has_checksums(ctx, IBV_DEVICE_UD_IP_CSUM)?,
+            _ => false,
+        },
+        segmentation: match send_attr.max_tso_header {
+            0 => TsoLimits::default(),
+            max_headers => TsoLimits {
+                max_headers,
+                longest: max_tso(ctx)?.ok_or(Errno::OPNOTSUPP)?,
+            },
+        },
+        out_of_order: requested.out_of_order,
+        packets: requested.packets,
+        dc_type: requested.dc_type,
+    };
+    Ok(match is_target && options.scatter_to_cqe {
+        true => QpOptions {
+            scatter_to_cqe: ctx.mlx5()?.features(ctx)?.dct_scatter_to_cqe,
+            ..options
+        },
+        false => options,
+    })
+}
+
+/// EOPNOTSUPP for requested operations and options that the device does not have for this type.
+fn check_supported(
+    ctx: &CtxRef,
+    attr: &ibv_qp_init_attr,
+    requested: &Options,
+) -> Result<(), Errno> {
+    let supported = match attr.qp_type {
+        IBV_QPT_RC => send_ops::ALL,
+        IBV_QPT_DRIVER => send_ops::RAW_WQE | send_ops::MEMCPY,
+        _ => send_ops::RAW_WQE,
+    };
+    if requested.operations & !supported != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if requested.sig_pipelining && !ctx.mlx5()?.resumes_queues() {
+        return Err(Errno::OPNOTSUPP);
+    }
+    if requested.out_of_order && !has_out_of_order(ctx, attr.qp_type)? {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok(())
+}
+
+/// Adds a queue pair without completions to its completion queues.
+///
+/// # Safety
+/// The completion queues are null or live.
+unsafe fn attach(attr: &ibv_qp_init_attr, queues: &Arc<QpQueues>) -> Result<(), Errno> {
+    let as_ref = |cq: *mut ibv_cq| {
+        // SAFETY: null or live, as the caller says.
+        (!cq.is_null()).then(|| -> &Cq { unsafe { cq_of(cq) } })
+    };
+    let (send_cq, recv_cq) = (as_ref(attr.send_cq), as_ref(attr.recv_cq));
+    if let Some(cq) = send_cq {
+        cq.attach(queues, Role::SEND)?;
+    }
+    if let Some(cq) = recv_cq {
+        if let Err(errno) = cq.attach(queues, Role::RECEIVE) {
+            if let Some(cq) = send_cq {
+                cq.detach(queues);
+            }
+            return Err(errno);
+        }
+    }
+    Ok(())
+}
+
 impl QpOps for Mlx5 {
     type SendQueue = SendQueue;
     type RecvQueue = RecvQueue;
@@ -272,60 +369,8 @@ impl QpOps for Mlx5 {
             (IBV_QPT_DRIVER, _) | (_, Some(_)) => return Err(Errno::INVAL),
             (_, None) => false,
         };
-        let options = QpOptions {
-            // Without `send_ops_flags` any operation may be posted.
-            keys: match send_attr.operations {
-                _ if requested.operations & send_ops::KEYS != 0 => KeyChanges::Layouts,
-                Some(operations) if operations & KEYS == 0 => KeyChanges::None,
-                _ => KeyChanges::Windows,
-            },
-            scatter_to_cqe: match requested.scatter_to_cqe {
-                ScatterToCqe::Default => scatter_to_cqe(variable("MLX5_SCATTER_TO_CQE").as_deref()),
-                ScatterToCqe::Disabled => false,
-                ScatterToCqe::Allowed => true,
-            },
-            allow_scatter_to_cqe: requested.scatter_to_cqe == ScatterToCqe::Allowed,
-            packet_credits: requested.packet_credits,
-            memcpy: requested.operations & send_ops::MEMCPY != 0,
-            raw_wqe: requested.operations & send_ops::RAW_WQE != 0,
-            sig_pipelining: requested.sig_pipelining,
-            checksums: match (attr.qp_type, send_attr.source_qpn) {
-                (IBV_QPT_RAW_PACKET, _) => has_checksums(ctx, IBV_DEVICE_RAW_IP_CSUM)?,
-                (IBV_QPT_UD, Some(_)) => has_checksums(ctx, IBV_DEVICE_UD_IP_CSUM)?,
-                _ => false,
-            },
-            segmentation: match send_attr.max_tso_header {
-                0 => TsoLimits::default(),
-                max_headers => TsoLimits {
-                    max_headers,
-                    longest: max_tso(ctx)?.ok_or(Errno::OPNOTSUPP)?,
-                },
-            },
-            out_of_order: requested.out_of_order,
-            packets: requested.packets,
-            dc_type: requested.dc_type,
-        };
-        let options = match is_target && options.scatter_to_cqe {
-            true => QpOptions {
-                scatter_to_cqe: ctx.mlx5()?.features(ctx)?.dct_scatter_to_cqe,
-                ..options
-            },
-            false => options,
-        };
-        let supported = match attr.qp_type {
-            IBV_QPT_RC => send_ops::ALL,
-            IBV_QPT_DRIVER => send_ops::RAW_WQE | send_ops::MEMCPY,
-            _ => send_ops::RAW_WQE,
-        };
-        if requested.operations & !supported != 0 {
-            return Err(Errno::OPNOTSUPP);
-        }
-        if requested.sig_pipelining && !ctx.mlx5()?.resumes_queues() {
-            return Err(Errno::OPNOTSUPP);
-        }
-        if requested.out_of_order && !has_out_of_order(ctx, attr.qp_type)? {
-            return Err(Errno::OPNOTSUPP);
-        }
+        let options = create_options(ctx, attr, send_attr, requested, is_target)?;
+        check_supported(ctx, attr, requested)?;
         let memcpy = match requested.operations & send_ops::MEMCPY {
             0 => None,
             _ => Some(Memcpy::new(ctx, init.pd)?),
@@ -347,24 +392,8 @@ impl QpOps for Mlx5 {
         let mut new_qp = parts(new_qp, is_target, memcpy);
         let room = new_qp.send.max_layout();
         new_qp.device_data.key_config.get_mut().reserve(room)?;
-        let queues = &new_qp.device_data.queues;
-        let as_ref = |cq: *mut ibv_cq| {
-            // SAFETY: null or live, as the caller says.
-            (!cq.is_null()).then(|| -> &Cq { unsafe { cq_of(cq) } })
-        };
-        let (send_cq, recv_cq) = (as_ref(attr.send_cq), as_ref(attr.recv_cq));
-        // It has no completions yet.
-        if let Some(cq) = send_cq {
-            cq.attach(queues, Role::SEND)?;
-        }
-        if let Some(cq) = recv_cq {
-            if let Err(errno) = cq.attach(queues, Role::RECEIVE) {
-                if let Some(cq) = send_cq {
-                    cq.detach(queues);
-                }
-                return Err(errno);
-            }
-        }
+        // SAFETY: null or live, as the caller says.
+        unsafe { attach(attr, &new_qp.device_data.queues) }?;
         Ok(new_qp)
     }
 

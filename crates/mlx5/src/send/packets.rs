@@ -6,6 +6,8 @@
 //! data is the rest of the frame. For IPoIB the address and a segment of zeros precede the
 //! Ethernet segment.
 
+use core::slice;
+
 use uverbs::Sge;
 
 use super::{MAX_SEGMENT, PER_BLOCK, SEGMENT, SendQueue, element, inline_segments};
@@ -71,32 +73,8 @@ impl SendQueue {
         }
         let (Data::Sges(list) | Data::Inline(list)) = wr.data;
         let bytes: u64 = list.iter().map(|sge| u64::from(sge.length)).sum();
-        let operand;
-        // The headers, their length, and how many of these bytes are part of the data.
-        let (pieces, length, taken, mss) = match (format.opcode, wr.operands) {
-            (
-                opcode::TSO,
-                Operands::Tso {
-                    headers,
-                    length,
-                    mss,
-                },
-            ) => {
-                let limits = &self.queues.segmentation;
-                if !(MIN_HEADERS..=limits.max_headers).contains(&length) {
-                    return Err(PostError::BadOperation);
-                }
-                if bytes > limits.longest.into() {
-                    return Err(PostError::MessageTooLong);
-                }
-                operand = [Sge {
-                    addr: headers,
-                    length: length.into(),
-                    lkey: 0,
-                }];
-                (&operand[..], length.into(), 0, mss)
-            }
-            (opcode::TSO, _) => return Err(PostError::BadOperation),
+        let headers = match format.opcode {
+            opcode::TSO => self.tso_headers(wr.operands, bytes)?,
             _ => {
                 let length = match self.service {
                     Service::Underlay => underlay_headers(wr.data)?,
@@ -105,8 +83,17 @@ impl SendQueue {
                 if bytes < length as u64 || list.is_empty() {
                     return Err(PostError::BadOperation);
                 }
-                (list, length, length, 0)
+                Headers {
+                    operand: None,
+                    length,
+                    mss: 0,
+                }
             }
+        };
+        let length = headers.length;
+        let (pieces, taken) = match &headers.operand {
+            Some(operand) => (slice::from_ref(operand), 0),
+            None => (list, length),
         };
         let rest = || skip_bytes(list, taken);
         let data_segments = match wr.data {
@@ -130,7 +117,7 @@ impl SendQueue {
         let control = self.control_slow(format, wr, segments - leading);
         let mut first = [0; HEADERS];
         first[..8].copy_from_slice(&segment(wr.flags)[0].to_ne_bytes());
-        first[MSS..MSS + 2].copy_from_slice(&mss.to_be_bytes());
+        first[MSS..MSS + 2].copy_from_slice(&headers.mss.to_be_bytes());
         first[HEADERS_LENGTH..].copy_from_slice(&(length as u16).to_be_bytes());
         let mut to = self.writer();
         to.put(control);
@@ -162,6 +149,43 @@ impl SendQueue {
         self.fence = 0;
         Ok(())
     }
+
+    /// Returns the headers of a TSO packet with so many bytes of data.
+    fn tso_headers(&self, operands: Operands, bytes: u64) -> Result<Headers, PostError> {
+        let Operands::Tso {
+            headers,
+            length,
+            mss,
+        } = operands
+        else {
+            return Err(PostError::BadOperation);
+        };
+        let limits = &self.queues.segmentation;
+        if !(MIN_HEADERS..=limits.max_headers).contains(&length) {
+            return Err(PostError::BadOperation);
+        }
+        if bytes > limits.longest.into() {
+            return Err(PostError::MessageTooLong);
+        }
+        Ok(Headers {
+            operand: Some(Sge {
+                addr: headers,
+                length: length.into(),
+                lkey: 0,
+            }),
+            length: length.into(),
+            mss,
+        })
+    }
+}
+
+/// The headers of a packet in its WQE.
+struct Headers {
+    /// Where they are, unless they are the beginning of the data.
+    operand: Option<Sge>,
+    length: usize,
+    /// Length of a segment's data, for TSO.
+    mss: u16,
 }
 
 /// Returns how many bytes of an IPoIB packet are headers in its WQE. The driver requires all

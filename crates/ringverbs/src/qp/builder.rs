@@ -7,7 +7,7 @@ use ring::Hint;
 use uverbs::{QpCap, QpInit, QpType};
 
 use super::{Inner, QueuePair, RecvHalf, SendHalf, State, Transport};
-use crate::completion::CompletionQueueRef;
+use crate::completion::{self, CompletionQueueRef};
 use crate::device;
 use crate::inflight::{MAX_DEPTH, OrderedWriter};
 use crate::operation::Operation;
@@ -162,71 +162,21 @@ impl QueuePairBuilder {
     /// [`Error::Unsupported`] for memory windows on a device without them;
     /// ENOMEM.
     pub fn build(self) -> Result<QueuePair> {
+        self.check_contexts()?;
         let context = self.domain.context();
-        if !context.is_same(self.send_cq.context()) || !context.is_same(self.recv_cq.context()) {
-            return Err(Error::WrongDomain {
-                what: "completion queue",
-            });
-        }
-        if let Some(srq) = &self.srq {
-            if !context.is_same(srq.domain().context()) {
-                return Err(Error::WrongDomain {
-                    what: "shared receive queue",
-                });
-            }
-        }
         let send_cq = self.send_cq.live_shared()?;
         let recv_cq = self.recv_cq.live_shared()?;
         let id = context.next_id();
-        let init = QpInit {
-            qp_type: match (self.packets, self.dynamic) {
-                (Some(_), _) => QpType::RAW_PACKET,
-                (_, Some(_)) => QpType::DRIVER,
-                (None, None) => self.transport.qp_type(),
-            },
-            pd: Some(self.domain.handle()),
-            send_cq: Some(send_cq.object().handle()),
-            recv_cq: Some(recv_cq.object().handle()),
-            srq: self.srq.as_ref().map(|srq| srq.object().handle()),
-            cap: self.cap,
-            sq_sig_all: self.signal_all,
-            user_handle: id,
-            ..QpInit::default()
-        };
-        let resources = device::QpResources {
-            send: send_cq.members(),
-            recv: recv_cq.members(),
-            srq: self.srq.as_ref().map(|srq| srq.entries()),
-            keys: self.windows,
-            packets: self.packets,
-            dynamic: self.dynamic,
-            engine: device::Engine::of(context),
-        };
-        let created = context
-            .provider()
-            .queue_pair(context.uverbs(), &init, &resources);
-        let created = match created {
-            Err(Error::Kernel(error)) if error.errno().raw() == libc::EINVAL => {
-                return Err(self.explain(error));
-            }
-            created => created?,
-        };
+        let created = self.create(id, &send_cq, &recv_cq)?;
         // The queue pair uses the whole capacity of the device's rings.
         let send_depth = created.send.capacity().min(MAX_DEPTH);
+        let recv_depth = created
+            .recv
+            .as_ref()
+            .map(|queue| queue.capacity().min(MAX_DEPTH));
         let send_table = send_cq.attach(send_depth)?;
-        let recv_table = match &created.recv {
-            Some(queue) => {
-                let attached = recv_cq.attach(queue.capacity().min(MAX_DEPTH));
-                match attached {
-                    Ok(table) => Some(table),
-                    Err(error) => {
-                        send_cq.detach(&send_table);
-                        return Err(error);
-                    }
-                }
-            }
-            None => None,
-        };
+        let recv_table = recv_depth.map(|depth| recv_cq.attach(depth)).transpose();
+        let recv_table = recv_table.inspect_err(|_| send_cq.detach(&send_table))?;
         let mut operations = self.transport.operations() & context.provider().operations();
         if !self.windows {
             operations &= !CHANGES_OF_KEYS;
@@ -280,6 +230,65 @@ impl QueuePairBuilder {
                 inner,
             },
         })
+    }
+
+    /// Checks that all objects are of one context.
+    fn check_contexts(&self) -> Result<()> {
+        let context = self.domain.context();
+        if !context.is_same(self.send_cq.context()) || !context.is_same(self.recv_cq.context()) {
+            return Err(Error::WrongDomain {
+                what: "completion queue",
+            });
+        }
+        match &self.srq {
+            Some(srq) if !context.is_same(srq.domain().context()) => Err(Error::WrongDomain {
+                what: "shared receive queue",
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Creates the device's queue pair.
+    fn create(
+        &self,
+        id: u64,
+        send_cq: &completion::Shared,
+        recv_cq: &completion::Shared,
+    ) -> Result<device::QueuePair> {
+        let context = self.domain.context();
+        let init = QpInit {
+            qp_type: match (self.packets, self.dynamic) {
+                (Some(_), _) => QpType::RAW_PACKET,
+                (_, Some(_)) => QpType::DRIVER,
+                (None, None) => self.transport.qp_type(),
+            },
+            pd: Some(self.domain.handle()),
+            send_cq: Some(send_cq.object().handle()),
+            recv_cq: Some(recv_cq.object().handle()),
+            srq: self.srq.as_ref().map(|srq| srq.object().handle()),
+            cap: self.cap,
+            sq_sig_all: self.signal_all,
+            user_handle: id,
+            ..QpInit::default()
+        };
+        let resources = device::QpResources {
+            send: send_cq.members(),
+            recv: recv_cq.members(),
+            srq: self.srq.as_ref().map(|srq| srq.entries()),
+            keys: self.windows,
+            packets: self.packets,
+            dynamic: self.dynamic,
+            engine: device::Engine::of(context),
+        };
+        let created = context
+            .provider()
+            .queue_pair(context.uverbs(), &init, &resources);
+        match created {
+            Err(Error::Kernel(error)) if error.errno().raw() == libc::EINVAL => {
+                Err(self.explain(error))
+            }
+            created => created,
+        }
     }
 
     /// Finds the size that exceeds a device limit. The limits are queried only after the
