@@ -47,6 +47,7 @@ mod random;
 mod readiness;
 mod runtime;
 mod scope;
+pub mod sysfs;
 mod user;
 mod wires;
 

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use embedded::softhca::card::Card;
 use embedded::softhca::link_shape::{LinkShape, LinkShapeError};
+use embedded::sysfs::Node;
 use embedded::{FileSizeLimit, GidTable, GidTableError, Network};
 use uverbs::environment;
 
 use crate::explain::Format;
-use crate::node::Node;
 
 /// Devices, and the network that they are on.
 #[derive(Debug)]

@@ -16,7 +16,6 @@
 //! program that does not use RDMA the library costs an atomic load per call. Without
 //! `RINGVERBS_EMBEDDED`, and in a program with raised privileges, it does nothing.
 
-mod attributes;
 mod calls;
 mod check;
 mod config;
@@ -27,7 +26,6 @@ mod fault;
 mod hooks;
 mod internal;
 mod netlink;
-mod node;
 mod own;
 mod paths;
 mod posts;

@@ -1,6 +1,7 @@
 //! RDMA netlink: answers to requests about the devices.
 
 use embedded::Embedded;
+use embedded::sysfs;
 use nix::net::if_::if_indextoname;
 use uverbs::Errno;
 use uverbs::abi::netlink::{
@@ -19,7 +20,7 @@ use crate::process::ProcessState;
 use crate::resources::{
     Detail, Kind, describe_all, describe_counters, describe_one, describe_summary,
 };
-use crate::{config, dynamic, tree};
+use crate::{config, tree};
 
 const GET: u16 = nldev_type(NLDEV_CMD_GET);
 const PORT_GET: u16 = nldev_type(NLDEV_CMD_PORT_GET);
@@ -238,11 +239,11 @@ impl<'a> Arguments<'a> {
         match self.char_device {
             Some(b"uverbs\0") => {
                 let index = self.device()?.index;
-                let number = (tree::UVERBS_MAJOR, tree::UVERBS_MINOR + index);
-                let message = describe(&format!("uverbs{index}"), number, tree::UVERBS_ABI);
+                let number = (sysfs::UVERBS_MAJOR, sysfs::UVERBS_MINOR + index);
+                let message = describe(&format!("uverbs{index}"), number, sysfs::UVERBS_ABI);
                 Ok(message.attribute(attr::ATTR_UVERBS_DRIVER_ID, DriverId::MLX5.0.as_bytes()))
             }
-            Some(b"rdma_cm\0") => Ok(describe("rdma_cm", tree::MANAGER, tree::MANAGER_ABI)),
+            Some(b"rdma_cm\0") => Ok(describe("rdma_cm", sysfs::MANAGER, sysfs::MANAGER_ABI)),
             _ => Err(Errno::new(libc::ENODEV)),
         }
     }
@@ -278,7 +279,7 @@ impl Device {
 
     fn is_ethernet(&self) -> bool {
         let profile = config::get().and_then(|config| config.profiles.get(self.index as usize));
-        profile.is_some_and(|profile| tree::is_ethernet(profile))
+        profile.is_some_and(|profile| sysfs::is_ethernet(profile))
     }
 
     /// Describes the device.
@@ -297,7 +298,7 @@ impl Device {
 
     /// Describes the port.
     fn describe_port(&self, message: MessageBuilder) -> MessageBuilder {
-        let state = dynamic::port_state(self.device);
+        let state = sysfs::port_state(self.device);
         let message = self
             .identify(message)
             .attribute(attr::ATTR_PORT_INDEX, 1_u32.as_bytes())

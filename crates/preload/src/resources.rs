@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use embedded::{ConnectionId, Embedded, Resource, ResourceKind};
+use embedded::{ConnectionId, Embedded, Resource, ResourceKind, sysfs};
 use uverbs::abi::netlink::{
     NLDEV_CMD_RES_CM_ID_GET, NLDEV_CMD_RES_CQ_GET, NLDEV_CMD_RES_CTX_GET, NLDEV_CMD_RES_MR_GET,
     NLDEV_CMD_RES_PD_GET, NLDEV_CMD_RES_QP_GET, NLDEV_CMD_RES_SRQ_GET, attr,
@@ -11,8 +11,6 @@ use uverbs::abi::netlink::{
 use uverbs::discovery::netlink::MessageBuilder;
 use uverbs::{Errno, QpType};
 use zerocopy::IntoBytes;
-
-use crate::dynamic;
 
 /// Bytes of the objects of a message, above which another one begins: programs receive into
 /// 4 KiB.
@@ -417,7 +415,7 @@ fn storage(address: SocketAddr) -> [u8; ADDRESS_LENGTH] {
 /// Adds the counters of the port.
 pub(crate) fn describe_counters(device: &Embedded, message: MessageBuilder) -> MessageBuilder {
     message.nested(attr::ATTR_STAT_HWCOUNTERS, |mut message| {
-        for (name, value) in dynamic::hw_counters(device) {
+        for (name, value) in sysfs::hw_counters(device) {
             message = message.nested(attr::ATTR_STAT_HWCOUNTER_ENTRY, |message| {
                 message
                     .name(attr::ATTR_STAT_HWCOUNTER_ENTRY_NAME, name)

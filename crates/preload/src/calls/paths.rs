@@ -3,6 +3,8 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
 
+use embedded::sysfs::{MANAGER, UVERBS_MAJOR, UVERBS_MINOR};
+
 use super::{export, result};
 use crate::dynamic;
 use crate::internal::mark_internal;
@@ -10,7 +12,7 @@ use crate::paths::{self, DevicePath, in_tree};
 use crate::process::ProcessState;
 use crate::real::{self, Optional};
 use crate::table::{Lookup, ObjectKind, find};
-use crate::tree::{self, MANAGER, UVERBS_MAJOR, UVERBS_MINOR};
+use crate::tree;
 
 /// Returns a path's bytes; `None` for a null pointer.
 ///

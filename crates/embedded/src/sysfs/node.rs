@@ -3,28 +3,28 @@
 //! `ringverbs run --node` checks a description by hand, and writes what follows from it in
 //! lines, which this reads: the place of each device, then files and links below `/sys`.
 
-use crate::attributes::mask;
-use crate::tree::{Content, File};
+use super::attributes::mask;
+use super::files::{Content, File};
 
 /// The first line: it changes with the form of the others.
 const HEADER: &str = "ringverbs-node 1";
 
 /// The place of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub struct Place {
     /// Path of the PCI device, below `/sys/devices`.
-    pub(crate) path: String,
+    pub path: String,
     /// Its NUMA node; -1 for none.
-    pub(crate) numa_node: i32,
+    pub numa_node: i32,
     /// The processors near it; `None` for all.
-    pub(crate) processors: Option<String>,
+    pub processors: Option<String>,
     /// Name of the network interface of its port.
-    pub(crate) interface: Option<String>,
+    pub interface: Option<String>,
 }
 
 impl Place {
     /// Returns the place of a device without a node.
-    pub(crate) fn default_of(number: usize) -> Self {
+    pub fn default_of(number: usize) -> Self {
         Self {
             path: format!("ringverbs/ffff:00:{number:02x}.0"),
             numa_node: -1,
@@ -34,21 +34,21 @@ impl Place {
     }
 
     /// Returns the name of the PCI device.
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or(&self.path)
     }
 
     /// Returns the directory of the PCI device in the tree.
-    pub(crate) fn directory(&self) -> String {
+    pub fn directory(&self) -> String {
         format!("sys/devices/{}", self.path)
     }
 }
 
 /// A node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Node {
+pub struct Node {
     /// Places of the devices, in their order.
-    pub(crate) places: Vec<Place>,
+    pub places: Vec<Place>,
     /// Paths below `/sys` and contents of files.
     texts: Vec<(String, String)>,
     /// The same of binary files.
@@ -59,7 +59,7 @@ pub(crate) struct Node {
 
 impl Node {
     /// Reads the lines; `None` if one is malformed.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<Self> {
         let mut lines = text.lines();
         if lines.next() != Some(HEADER) {
             return None;
@@ -100,7 +100,7 @@ impl Node {
     }
 
     /// Returns the files of the tree beside those of devices.
-    pub(crate) fn files(&self) -> impl Iterator<Item = File> {
+    pub fn files(&self) -> impl Iterator<Item = File> {
         let in_sysfs = |path: &String| format!("sys/{path}");
         let text = move |(path, text): &(String, String)| {
             (in_sysfs(path), Content::Text(format!("{text}\n")))

@@ -3,15 +3,15 @@
 
 use std::fs;
 
-use embedded::softhca::card::Card;
+use softhca::card::Card;
 
-use crate::node::Place;
+use super::node::Place;
 
 /// Counters that do not count.
 const ZERO: &str = "0";
 
 /// Attributes of a device.
-pub(crate) const DEVICE: [(&str, &str); 4] = [
+pub const DEVICE: [(&str, &str); 4] = [
     ("node_type", "1: CA"),
     ("fw_pages", "64"),
     ("reg_pages", "0"),
@@ -19,7 +19,7 @@ pub(crate) const DEVICE: [(&str, &str); 4] = [
 ];
 
 /// Returns attributes of a device that its card decides.
-pub(crate) fn of_card(card: &Card) -> [(&'static str, String); 5] {
+pub fn of_card(card: &Card) -> [(&'static str, String); 5] {
     [
         ("hw_rev", format!("{:x}", card.hardware_version)),
         ("hca_type", card.type_text()),
@@ -65,7 +65,7 @@ const COUNTERS: [(&str, &[&str]); 6] = [
 ];
 
 /// Counters in `counters` that count; the others are 0.
-pub(crate) const PORT_COUNTERS: [&str; 9] = [
+pub const PORT_COUNTERS: [&str; 9] = [
     "link_downed",
     "multicast_rcv_packets",
     "multicast_xmit_packets",
@@ -78,7 +78,7 @@ pub(crate) const PORT_COUNTERS: [&str; 9] = [
 ];
 
 /// Counters of the device, in its order.
-pub(crate) const HW_COUNTERS: [&str; 14] = [
+pub const HW_COUNTERS: [&str; 14] = [
     "rx_write_requests",
     "rx_read_requests",
     "rx_atomic_requests",
@@ -96,12 +96,12 @@ pub(crate) const HW_COUNTERS: [&str; 14] = [
 ];
 
 /// Messages of the connection manager, in the order of their attributes.
-pub(crate) const CM_MESSAGES: [&str; 11] = [
+pub const CM_MESSAGES: [&str; 11] = [
     "req", "mra", "rej", "rep", "rtu", "dreq", "drep", "sidr_req", "sidr_rep", "lap", "apr",
 ];
 
 /// Returns the counters of a port, with their values.
-pub(crate) fn counters() -> impl Iterator<Item = (String, &'static str)> {
+pub fn counters() -> impl Iterator<Item = (String, &'static str)> {
     let named = |(directory, names): (&'static str, &'static [&'static str])| {
         (names.iter()).map(move |name| (format!("ports/1/{directory}/{name}"), ZERO))
     };
@@ -109,7 +109,7 @@ pub(crate) fn counters() -> impl Iterator<Item = (String, &'static str)> {
 }
 
 /// Returns the attributes of the PCI device with this name.
-pub(crate) fn pci(place: &Place, ethernet: bool, card: &Card) -> Vec<(&'static str, String)> {
+pub fn pci(place: &Place, ethernet: bool, card: &Card) -> Vec<(&'static str, String)> {
     let class = if ethernet { "020000" } else { "020700" };
     let (device, subsystem) = (card.part_id, card.subsystem_id);
     let modalias = format!(
@@ -169,7 +169,7 @@ pub(crate) fn pci(place: &Place, ethernet: bool, card: &Card) -> Vec<(&'static s
 
 /// Converts a list of processors, such as `0-2,4`, to a mask in words of 32 bits. Malformed
 /// parts are ignored.
-pub(crate) fn mask(list: &str) -> String {
+pub fn mask(list: &str) -> String {
     const MAX_PROCESSORS: usize = 1 << 16;
     let mut words = vec![0u32];
     for part in list.split(',') {

@@ -1,0 +1,14 @@
+//! The files of sysfs and `/dev/infiniband` that show devices: for the preloaded library, which
+//! redirects paths to them, and for programs that it does not reach, which see them mounted.
+
+mod attributes;
+mod files;
+mod node;
+mod values;
+
+pub use files::{
+    Content, Described, File, GidAttribute, MANAGER, MANAGER_ABI, UVERBS_ABI, UVERBS_MAJOR,
+    UVERBS_MINOR, dynamic, files, is_ethernet, write,
+};
+pub use node::{Node, Place};
+pub use values::{PortState, content, hw_counters, port_state};
