@@ -41,9 +41,18 @@ fn shaped(provider: Provider) {
     let rate = measure(&world, bandwidth)[3];
     println!("with drops: {} Mbit/s", rate * 1000.0);
     assert!((0.001..=0.1).contains(&rate), "{rate}");
-    let explanations = fs::read_to_string(world.directory.join("explanations")).unwrap();
+    let explanations = world.directory.join("explanations");
+    let text = fs::read_to_string(&explanations).unwrap();
     let cause = "the link's queue of 65536 bytes is full";
-    assert!(explanations.contains(cause), "{explanations}");
+    assert!(text.contains(cause), "{text}");
+    fs::remove_file(&explanations).unwrap();
+    // The same queue stops the sender instead.
+    world.link = Some("100Mbit,queue=64KiB,pause");
+    let rate = measure(&world, bandwidth)[3];
+    println!("with pauses: {} Mbit/s", rate * 1000.0);
+    assert!((0.09..=0.1).contains(&rate), "{rate}");
+    let text = fs::read_to_string(&explanations).unwrap_or_default();
+    assert!(!text.contains("is full"), "{text}");
     world.finish();
 }
 

@@ -15,6 +15,8 @@ pub struct LinkShape {
     /// Bytes that may wait at this rate: further frames are dropped. Without it the device
     /// waits.
     pub queue: Option<u64>,
+    /// Whether a full queue stops the device instead (priority flow control).
+    pub pause: bool,
     /// Bytes that wait from which on frames are marked as having met congestion (ECN).
     pub mark: Option<u64>,
 }
@@ -26,6 +28,7 @@ impl LinkShape {
         delay: 0,
         jitter: 0,
         queue: None,
+        pause: false,
         mark: None,
     };
 
@@ -64,7 +67,7 @@ fn number(text: &str, units: &[(&str, u64)]) -> Option<u64> {
 impl FromStr for LinkShape {
     type Err = LinkShapeError;
 
-    /// Parses a description such as `25Gbit,delay=5us,jitter=1us,queue=256KiB,ecn=64KiB`.
+    /// Parses a description such as `25Gbit,delay=5us,jitter=1us,queue=256KiB,pause,ecn=64KiB`.
     fn from_str(text: &str) -> Result<Self, LinkShapeError> {
         const RATES: &[(&str, u64)] =
             &[("Kbit", 1000), ("Mbit", 1_000_000), ("Gbit", 1_000_000_000)];
@@ -89,6 +92,7 @@ impl FromStr for LinkShape {
             let bad_time = "is no time up to 10s, such as 5us";
             let bad_size = "is no number of bytes, such as 64KiB";
             match part.split_once('=') {
+                None if part == "pause" => shape.pause = true,
                 None => match number(part, RATES).filter(|rate| *rate >= 1000) {
                     Some(rate) => shape.rate = Some(rate),
                     None => return refused("is no rate, such as 25Gbit"),
@@ -109,8 +113,14 @@ impl FromStr for LinkShape {
                     Some(mark) => shape.mark = Some(mark),
                     None => return refused(bad_size),
                 },
-                Some(_) => return refused("is unknown; use delay, jitter, queue and ecn"),
+                Some(_) => return refused("is unknown; use delay, jitter, queue, pause and ecn"),
             }
+        }
+        if shape.pause && shape.queue.is_none() {
+            return Err(LinkShapeError {
+                part: text.to_owned(),
+                reason: "has no queue that could pause the device",
+            });
         }
         if shape.rate.is_none() && (shape.queue.is_some() || shape.mark.is_some()) {
             return Err(LinkShapeError {
@@ -128,12 +138,13 @@ mod tests {
 
     #[test]
     fn descriptions_are_parsed() {
-        let shape = "25Gbit,delay=5us,jitter=100ns,queue=1MiB,ecn=64KiB".parse();
+        let shape = "25Gbit,delay=5us,jitter=100ns,queue=1MiB,pause,ecn=64KiB".parse();
         let expected = LinkShape {
             rate: Some(25_000_000_000),
             delay: 5000,
             jitter: 100,
             queue: Some(1 << 20),
+            pause: true,
             mark: Some(64 << 10),
         };
         assert_eq!(shape, Ok(expected));
@@ -145,6 +156,9 @@ mod tests {
             "delay=5",
             "delay=11s",
             "queue=64KiB",
+            "queue=64KiB,pause",
+            "1Gbit,pause",
+            "1Gbit,queue=64KiB,pause=1",
             "1Gbit,queue=0",
             "speed=3",
             "1Gbit,",

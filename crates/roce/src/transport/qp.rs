@@ -286,7 +286,8 @@ impl<L> Qp<L> {
         now: u64,
         view: &View<'_>,
     ) -> Result<FollowUp, DropCause> {
-        if self.paces && view.network.is_marked(view.frame) {
+        // Whoever sends packets that may be marked slows down, though this side may not.
+        if view.network.is_marked(view.frame) && self.config.path.is_some() {
             self.process_mark(io, now, view);
         }
         let (service, opcode) = (self.config.service, view.bth.opcode);

@@ -57,12 +57,21 @@ impl Shaper {
         (ahead / (8 * NANOS)) as u64
     }
 
+    /// Returns the bytes that stop the device while they wait; `None` if further frames are
+    /// dropped.
+    fn limit(&self) -> Option<u64> {
+        match self.shape.queue {
+            None => Some(MAX_BACKLOG),
+            paused => paused.filter(|_| self.shape.pause),
+        }
+    }
+
     /// Returns whether the device should send no more for now. If so, there is a deadline.
     pub(crate) fn is_full(&mut self, now: u64) -> bool {
-        let is_full = self.shape.queue.is_none() && self.backlog(now) >= MAX_BACKLOG;
-        let room = self
-            .free_at
-            .saturating_sub(u128::from(MAX_BACKLOG) * 8 * NANOS);
+        let limit = self.limit();
+        let is_full = limit.is_some_and(|limit| self.backlog(now) >= limit);
+        let waiting = u128::from(limit.unwrap_or(0)) * 8 * NANOS;
+        let room = self.free_at.saturating_sub(waiting);
         let rate = self.shape.rate.filter(|_| is_full);
         // One byte more, so that there is room by then.
         self.room_at = rate.map(|rate| ((room + 8 * NANOS) / u128::from(rate)) as u64 + 1);
@@ -77,7 +86,8 @@ impl Shaper {
         };
         let length = (packet.frame().len() + header + FRAME_OVERHEAD) as u64;
         let backlog = self.backlog(now);
-        if let Some(queue) = self.shape.queue.filter(|queue| backlog + length > *queue) {
+        let drops = |queue: &u64| !self.shape.pause && backlog + length > *queue;
+        if let Some(queue) = self.shape.queue.filter(drops) {
             return Err(queue);
         }
         if self.shape.mark.is_some_and(|mark| backlog >= mark) {
@@ -205,6 +215,22 @@ mod tests {
         // 37,856 bytes too many take as many microseconds.
         assert_eq!(waits.room_at.map(|at| at / 1000), Some(37_857));
         assert!(!waits.is_full(waits.room_at.unwrap()) && waits.room_at.is_none());
+    }
+
+    #[test]
+    fn a_queue_that_pauses_drops_nothing() {
+        let mut shaper = Shaper::new("8Mbit,queue=3000,pause".parse().unwrap());
+        for _ in 0..3 {
+            assert!(!shaper.is_full(0));
+            shaper.push(0, packet(LENGTH)).unwrap();
+        }
+        assert!(shaper.is_full(0));
+        // What the device had begun is sent all the same.
+        shaper.push(0, packet(LENGTH)).unwrap();
+        assert!(shaper.is_full(1_000_000));
+        let room_at = shaper.room_at.unwrap();
+        assert_eq!(room_at / 1000, 1001);
+        assert!(!shaper.is_full(room_at));
     }
 
     #[test]
