@@ -1,7 +1,8 @@
 //! Paths of RDMA devices, and their replacements.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use crate::config;
 use crate::tree;
@@ -19,6 +20,16 @@ const NODE: [&[u8]; 3] = [
     b"/sys/class/pci_bus",
     b"/sys/devices/system/node",
 ];
+
+/// Beginning of the paths of control groups, and names of their files that list the NUMA nodes
+/// that a process may use: with a node, those of the node.
+const CONTROL_GROUPS: &[u8] = b"/sys/fs/cgroup/";
+const ALLOWED_NODES: [&[u8]; 3] = [
+    b"/cpuset.mems",
+    b"/cpuset.mems.effective",
+    b"/cpuset.effective_mems",
+];
+const ONLINE_NODES: &[u8] = b"/sys/devices/system/node/online";
 
 /// A path of RDMA devices.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,7 +56,7 @@ pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
     let is_device = in_sysfs || within(DEVICES);
     let may_be_node = || {
         let within_node = || bytes.starts_with(PCI_ROOTS) || NODE.into_iter().any(within);
-        bytes.starts_with(SYSFS_ROOT) && within_node()
+        bytes.starts_with(SYSFS_ROOT) && (within_node() || lists_nodes(bytes))
     };
     if !is_device && !may_be_node() {
         return None;
@@ -53,6 +64,11 @@ pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
     let config = config::get()?;
     if !is_device && config.node.is_none() {
         return None;
+    }
+    if lists_nodes(bytes) {
+        // A node without NUMA nodes has no such file.
+        let listed = in_tree(ONLINE_NODES).filter(|path| tree_has(path));
+        return listed.map(DevicePath::Tree);
     }
     let text = path.to_str().unwrap_or("");
     if let Some(name) = text.strip_prefix("/dev/infiniband/") {
@@ -70,6 +86,16 @@ pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
         }
     }
     in_tree(bytes).map(DevicePath::Tree)
+}
+
+/// Returns whether a path is a control group's list of NUMA nodes.
+fn lists_nodes(path: &[u8]) -> bool {
+    path.starts_with(CONTROL_GROUPS) && ALLOWED_NODES.iter().any(|name| path.ends_with(name))
+}
+
+/// Returns whether the tree has a file.
+fn tree_has(path: &CStr) -> bool {
+    Path::new(OsStr::from_bytes(path.to_bytes())).exists()
 }
 
 /// Returns the path in the tree of files that replaces a path.

@@ -62,7 +62,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let [program, arguments @ ..] = &args.command[..] else {
         return Ok(ExitCode::FAILURE); // required
     };
-    check_program(program)?;
+    check_program(program, false)?;
     let options = Options {
         embedded: args
             .options

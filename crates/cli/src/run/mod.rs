@@ -17,6 +17,7 @@
 mod carried;
 pub mod check;
 pub mod environment;
+mod mount;
 mod node;
 mod program;
 mod supervise;
@@ -41,6 +42,7 @@ use uverbs::environment::variable;
 
 use crate::error::Error;
 use crate::out;
+use mount::MountError;
 use node::Node;
 use program::PreloadBlocked;
 use supervise::End;
@@ -96,7 +98,7 @@ pub struct Options {
     )]
     card: Vec<String>,
     /// Rate, delay and queue of a device's link: 25Gbit,delay=5us,jitter=1us,queue=256KiB (drop
-    /// beyond it),ecn=64KiB (mark beyond it). Once for all devices, or once for each
+    /// beyond it),pause (wait instead),ecn=64KiB (mark beyond it). Once for all devices, or once for each
     #[arg(long, value_name = "LINK", requires = "embedded")]
     link: Vec<LinkShapeText>,
     /// A server in TOML: devices and GPUs with their places in a PCI tree, NUMA nodes and
@@ -145,7 +147,8 @@ pub struct Options {
 #[derive(clap::Args)]
 #[command(after_help = "\
 Static programs, and programs with elevated privileges, whose loader ignores the \
-environment, cannot be run with preloaded libraries.
+environment, cannot be run with preloaded libraries; --mount shows static ones the files \
+of the devices.
 Examples: ringverbs run -- ib_write_bw -d mlx5_0
           ringverbs run --embedded -- ibv_rc_pingpong -g 1 localhost")]
 pub struct Args {
@@ -163,6 +166,10 @@ pub struct Args {
         requires = "embedded"
     )]
     require_rdma: Option<u64>,
+    /// Mount the files of the devices in sysfs, as they are when the program starts: for programs
+    /// that are statically linked, or built for musl, and read them
+    #[arg(long, requires = "embedded")]
+    mount: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true)]
     command: Vec<OsString>,
@@ -209,6 +216,8 @@ pub enum RunError {
     DevicesAsProgram(String),
     /// The directory cannot be used for a network.
     Directory(PathBuf, String),
+    /// The files of the devices cannot be mounted.
+    Mount(MountError),
     /// The library for embedded devices cannot be preloaded into the program.
     PreloadBlocked(PathBuf, PreloadBlocked),
     /// The path contains a separator of `LD_PRELOAD`.
@@ -289,6 +298,7 @@ impl fmt::Display for RunError {
                 "there is no program {devices}; for devices write --embedded={devices}"
             ),
             Self::Directory(path, reason) => write!(f, "{}: {reason}", path.display()),
+            Self::Mount(error) => write!(f, "--mount: {error}"),
             Self::PreloadBlocked(path, reason) => write!(f, "{}: {reason}", path.display()),
             Self::Separator(path) => write!(
                 f,
@@ -335,13 +345,26 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let [program, arguments @ ..] = &args.command[..] else {
         return Ok(ExitCode::FAILURE); // required
     };
-    if args.options.embedded.is_some() {
-        check_program(program)?;
-    }
+    let blocked = match args.options.embedded {
+        Some(_) => check_program(program, args.mount)?,
+        None => None,
+    };
     let mut settings = Settings::of(&args.options)?;
+    if args.mount {
+        let devices = mounted(&args.options, &settings)?;
+        mount::mount_files(&devices).map_err(RunError::Mount)?;
+    }
+    if blocked == Some(PreloadBlocked::OtherLibc) {
+        // Its loader would refuse the program.
+        settings.preload.clear();
+    }
     let mut command = Command::new(program);
     command.args(arguments);
-    let error = match usage(args, &mut settings)? {
+    let usage = match blocked {
+        Some(_) if args.require_rdma.is_none() => None,
+        _ => usage(args, &mut settings)?,
+    };
+    let error = match usage {
         None => {
             command.envs(settings.variables(variable));
             command.exec()
@@ -375,12 +398,15 @@ fn usage(args: &Args, settings: &mut Settings) -> Result<Option<Usage>, Error> {
 const TOO_LITTLE: u8 = 3;
 
 /// Programs that only look at devices.
-const QUERIES: [&str; 8] = [
+const QUERIES: [&str; 11] = [
     "fi_info",
     "ibstat",
+    "ibstatus",
     "ibv_asyncwatch",
     "ibv_devices",
     "ibv_devinfo",
+    "lstopo",
+    "lstopo-no-graphics",
     "rdma",
     "show_gids",
     "ucx_info",
@@ -428,21 +454,51 @@ fn plugin(options: &Options, settings: &mut Settings) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that the library for embedded devices can be preloaded into a program.
-fn check_program(program: &OsStr) -> Result<(), RunError> {
+/// Checks that the library for embedded devices can be preloaded into a program. Returns why it
+/// cannot if the program gets mounted files instead.
+fn check_program(program: &OsStr, is_mounted: bool) -> Result<Option<PreloadBlocked>, RunError> {
     match program::find(program) {
         Some(path) => match program::preload_blocked(&path) {
+            Some(reason @ (PreloadBlocked::Static | PreloadBlocked::OtherLibc)) if is_mounted => {
+                Ok(Some(reason))
+            }
             Some(reason) => Err(RunError::PreloadBlocked(path, reason)),
-            None => Ok(()),
+            None => Ok(None),
         },
         None => {
             let name = program.to_str();
             match name.filter(|name| unknown_device(name).is_none()) {
                 Some(devices) => Err(RunError::DevicesAsProgram(devices.to_owned())),
-                None => Ok(()),
+                None => Ok(None),
             }
         }
     }
+}
+
+/// Returns the devices whose files are mounted.
+fn mounted(options: &Options, settings: &Settings) -> Result<mount::Devices, RunError> {
+    let given = options.embedded.as_deref().unwrap_or(DEFAULT_DEVICES);
+    let node = read_node(options, given)?;
+    let list = |text: String| text.split(',').map(str::to_owned).collect();
+    let (names, cards): (_, Vec<String>) = match &node {
+        Some(node) => (Some(node.names()), list(node.cards())),
+        None => (options.name.clone(), options.card.clone()),
+    };
+    let gids = options.gids.as_deref().map(str::parse);
+    Ok(mount::Devices {
+        devices: node
+            .as_ref()
+            .map_or_else(|| given.to_owned(), Node::profiles),
+        names: names.map(list).unwrap_or_default(),
+        cards: cards.iter().filter_map(|name| Card::named(name)).collect(),
+        gids: gids
+            .transpose()
+            .map_err(RunError::Gids)?
+            .unwrap_or_default(),
+        seed: options.seed,
+        node: node.as_ref().map(Node::lines),
+        directory: settings.directory.clone().unwrap_or_default(),
+    })
 }
 
 /// Adds the variables that give a program embedded devices.
@@ -494,7 +550,14 @@ fn read_node(options: &Options, devices: &str) -> Result<Option<Node>, RunError>
     let refused = |reason: String| RunError::Node(path.clone(), reason);
     let text = fs::read_to_string(path).map_err(|error| refused(format!(" {error}")))?;
     let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    let node = Node::parse(&text, &online).map_err(|error| refused(error.to_string()))?;
+    let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let memory = memory.strip_prefix("MemTotal:").unwrap_or_default();
+    let memory = memory
+        .split_whitespace()
+        .next()
+        .and_then(|it| it.parse().ok());
+    let node = Node::parse(&text, &online, memory.unwrap_or(0))
+        .map_err(|error| refused(error.to_string()))?;
     Ok(Some(node))
 }
 

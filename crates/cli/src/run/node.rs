@@ -181,6 +181,8 @@ pub struct Node {
     functions: BTreeMap<Address, Placed>,
     /// Processors and distances of NUMA nodes.
     numa: Vec<(String, Vec<u32>)>,
+    /// Memory of all NUMA nodes, in KiB.
+    memory: u64,
 }
 
 /// Returns the place of a byte: line and column, from 1.
@@ -243,11 +245,11 @@ fn model(given: Option<&Spanned<String>>, default: (u16, u16)) -> Result<(u16, u
 }
 
 impl Node {
-    /// Reads a file. `online` are the processors of this host.
+    /// Reads a file. `online` are the processors of this host, `memory` is its memory in KiB.
     ///
     /// # Errors
     /// The first mistake.
-    pub fn parse(text: &str, online: &str) -> Result<Self, NodeError> {
+    pub fn parse(text: &str, online: &str, memory: u64) -> Result<Self, NodeError> {
         let located = |(span, message): Mistake| {
             let (line, column) = place(text, span.start);
             NodeError {
@@ -260,10 +262,10 @@ impl Node {
             let span = error.span().unwrap_or(0..0);
             located((span, error.message().replace('\n', ", ")))
         })?;
-        Self::check(&description, online).map_err(located)
+        Self::check(&description, online, memory).map_err(located)
     }
 
-    fn check(description: &Description, online: &str) -> Result<Self, Mistake> {
+    fn check(description: &Description, online: &str, memory: u64) -> Result<Self, Mistake> {
         let numa = numa(&description.numa, online)?;
         let mut functions = BTreeMap::new();
         let mut spans = BTreeMap::new();
@@ -362,6 +364,7 @@ impl Node {
             devices,
             functions,
             numa,
+            memory,
         };
         node.complete();
         Ok(node)
@@ -523,6 +526,10 @@ impl Node {
             writeln!(out, "text\t{directory}/cpulist\t{near}")?;
             writeln!(out, "mask\t{directory}/cpumap\t{near}")?;
             writeln!(out, "text\t{directory}/distance\t{}", distances.join(" "))?;
+            let memory = self.memory / self.numa.len() as u64;
+            let sizes = [("MemTotal", memory), ("MemFree", memory), ("MemUsed", 0)];
+            let lines = sizes.map(|(name, size)| format!("Node {number} {name}: {size:>14} kB"));
+            writeln!(out, "text\t{directory}/meminfo\t{}", lines.join("\\n"))?;
         }
         Ok(())
     }
@@ -713,7 +720,7 @@ mod tests {
 
     #[test]
     fn the_examples_are_accepted() {
-        let node = Node::parse(RAILS, "0-127").unwrap();
+        let node = Node::parse(RAILS, "0-127", 4096).unwrap();
         assert_eq!(node.devices.len(), 8);
         assert_eq!(node.cards(), ["cx7"; 8].join(","));
         let lines = node.lines();
@@ -738,7 +745,7 @@ mod tests {
                 |(at, it): &(&Address, &Placed)| it.kind == Kind::Gpu && switch(**at) == own;
             assert_eq!(node.functions.iter().filter(is_near).count(), 1);
         }
-        let two = Node::parse(TWO_PORTS, "0-1").unwrap();
+        let two = Node::parse(TWO_PORTS, "0-1", 4096).unwrap();
         assert_eq!(
             (two.profiles(), two.names()),
             ("roce,roce".into(), "mlx5_0,mlx5_1".into())
@@ -751,9 +758,9 @@ mod tests {
 
     #[test]
     fn mistakes_have_a_place() {
-        let refused = |text: &str| Node::parse(text, "0-3").unwrap_err().to_string();
+        let refused = |text: &str| Node::parse(text, "0-3", 4096).unwrap_err().to_string();
         let device = "[[device]]\nkind = \"roce\"\naddress = \"0000:18:00.0\"\n";
-        assert!(Node::parse(device, "0-3").is_ok());
+        assert!(Node::parse(device, "0-3", 4096).is_ok());
         for (more, expected) in [
             ("speed = 3\n", "4:1: unknown field `speed`"),
             (
@@ -810,7 +817,7 @@ mod tests {
 
     #[test]
     fn bridges_have_the_buses_below_them() {
-        let node = Node::parse(RAILS, "0-127").unwrap();
+        let node = Node::parse(RAILS, "0-127", 4096).unwrap();
         for (address, function) in &node.functions {
             let Some((first, last)) = function.buses else {
                 continue;

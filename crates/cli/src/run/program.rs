@@ -29,7 +29,8 @@ impl fmt::Display for PreloadBlocked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Static => {
-                "the program is statically linked and loads no libraries; link it dynamically"
+                "the program is statically linked and loads no libraries; link it dynamically, or, \
+                 if it only reads files of the devices, run it with --mount"
             }
             Self::ElevatedPrivileges => {
                 "the program is set-user-ID, set-group-ID or has file capabilities, so its \
