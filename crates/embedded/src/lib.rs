@@ -52,7 +52,7 @@ mod user;
 mod wires;
 
 pub use cleanup::abandon_waits;
-pub use cm::{ConnectionId, ManagementCounters};
+pub use cm::{ConnectionId, InheritedChannel, ManagementCounters};
 pub use directory::Sharing;
 pub use drive::Drive;
 pub use driver::cause;

@@ -1,6 +1,6 @@
 //! Descriptors that are readable while a queue of events is not empty.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -28,6 +28,30 @@ impl Readiness {
         let readable = EpollEvent::new(EpollFlags::EPOLLIN, 0);
         epoll.add(&signal, readable).map_err(failed)?;
         Ok(Self { epoll, signal })
+    }
+
+    /// Returns one with duplicates of the descriptors of another process
+    /// ([`descriptors`](Self::descriptors)), of which this process is a child.
+    ///
+    /// # Errors
+    /// EBADF, EMFILE.
+    pub(crate) fn inherited(descriptors: [BorrowedFd<'_>; 2]) -> Result<Self> {
+        let duplicate = |fd: BorrowedFd<'_>| {
+            let owned = fd.try_clone_to_owned();
+            owned.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EBADF)))
+        };
+        let [epoll, signal]: [BorrowedFd<'_>; 2] = descriptors;
+        let (epoll, signal): (OwnedFd, OwnedFd) = (duplicate(epoll)?, duplicate(signal)?);
+        Ok(Self {
+            epoll: Epoll(epoll),
+            // SAFETY: the descriptor of an eventfd, owned by nothing else.
+            signal: unsafe { EventFd::from_owned_fd(signal) },
+        })
+    }
+
+    /// Returns all descriptors.
+    pub(crate) fn descriptors(&self) -> [RawFd; 2] {
+        [self.fd(), self.signal.as_raw_fd()]
     }
 
     /// Returns the descriptor.

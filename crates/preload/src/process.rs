@@ -2,19 +2,20 @@
 //!
 //! A child of fork starts without devices: the thread that drives them does not exist in the
 //! child, and locks may have been held. The inherited state is never accessed. Contexts with
-//! nothing but protection domains are listed before the fork ([`Inherited`]), and made anew when
-//! the child first uses a device.
+//! nothing but protection domains, and event channels of the connection manager, are listed before
+//! the fork ([`Inheritance`]). The child makes contexts anew when it first uses a device, and takes
+//! a channel when it first uses that.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use embedded::{Descriptors, Drive, Embedded, InheritedContext, Network, usage};
+use embedded::{Descriptors, Drive, Embedded, InheritedChannel, InheritedContext, Network, usage};
 use uverbs::kernel::Kernel;
 use uverbs::{Errno, Error};
 
@@ -23,15 +24,16 @@ use crate::check::Checker;
 use crate::config::{self, print_error};
 use crate::explain::{Explainer, Target};
 use crate::table::{self, Object, ObjectKind, ProgramDescriptors, Table};
-use crate::{doorbells, fault, internal};
+use crate::{doorbells, fault, internal, real};
 
 static CURRENT: AtomicPtr<ProcessState> = AtomicPtr::new(ptr::null_mut());
 static GENERATION: AtomicU8 = AtomicU8::new(1);
-/// The contexts that this process has inherited, until it uses a device; or those that the next
-/// child inherits.
-static INHERITED: AtomicPtr<Vec<Inherited>> = AtomicPtr::new(ptr::null_mut());
-/// This process has reported the use of a context that is its parent's.
+/// What this process has inherited, until it uses a device; or what the next child inherits.
+static INHERITED: AtomicPtr<Inheritance> = AtomicPtr::new(ptr::null_mut());
+/// This process has reported the use of what is another's since a fork.
 static REPORTED: AtomicBool = AtomicBool::new(false);
+/// This process has inherited channels, of which it may have used none.
+static HAS_INHERITED_CHANNELS: AtomicBool = AtomicBool::new(false);
 /// How long a fork waits for threads that use the devices.
 const MAX_FORK_WAIT: Duration = Duration::from_millis(100);
 
@@ -46,14 +48,81 @@ struct Inherited {
     events: Vec<Vec<RawFd>>,
 }
 
-/// Replaces the list of inherited contexts. Returns the former one.
-fn exchange_inherited(new: *mut Vec<Inherited>) -> Vec<Inherited> {
-    let former = INHERITED.swap(new, Ordering::AcqRel);
-    if former.is_null() {
-        return Vec::new();
+/// An event channel that a child of fork can have in the place of its parent.
+struct InheritedManager {
+    channel: InheritedChannel,
+    /// The program's descriptors of it.
+    fds: Vec<RawFd>,
+    /// The process that had it (pidfd_open(2)); `None` before Linux 5.3.
+    owner: Option<Arc<OwnedFd>>,
+    /// This process has tried to take it, or closed it.
+    is_done: AtomicBool,
+}
+
+impl InheritedManager {
+    /// Returns the program's descriptors that are still of it.
+    fn open_fds(&self) -> impl Iterator<Item = RawFd> {
+        let is_stale = |fd: &RawFd| matches!(table::find(*fd), table::Lookup::Stale);
+        self.fds.iter().copied().filter(is_stale)
     }
-    // SAFETY: made from a box, and taken once.
-    *unsafe { Box::from_raw(former) }
+
+    /// Returns the device's descriptors that a child must not close.
+    fn kept(&self) -> impl Iterator<Item = RawFd> {
+        let owner = self.owner.as_ref().map(|it| it.as_raw_fd());
+        self.channel.descriptors().chain(owner)
+    }
+
+    /// Returns whether the process that had it has ended.
+    fn is_orphaned(&self) -> bool {
+        let Some(owner) = &self.owner else {
+            return false;
+        };
+        let mut entry = libc::pollfd {
+            fd: owner.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one entry.
+        unsafe { real::poll(&raw mut entry, 1, 0) > 0 }
+    }
+
+    fn is_pending(&self) -> bool {
+        !self.is_done.load(Ordering::Acquire)
+    }
+
+    /// Closes the device's descriptors.
+    fn close(&self) {
+        if self.is_done.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let _scope = internal::enter();
+        for fd in self.kept() {
+            if table::is_internal(fd) {
+                table::clear(fd);
+                // SAFETY: the descriptor is that of a parent's device, kept for this channel.
+                unsafe { real::close(fd) };
+            }
+        }
+    }
+}
+
+/// What a child of fork has of its parent's devices.
+#[derive(Default)]
+struct Inheritance {
+    contexts: Vec<Inherited>,
+    channels: Vec<InheritedManager>,
+}
+
+impl Inheritance {
+    fn is_empty(&self) -> bool {
+        self.contexts.is_empty() && self.channels.is_empty()
+    }
+
+    /// Returns whether a child must not close a descriptor of the devices.
+    fn keeps(&self, fd: RawFd) -> bool {
+        let mut pending = self.channels.iter().filter(|it| it.is_pending());
+        pending.any(|it| it.kept().any(|kept| kept == fd))
+    }
 }
 
 /// Runs before a fork, in the parent.
@@ -73,10 +142,15 @@ extern "C" fn before_fork() {
         };
         let _scope = internal::enter();
         let list = state.inheritable(devices, Instant::now() + wait);
-        exchange_inherited(match list.is_empty() {
+        let new = match list.is_empty() {
             true => ptr::null_mut(),
             false => Box::into_raw(Box::new(list)),
-        });
+        };
+        let former = INHERITED.swap(new, Ordering::AcqRel);
+        if !former.is_null() {
+            // SAFETY: made above for an earlier child, and taken once.
+            drop(unsafe { Box::from_raw(former) });
+        }
     }
 }
 
@@ -93,6 +167,10 @@ pub(crate) struct ProcessState {
     ready: OnceLock<&'static [Embedded]>,
     /// What reports the causes of the devices.
     explainer: OnceLock<&'static Explainer>,
+    /// What it has inherited, once it has used a device.
+    inherited: OnceLock<&'static Inheritance>,
+    /// Held while a channel is taken.
+    takes_channel: Mutex<()>,
 }
 
 fn pid() -> libc::pid_t {
@@ -100,8 +178,21 @@ fn pid() -> libc::pid_t {
     unsafe { libc::getpid() }
 }
 
-/// Runs in a child of fork; uses only atomics and close(2).
+/// Returns a descriptor of this process, which is readable once the process has ended.
+fn pidfd() -> Option<OwnedFd> {
+    // SAFETY: creates a descriptor.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid(), 0) } as RawFd;
+    // SAFETY: created above, and owned by nothing else.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(internal::mark_internal(fd)) })
+}
+
+/// Runs in a child of fork; uses only atomics, the list of [`before_fork`] and close(2).
 extern "C" fn after_fork() {
+    let inherited = INHERITED.load(Ordering::Acquire);
+    // SAFETY: not freed in a child.
+    let inherited = unsafe { inherited.as_ref() };
+    let has_channels = inherited.is_some_and(|it| !it.channels.is_empty());
+    HAS_INHERITED_CHANNELS.store(has_channels, Ordering::Relaxed);
     // The parent's state is abandoned, since its locks may be held.
     CURRENT.store(ptr::null_mut(), Ordering::Relaxed);
     let generation = GENERATION.load(Ordering::Relaxed);
@@ -110,11 +201,11 @@ extern "C" fn after_fork() {
     doorbells::after_fork();
     let _scope = internal::enter();
     table::each_marked(0..usize::MAX, |fd, own| {
-        if own {
+        if own && !inherited.is_some_and(|it| it.keeps(fd)) {
             // Closed, so that the parent's membership and sockets end with the parent.
             // SAFETY: the descriptor belongs to a device of the parent, which is not used
             // here.
-            unsafe { crate::real::close(fd) };
+            unsafe { real::close(fd) };
             table::clear(fd);
         }
     });
@@ -141,6 +232,8 @@ impl ProcessState {
             answers: Mutex::default(),
             ready: OnceLock::new(),
             explainer: OnceLock::new(),
+            inherited: OnceLock::new(),
+            takes_channel: Mutex::default(),
         }));
         let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
         match CURRENT.compare_exchange(ptr::null_mut(), new, success, failure) {
@@ -206,11 +299,11 @@ impl ProcessState {
         }
     }
 
-    /// Lists the contexts that a child of fork can have, too; none if other threads hold the
-    /// locks until then.
-    fn inheritable(&self, devices: &[Embedded], until: Instant) -> Vec<Inherited> {
+    /// Lists what a child of fork can have, too; nothing if other threads hold the locks until
+    /// then.
+    fn inheritable(&self, devices: &[Embedded], until: Instant) -> Inheritance {
         let Some(open) = self.table.list(until) else {
-            return Vec::new();
+            return Inheritance::default();
         };
         let fds_of = |fd, kind: &dyn Fn(ObjectKind) -> bool| {
             let same = open.iter().filter(|(_, it)| it.fd == fd && kind(it.kind));
@@ -237,14 +330,98 @@ impl ProcessState {
                 }
             }));
         }
+        Inheritance {
+            contexts: list,
+            channels: self.inheritable_channels(devices, &open, until),
+        }
+    }
+
+    /// Lists the channels of this process, and those that it has inherited and not used.
+    fn inheritable_channels(
+        &self,
+        devices: &[Embedded],
+        open: &[(RawFd, Arc<Object>)],
+        until: Instant,
+    ) -> Vec<InheritedManager> {
+        let mut list: Vec<InheritedManager> = Vec::new();
+        let has_channels = open.iter().any(|(_, it)| it.kind == ObjectKind::Manager);
+        let own_process = has_channels.then(pidfd).flatten().map(Arc::new);
+        let inherited = self.inherited.get().into_iter();
+        for it in inherited
+            .flat_map(|it| &it.channels)
+            .filter(|it| it.is_pending())
+        {
+            list.push(InheritedManager {
+                channel: it.channel.clone(),
+                fds: it.open_fds().collect(),
+                owner: it.owner.clone(),
+                is_done: AtomicBool::new(false),
+            });
+        }
+        for (fd, object) in open.iter().filter(|(_, it)| it.kind == ObjectKind::Manager) {
+            if list.iter().any(|it| it.fds.contains(fd)) {
+                continue;
+            }
+            let device = devices.first();
+            let channel = device.and_then(|it| it.inheritable_channel(object.fd, until));
+            let same = open.iter().filter(|(_, it)| Arc::ptr_eq(it, object));
+            list.extend(channel.map(|channel| InheritedManager {
+                channel,
+                fds: same.map(|(fd, _)| *fd).collect(),
+                owner: own_process.clone(),
+                is_done: AtomicBool::new(false),
+            }));
+        }
         list
+    }
+
+    /// Takes an inherited channel, by a descriptor of the program, unless another process has
+    /// used it first.
+    fn take_channel(&self, devices: &[Embedded], fd: RawFd) {
+        let _turn = self
+            .takes_channel
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let inherited = self.inherited.get().into_iter();
+        let mut pending = inherited
+            .flat_map(|it| &it.channels)
+            .filter(|it| it.is_pending());
+        let Some(found) = pending.find(|it| it.open_fds().any(|of_it| of_it == fd)) else {
+            return;
+        };
+        let Some(device) = devices.first() else {
+            return;
+        };
+        let _scope = internal::enter();
+        let Ok((kernel, own)) = device.adopt_channel(&found.channel) else {
+            report_shared_channel();
+            return found.close();
+        };
+        let object = Arc::new(Object {
+            kernel: Arc::from(kernel),
+            fd: own,
+            kind: ObjectKind::Manager,
+            nonblocking: AtomicBool::new(false),
+        });
+        // The program's descriptor is that of the parent, whose readiness is the same.
+        for fd in found.open_fds().collect::<Vec<_>>() {
+            let _ = self.table.insert(fd, Arc::clone(&object));
+        }
+        found.is_done.store(true, Ordering::Release);
     }
 
     /// Makes the inherited contexts anew whose descriptors the program has not closed.
     fn adopt(&self, devices: &[Embedded]) {
-        let inherited = exchange_inherited(ptr::null_mut());
+        // SAFETY: not freed in a child.
+        let Some(inherited) =
+            (unsafe { INHERITED.swap(ptr::null_mut(), Ordering::AcqRel).as_ref() })
+        else {
+            return;
+        };
+        // Succeeds: a process joins the network once.
+        let _ = self.inherited.set(inherited);
         for (number, device) in devices.iter().enumerate() {
-            let of_device = inherited.iter().filter(|it| it.number == number);
+            let of_device = inherited.contexts.iter().filter(|it| it.number == number);
             self.adopt_on(device, &of_device.collect::<Vec<_>>());
         }
     }
@@ -346,23 +523,84 @@ impl ProcessState {
     }
 }
 
-/// Makes inherited contexts anew, for a program that uses a descriptor of its parent. Returns
-/// whether that may have become one of this process; reports it otherwise.
-pub(crate) fn adopt_for_use() -> bool {
-    if !INHERITED.load(Ordering::Acquire).is_null() && ProcessState::current().devices().is_ok() {
-        return true;
+/// Called when the program uses a descriptor of its parent: makes inherited contexts anew, and
+/// takes the descriptor's channel.
+pub(crate) fn adopt_for_use(fd: RawFd) {
+    let state = ProcessState::current();
+    let has_inherited = || !INHERITED.load(Ordering::Acquire).is_null();
+    if state.inherited.get().is_some() || has_inherited() {
+        if let Ok(devices) = state.devices() {
+            state.take_channel(devices, fd);
+        }
     }
-    report_use_of_parent();
-    false
+}
+
+/// Returns whether this process has inherited channels, of which it may have used none.
+#[inline]
+pub(crate) fn has_inherited_channels() -> bool {
+    HAS_INHERITED_CHANNELS.load(Ordering::Relaxed)
+}
+
+/// Takes the inherited channels of processes that have ended, since this one waits for events,
+/// which may be theirs. With `all`, also those of processes that are about to end. Returns a
+/// descriptor that is readable at the end of a process with others that nobody has used.
+pub(crate) fn take_orphaned_channels(all: bool) -> Option<RawFd> {
+    if internal::is_internal() {
+        return None;
+    }
+    let own = ProcessState::current().inherited.get().copied();
+    // SAFETY: not freed in a child.
+    let list = unsafe { INHERITED.load(Ordering::Acquire).as_ref() };
+    let channels = own.or(list).map_or(&[][..], |it| &it.channels);
+    let mut owner = None;
+    for it in channels
+        .iter()
+        .filter(|it| it.is_pending() && it.channel.is_free())
+    {
+        let Some(fd) = it.open_fds().next() else {
+            continue;
+        };
+        match all || it.is_orphaned() {
+            true => adopt_for_use(fd),
+            false => owner = owner.or(it.owner.as_ref().map(|it| it.as_raw_fd())),
+        }
+    }
+    HAS_INHERITED_CHANNELS.store(owner.is_some(), Ordering::Relaxed);
+    owner
+}
+
+/// Called after the program has closed a descriptor of its parent.
+pub(crate) fn closed_inherited() {
+    let current = CURRENT.load(Ordering::Acquire);
+    // SAFETY: states are never freed, lists not in a child.
+    let (state, list) = unsafe { (current.as_ref(), INHERITED.load(Ordering::Acquire).as_ref()) };
+    let inherited = state.and_then(|it| it.inherited.get().copied()).or(list);
+    for it in inherited.into_iter().flat_map(|it| &it.channels) {
+        if it.is_pending() && it.open_fds().next().is_none() {
+            it.close();
+        }
+    }
 }
 
 /// Reports, once, the use of something that is the parent's.
 pub(crate) fn report_use_of_parent() {
+    report(
+        "what a parent process has made of a device does not work after a fork (EIO), but for \
+         contexts with nothing but protection domains: open the device after the fork",
+    );
+}
+
+/// Reports, once, the use of a channel that is another process's.
+pub(crate) fn report_shared_channel() {
+    report(
+        "an event channel of the connection manager, and what listens with it, does not work after \
+         a fork (EIO) in all but the process that uses it first",
+    );
+}
+
+fn report(sentence: &str) {
     if !REPORTED.swap(true, Ordering::Relaxed) {
-        print_error(
-            "what a parent process has made of a device does not work after a fork (EIO), but for \
-             contexts with nothing but protection domains: open the device after the fork",
-        );
+        print_error(sentence);
     }
 }
 

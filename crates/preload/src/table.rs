@@ -107,8 +107,8 @@ pub(crate) fn find(fd: RawFd) -> Lookup {
     }
 }
 
-/// As [`find`], for a program that uses the descriptor: a context that a child of fork has
-/// inherited becomes its own.
+/// As [`find`], for a program that uses the descriptor: a context or channel that a child of fork
+/// has inherited becomes its own.
 #[inline]
 pub(crate) fn find_for_use(fd: RawFd) -> Lookup {
     match find(fd) {
@@ -119,11 +119,10 @@ pub(crate) fn find_for_use(fd: RawFd) -> Lookup {
 
 #[cold]
 fn find_inherited(fd: RawFd) -> Lookup {
-    if process::adopt_for_use() {
-        match find(fd) {
-            Lookup::Stale => process::report_use_of_parent(),
-            other => return other,
-        }
+    process::adopt_for_use(fd);
+    match find(fd) {
+        Lookup::Stale => process::report_use_of_parent(),
+        other => return other,
     }
     Lookup::Stale
 }

@@ -9,6 +9,8 @@ use common::*;
 
 /// The sentence about the use of something that is the parent's.
 const SENTENCE: &str = "does not work after a fork (EIO)";
+/// The sentence about the use of a channel that another process has used first.
+const SHARED: &str = "does not work after a fork (EIO) in all but the process that uses it first";
 
 fn modes(provider: Provider) {
     let _turn = turn();
@@ -56,7 +58,40 @@ fn connections(provider: Provider) {
         };
         let line = format!("{} {address}", program.display());
         let said = world.start(&line, "connections.txt").good();
-        assert_eq!(said.matches(SENTENCE).count(), 3, "{said}");
+        assert_eq!(said.matches(SHARED).count(), 3, "{said}");
+        world.finish();
+    }
+}
+
+/// Servers that listen, and then fork.
+fn listeners(provider: Provider) {
+    let _turn = turn();
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let address = format!("127.188.{high}.{low}");
+    let host: &str = String::leak(format!("roce:{address}"));
+    for (devices, address) in [("roce", "127.0.0.1"), (host, &address)] {
+        let world = World::new(provider, devices);
+        let libraries = ["-lrdmacm", "-libverbs"];
+        let Some(program) = compiled("cc", "fork_listen.c", &libraries, &world.directory) else {
+            return;
+        };
+        // Each with the number of processes that use what another one has used first.
+        for (mode, refused) in [
+            ("daemon", 0),
+            ("bound", 0),
+            ("twice", 0),
+            ("poll", 0),
+            ("select", 0),
+            ("child", 1),
+            ("left", 0),
+            ("parent", 2),
+            ("workers", 2),
+        ] {
+            let line = format!("{} {mode} {address}", program.display());
+            let said = world.start(&line, "listeners.txt").good();
+            assert_eq!(said.matches(SHARED).count(), refused, "{mode}: {said}");
+            assert_eq!(said.lines().count(), refused, "{mode}: {said}");
+        }
         world.finish();
     }
 }
@@ -104,5 +139,6 @@ if __name__ == '__main__':
 with_each_provider! {
     parents_and_children_use_devices: modes;
     children_connect_to_their_parent: connections;
+    servers_listen_before_they_fork: listeners;
     workers_of_python_use_devices: python;
 }

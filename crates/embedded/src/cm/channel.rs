@@ -6,9 +6,10 @@ use std::os::fd::RawFd;
 
 use rdmacm::abi;
 
+use super::claim::Claim;
 use super::id::LocalPort;
-use crate::Result;
 use crate::readiness::Readiness;
+use crate::{Result, refuse};
 
 /// An unread event.
 #[derive(Clone, Debug)]
@@ -30,22 +31,65 @@ pub(super) struct Channel {
     events: VecDeque<QueuedEvent>,
     /// The device port of its ids.
     pub(super) port: LocalPort,
+    /// Whose it is, since a fork.
+    pub(super) claim: Option<Claim>,
+    /// It has been left to another process.
+    is_left: bool,
 }
 
 impl Channel {
     pub(super) fn new(port: LocalPort) -> Result<(RawFd, Self)> {
-        let readiness = Readiness::new()?;
+        Ok(Self::of(Readiness::new()?, port, None))
+    }
+
+    /// Returns a channel with the descriptors of that of a parent process.
+    pub(super) fn of(readiness: Readiness, port: LocalPort, claim: Option<Claim>) -> (RawFd, Self) {
         let fd = readiness.fd();
+        // What the parent had not read is not this channel's.
+        readiness.clear();
         let channel = Self {
             readiness,
             events: VecDeque::new(),
             port,
+            claim,
+            is_left: false,
         };
-        Ok((fd, channel))
+        (fd, channel)
+    }
+
+    /// Returns the descriptors that a child of fork needs.
+    pub(super) fn descriptors(&self) -> [RawFd; 2] {
+        self.readiness.descriptors()
+    }
+
+    /// Called before a command uses the channel, which then belongs to this process.
+    ///
+    /// # Errors
+    /// EIO: another process has used it first.
+    pub(super) fn take_ownership(&self) -> Result<()> {
+        match &self.claim {
+            Some(claim) if !claim.take() => refuse(libc::EIO),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns whether another process has used it first.
+    pub(super) fn is_lost(&self) -> bool {
+        self.claim.as_ref().is_some_and(Claim::is_lost)
+    }
+
+    /// Leaves the channel to another process. Returns the unread events; `None` if that was done
+    /// before.
+    pub(super) fn leave(&mut self) -> Option<Vec<QueuedEvent>> {
+        // The signal is the other process's, too.
+        (!std::mem::replace(&mut self.is_left, true)).then(|| self.events.drain(..).collect())
     }
 
     /// Adds an event.
     pub(super) fn push(&mut self, event: QueuedEvent) {
+        if self.is_left {
+            return;
+        }
         self.readiness.raise();
         self.events.push_back(event);
     }
@@ -72,7 +116,7 @@ impl Channel {
 
     /// Makes the channel unreadable if no events are left.
     fn settle(&mut self) {
-        if self.events.is_empty() {
+        if self.events.is_empty() && !self.is_left {
             self.readiness.clear();
         }
     }

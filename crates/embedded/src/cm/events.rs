@@ -5,7 +5,7 @@ use std::time::Duration;
 use rdmacm::{EventKind, RejectReason, SidrStatus, abi};
 use zerocopy::IntoBytes;
 
-use super::channel::QueuedEvent;
+use super::channel::{Channel, QueuedEvent};
 use super::connection::ConnectionState;
 use super::id::{Id, Phase};
 use super::ids::{Ids, conn_param, event};
@@ -138,6 +138,11 @@ impl Ids {
             return self.machine.reject_and_forget(now, connection, reason);
         }
         let channel = self.channels.get(&listener.channel);
+        if channel.is_some_and(Channel::is_lost) {
+            let fd = listener.channel;
+            self.leave_channel(fd);
+            return self.machine.forget(connection);
+        }
         let unread = channel.map_or(usize::MAX, |it| it.requests(number));
         if unread >= listener.backlog as usize {
             return self.machine.reject_request(now, connection, false);

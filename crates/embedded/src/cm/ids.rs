@@ -77,7 +77,7 @@ pub(super) struct Ids {
     pub(super) channels: HashMap<RawFd, Channel>,
     pub(super) ids: BTreeMap<u32, Id>,
     memberships: BTreeMap<u32, Membership>,
-    last: u32,
+    pub(super) last: u32,
 }
 
 /// Returns the source address that the kernel selects for a destination.
@@ -168,7 +168,13 @@ impl Ids {
     }
 
     pub(super) fn close(&mut self, fd: RawFd) -> Result<()> {
-        self.channel(fd)?;
+        let claim = &self.channel(fd)?.claim;
+        if claim
+            .as_ref()
+            .is_some_and(|it| it.is_free() || it.is_lost())
+        {
+            self.leave_channel(fd);
+        }
         let of_it: Vec<u32> = (self.ids.iter())
             .filter_map(|(number, id)| (id.channel == fd).then_some(*number))
             .collect();
@@ -307,7 +313,7 @@ impl Ids {
         Ok(id.reported)
     }
 
-    fn remove_listener(&mut self, number: u32, id: &Id) {
+    pub(super) fn remove_listener(&mut self, number: u32, id: &Id) {
         let port = id.local.map_or(0, |local| local.port());
         let key = (id.space, port);
         if let Some(of_port) = self.listeners.get_mut(&key) {

@@ -91,7 +91,7 @@ impl<O: ManagerOwner> ManagerKernel<O> {
 
 /// Executes a command; `option` is the option value that it contains.
 fn execute(ids: &mut Ids, fd: RawFd, command: u32, bytes: &[u8], option: &[u8]) -> Result<Answer> {
-    ids.channel(fd)?;
+    ids.channel(fd)?.take_ownership()?;
     match command {
         cmd::CMD_CREATE_ID => {
             let it: abi::CreateId = body(bytes)?;

@@ -366,6 +366,11 @@ impl Machine {
         }
     }
 
+    /// Forgets a request, for which the peer's next one is the first.
+    pub(super) fn forget(&mut self, number: u32) {
+        self.remove(number);
+    }
+
     /// Rejects a request for a reason that holds if it is repeated, so that it can be forgotten.
     pub(super) fn reject_and_forget(&mut self, now: Duration, number: u32, reason: u8) {
         self.reject_for(now, number, reason);

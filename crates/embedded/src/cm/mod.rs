@@ -21,12 +21,14 @@
 //! There is no thread: what drives the network takes turns ([`Manager::turn`]).
 
 mod channel;
+mod claim;
 mod connection;
 mod events;
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) mod hostile;
 mod id;
 mod ids;
+mod inherited;
 pub(crate) mod kernel;
 mod machine;
 #[cfg(test)]
@@ -55,6 +57,7 @@ pub use id::ConnectionId;
 pub(crate) use id::LocalPort;
 pub(crate) use ids::Clock;
 use ids::Ids;
+pub use inherited::InheritedChannel;
 use machine::{Machine, Rules};
 use mad::{Attribute, Mad};
 use ports::Ports;
@@ -75,6 +78,8 @@ struct Shared {
     has_outgoing: AtomicBool,
     /// Other processes of the address must know of changes.
     has_changes: AtomicBool,
+    /// Children of fork have channels of this process.
+    has_shared_channels: AtomicBool,
     /// When something is due, in nanoseconds; `NEVER` for nothing.
     deadline: AtomicU64,
     /// Until when whoever drives the network may sleep, as far as it knows.
@@ -133,6 +138,7 @@ impl Manager {
             drops: Arc::default(),
             has_outgoing: AtomicBool::new(false),
             has_changes: AtomicBool::new(false),
+            has_shared_channels: AtomicBool::new(false),
             deadline: AtomicU64::new(NEVER),
             planned: AtomicU64::new(NEVER),
         });
@@ -165,6 +171,7 @@ impl Manager {
     /// Does what is due. Returns the time until something is. With `plans`, the caller sleeps no
     /// longer than that, unless it is woken ([`needs_turn`](Self::needs_turn)).
     pub(crate) fn turn(&self, plans: bool) -> Option<Duration> {
+        self.leave_lost();
         let shared = &*self.shared;
         let mut due = shared.deadline.load(Ordering::SeqCst);
         if due == NEVER && shared.planned.load(Ordering::Relaxed) == NEVER {

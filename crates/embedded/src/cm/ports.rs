@@ -3,15 +3,18 @@
 //! In a network of a directory, each bound port has files there; locks on them show which
 //! processes own the port, and for which addresses. One that listens writes its number to the
 //! files that it alone locks, and gets the requests of others. Such a number may be out of date:
-//! the process that it names rejects the request.
+//! the process that it names rejects the request. A child of fork has the same open files, so the
+//! locks last until the last process with them has closed them, or one has released them.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::{Flock, FlockArg};
 use roce::packet::gid_of_ip;
+use uverbs::Errno;
 
 use super::message::Message;
 use crate::addresses::SharedPorts;
@@ -145,6 +148,45 @@ pub(super) struct BoundPort {
     owner: u64,
 }
 
+/// A port of a parent process, with the descriptors of its locks.
+#[derive(Clone, Debug)]
+pub(super) struct InheritedPort {
+    key: PortKey,
+    binding: Binding,
+    reuses: bool,
+    locks: Vec<(IpAddr, RawFd)>,
+    /// With names, and whether they are exclusive.
+    files: Vec<(String, bool, RawFd)>,
+}
+
+impl InheritedPort {
+    /// Returns the descriptors.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        let locks = self.locks.iter().map(|(_, fd)| *fd);
+        locks.chain(self.files.iter().map(|(.., fd)| *fd))
+    }
+}
+
+/// Returns the lock that a parent process has, which the descriptor shares.
+fn inherited_lock(fd: RawFd, exclusive: bool) -> Result<Flock<File>> {
+    // SAFETY: a descriptor that the parent process has left open in this one.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let owned = fd.try_clone_to_owned();
+    let owned = owned.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EBADF)))?;
+    let kind = match exclusive {
+        true => FlockArg::LockExclusiveNonblock,
+        false => FlockArg::LockSharedNonblock,
+    };
+    Flock::lock(File::from(owned), kind).or_else(|_| refuse(libc::EADDRINUSE))
+}
+
+/// Closes the file of a lock, which stays locked while another process has the file.
+fn close_unreleased(lock: Flock<File>) {
+    // SAFETY: the descriptor is the lock's, which is forgotten instead of dropped.
+    drop(unsafe { OwnedFd::from_raw_fd(lock.as_raw_fd()) });
+    std::mem::forget(lock);
+}
+
 /// Name of the lock on a port of an address.
 fn lock_name_of((space, port): PortKey, address: IpAddr) -> String {
     let bits = u128::from_be_bytes(gid_of_ip(address));
@@ -259,10 +301,14 @@ impl SharedPorts {
             });
         };
         entry.locks.push((address, lock));
-        // Tells other members which one owns the port.
+        self.publish(key, address, binding)
+    }
+
+    /// Tells other members that this one owns a port.
+    fn publish(&self, key: PortKey, address: IpAddr, binding: Binding) -> Result<()> {
         let of_all = if binding.is_any() { OF_ALL } else { "" };
         let text = format!("{} {of_all}", self.member);
-        self.directory.write(&name, &text)
+        self.directory.write(&lock_name_of(key, address), &text)
     }
 
     /// Removes the files of the locks, which are held until then.
@@ -377,6 +423,48 @@ impl Ports {
         })
     }
 
+    /// Takes a port of the parent process.
+    ///
+    /// # Errors
+    /// EADDRINUSE: the parent no longer has it; errors of the directory.
+    pub(super) fn inherit(self: &Arc<Self>, port: &InheritedPort) -> Result<BoundPort> {
+        let number = random();
+        let mut table = lock(&self.table);
+        let mut new = PortEntry::default();
+        let entry = table.get_mut(&port.key).unwrap_or(&mut new);
+        for (ip, fd) in &port.locks {
+            if entry.locks.iter().all(|(known, _)| known != ip) {
+                entry.locks.push((*ip, inherited_lock(*fd, true)?));
+                if let Some(shared) = self.shared() {
+                    shared.publish(port.key, *ip, port.binding)?;
+                }
+            }
+        }
+        for (name, exclusive, fd) in &port.files {
+            if entry.files.iter().all(|it| it.name != *name) {
+                entry.files.push(LockedFile {
+                    name: name.clone(),
+                    exclusive: *exclusive,
+                    lock: inherited_lock(*fd, *exclusive)?,
+                });
+            }
+        }
+        entry.owners.push(Owner {
+            binding: port.binding,
+            reuses: port.reuses,
+            number,
+        });
+        if !new.owners.is_empty() {
+            table.insert(port.key, new);
+        }
+        drop(table);
+        Ok(BoundPort {
+            ports: Arc::clone(self),
+            key: port.key,
+            owner: number,
+        })
+    }
+
     /// Reserves the ports of this process also at a new address. A port that another process
     /// has there stays with that process.
     pub(super) fn add_address(&self, address: IpAddr) {
@@ -452,6 +540,64 @@ impl Ports {
 impl BoundPort {
     pub(super) fn port(&self) -> u16 {
         self.key.1
+    }
+
+    /// Returns what a child of fork needs to have the port in the place of this process.
+    pub(super) fn inheritable(&self) -> Option<InheritedPort> {
+        let table = lock(&self.ports.table);
+        let entry = table.get(&self.key)?;
+        let owner = entry.owners.iter().find(|it| it.number == self.owner)?;
+        let fd = |lock: &Flock<File>| lock.as_fd().as_raw_fd();
+        Some(InheritedPort {
+            key: self.key,
+            binding: owner.binding,
+            reuses: owner.reuses,
+            locks: (entry.locks.iter())
+                .map(|(ip, lock)| (*ip, fd(lock)))
+                .collect(),
+            files: (entry.files.iter())
+                .map(|it| (it.name.clone(), it.exclusive, fd(&it.lock)))
+                .collect(),
+        })
+    }
+
+    /// Leaves the port to another process that has the files of its locks.
+    pub(super) fn leave(self) {
+        let mut table = lock(&self.ports.table);
+        let Some(entry) = table.get_mut(&self.key) else {
+            return;
+        };
+        entry.owners.retain(|owner| owner.number != self.owner);
+        if !entry.owners.is_empty() {
+            return;
+        }
+        let (locks, files) = (
+            std::mem::take(&mut entry.locks),
+            std::mem::take(&mut entry.files),
+        );
+        table.remove(&self.key);
+        drop(table);
+        let mut names = Vec::new();
+        for (ip, lock) in locks {
+            names.push(lock_name_of(self.key, ip));
+            close_unreleased(lock);
+        }
+        for file in files {
+            names.push(file.name);
+            close_unreleased(file.lock);
+        }
+        let directory = match &self.ports.reach {
+            Reach::Directory(directory, _) => Some(directory),
+            Reach::Hosts(shared) => shared.as_ref().map(|it| &it.directory),
+            _ => None,
+        };
+        let Some(directory) = directory else { return };
+        for name in names {
+            // If no other process has the file.
+            if let Ok(Some(_lock)) = directory.lock(&name) {
+                directory.remove_lock(&name);
+            }
+        }
     }
 
     /// Changes this owner of the port.
@@ -626,6 +772,43 @@ mod tests {
         drop(ports);
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
         std::fs::remove_dir(&directory).unwrap();
+    }
+
+    /// A port that a process leaves is in use while its child has the files of the locks, and the
+    /// child's once that has taken it.
+    #[test]
+    fn a_child_has_the_port_that_its_parent_leaves() {
+        let name = format!("ringverbs-ports-child-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        let [parent, child, other] = [1, 2, 3].map(|member| joined(&directory, member));
+        let free = |ports: &Arc<Ports>| ports.reserve(SPACE, 7471, AT, false).is_ok();
+        for takes in [true, false] {
+            let port = parent.reserve(SPACE, 7471, AT, false).unwrap();
+            port.take().unwrap();
+            let mut inherited = port.inheritable().unwrap();
+            // As fork does.
+            let copies: Vec<_> = (inherited.files.iter_mut())
+                .map(|(.., fd)| {
+                    // SAFETY: the parent's descriptor, which is open.
+                    let copy = unsafe { BorrowedFd::borrow_raw(*fd) };
+                    let copy = copy.try_clone_to_owned().unwrap();
+                    *fd = copy.as_raw_fd();
+                    copy
+                })
+                .collect();
+            port.leave();
+            assert!(!free(&parent) && !free(&other));
+            assert_eq!(owner(&other, LOCAL, &[]), Some(Peer::Member(1)));
+            if takes {
+                let port = child.inherit(&inherited).unwrap();
+                port.take().unwrap();
+                assert_eq!(owner(&other, LOCAL, &[]), Some(Peer::Member(2)));
+                assert!(!free(&parent) && !free(&other));
+            }
+            drop(copies);
+            assert!(free(&parent) && free(&other));
+        }
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     /// The file of an address that a killed process had does not hide who has all addresses.

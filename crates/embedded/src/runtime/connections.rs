@@ -1,6 +1,6 @@
 //! The connection manager of a device.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use nix::poll::PollTimeout;
@@ -8,7 +8,7 @@ use uverbs::kernel::Kernel;
 
 use crate::Result;
 use crate::cm::kernel::{ManagerKernel, ManagerOwner};
-use crate::cm::{LocalPort, Manager};
+use crate::cm::{InheritedChannel, LocalPort, Manager};
 use crate::poll::wait;
 use crate::runtime::embedded::Embedded;
 use crate::runtime::time::{self, Limit};
@@ -91,10 +91,35 @@ impl Embedded {
     /// process ends, the event is DISCONNECTED, or REJECTED before the peer has
     /// accepted.
     pub fn connection_manager(&self) -> Box<dyn Kernel> {
+        Box::new(ManagerKernel::new(self.clone(), self.local_port()))
+    }
+
+    /// Returns a channel of the connection manager, by its descriptor, for a child of fork, which
+    /// can have it in the place of this process: ids without a connection. `None` also if the
+    /// manager is busy for too long.
+    pub fn inheritable_channel(&self, fd: RawFd, until: Instant) -> Option<InheritedChannel> {
+        let wake = self.runner.wake_descriptor();
+        self.runner.manager().inheritable(fd, wake, until)
+    }
+
+    /// Makes a channel of the parent process this one's, unless another process has used it
+    /// since the fork. Returns the connection manager and the channel's descriptor, which events
+    /// make readable together with that of the parent.
+    ///
+    /// # Errors
+    /// EIO: another process has used it first. EMFILE; errors of the directory.
+    pub fn adopt_channel(&self, inherited: &InheritedChannel) -> Result<(Box<dyn Kernel>, RawFd)> {
+        let manager = self.connection_manager();
+        let fd = self.runner.manager().adopt(inherited, self.local_port())?;
+        inherited.wake_parent();
+        Ok((manager, fd))
+    }
+
+    fn local_port(&self) -> LocalPort {
         let state = self.device.lock();
         let settings = state.hca.settings();
         let own = state.own_gids();
-        let port = LocalPort {
+        LocalPort {
             ethernet: state.is_ethernet(),
             gid: state.gid(),
             lid: settings.lid,
@@ -104,8 +129,6 @@ impl Embedded {
             own,
             mtu: state.mtu(),
             node: self.device.number() as u16,
-        };
-        drop(state);
-        Box::new(ManagerKernel::new(self.clone(), port))
+        }
     }
 }

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::{Deref, Range};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::thread::{self, JoinHandle};
@@ -691,6 +691,11 @@ impl Runner {
     /// Returns whether a thread drives the devices.
     pub(crate) fn has_thread(&self) -> bool {
         self.thread.is_some()
+    }
+
+    /// Returns the descriptor that wakes the network's thread.
+    pub(crate) fn wake_descriptor(&self) -> Option<RawFd> {
+        self.shared.link.as_ref().map(Link::wake_descriptor)
     }
 
     /// Returns the network's connection manager.

@@ -1,7 +1,7 @@
 //! The wire of a network: what moves frames between its devices and those of other
 //! processes or hosts.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 use std::thread;
@@ -241,6 +241,11 @@ impl Link {
             let arrived = wire.lock().unwrap_or_else(PoisonError::into_inner).arm();
             (!arrived).then(|| sleep(self.epoll.0.as_fd()))
         })
+    }
+
+    /// Returns the eventfd that wakes the network's thread.
+    pub(crate) fn wake_descriptor(&self) -> RawFd {
+        self.wake.as_raw_fd()
     }
 
     /// Wakes the network's thread.

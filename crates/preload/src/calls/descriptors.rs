@@ -56,7 +56,11 @@ fn register_duplicate(object: Lookup, fd: c_int) -> c_int {
 fn unregister(object: &Lookup, fd: c_int) {
     match object {
         Lookup::Open(_) => drop(ProcessState::current().table.remove(fd)),
-        Lookup::Stale | Lookup::Netlink => table::clear(fd),
+        Lookup::Netlink => table::clear(fd),
+        Lookup::Stale => {
+            table::clear(fd);
+            process::closed_inherited();
+        }
         Lookup::Foreign | Lookup::Other => {}
     }
 }
@@ -164,6 +168,9 @@ fn write_manager_command(object: &Object, fd: c_int, command: &[u8]) -> Result<u
         let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
         // As in the kernel, closing the descriptor does not end the wait.
         let waits = flags < 0 || flags & libc::O_NONBLOCK == 0;
+        if done.is_err_and(|errno| errno.raw() == libc::EIO) {
+            process::report_shared_channel();
+        }
         if number == Some(cmd::CMD_GET_EVENT) && done.is_ok() {
             explain_event(command);
         }

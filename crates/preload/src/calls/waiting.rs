@@ -119,6 +119,65 @@ unsafe fn poll_driving(
     }
 }
 
+/// Called before a wait. A child of fork whose parent has event channels waits for the end of
+/// that process, too, since no thread drives what it leaves until this process takes it. Returns
+/// the time left; an error, with `errno` set, if a signal arrives.
+///
+/// # Safety
+/// As for ppoll(2).
+#[inline]
+unsafe fn before_wait(
+    fds: *const pollfd,
+    count: nfds_t,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<Option<Duration>, ()> {
+    if !process::has_inherited_channels() {
+        return Ok(timeout);
+    }
+    // SAFETY: guaranteed by the caller.
+    unsafe { wait_as_heir(fds, count, timeout, mask) }
+}
+
+#[cold]
+unsafe fn wait_as_heir(
+    fds: *const pollfd,
+    count: nfds_t,
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<Option<Duration>, ()> {
+    let began = Instant::now();
+    loop {
+        let rest = timeout.map(|time| time.saturating_sub(began.elapsed()));
+        let owner = process::take_orphaned_channels(false);
+        let length = usize::try_from(count).unwrap_or(usize::MAX);
+        let is_bad = length > MAX_DESCRIPTORS || fds.is_null() && length != 0;
+        let Some(owner) = owner.filter(|_| !is_bad && rest != Some(Duration::ZERO)) else {
+            return Ok(rest);
+        };
+        let end = pollfd {
+            fd: owner,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut entries = [end; MAX_DESCRIPTORS + 1];
+        if length != 0 {
+            // SAFETY: the caller passes that many entries.
+            unsafe { ptr::copy_nonoverlapping(fds, entries.as_mut_ptr(), length) };
+        }
+        let time = rest.map(to_timespec);
+        let time = time.as_ref().map_or(ptr::null(), ptr::from_ref);
+        // SAFETY: initialized entries; the mask is the caller's.
+        let polled = unsafe { real::ppoll(entries.as_mut_ptr(), count + 1, time, mask) };
+        if polled < 0 {
+            return Err(());
+        }
+        if entries[length].revents == 0 || polled > 1 {
+            return Ok(timeout.map(|time| time.saturating_sub(began.elapsed())));
+        }
+    }
+}
+
 /// Waits until a descriptor is readable, with the devices driven. Returns false, with `errno`
 /// set, if a signal arrives.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>) -> bool {
@@ -148,6 +207,15 @@ unsafe fn epoll_driving(
     if fd < 0 || max <= 0 {
         return None;
     }
+    let own = pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one entry; the mask is the caller's.
+    let Ok(timeout) = (unsafe { before_wait(&raw const own, 1, timeout, mask) }) else {
+        return Some(-1);
+    };
     let waits = timeout != Some(Duration::ZERO);
     process::waiting_device(waits).filter(|_| waits && !function.is_hooked())?;
     let began = timeout.map(|_| Instant::now());
@@ -192,9 +260,13 @@ unsafe fn read_timespec(time: *const timespec) -> Option<Option<Duration>> {
 
 export! {
     poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+        let time = milliseconds(timeout);
         // SAFETY: guaranteed by the caller.
-        let polled =
-            unsafe { poll_driving(&POLL, fds, count, milliseconds(timeout), ptr::null()) };
+        let Ok(time) = (unsafe { before_wait(fds, count, time, ptr::null()) }) else {
+            return -1;
+        };
+        // SAFETY: as above.
+        let polled = unsafe { poll_driving(&POLL, fds, count, time, ptr::null()) };
         polled.unwrap_or_else(|| {
             wake_devices();
             // SAFETY: guaranteed by the caller.
@@ -211,9 +283,16 @@ export! {
         fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t
     ) -> c_int {
         // SAFETY: guaranteed by the caller.
-        let polled = unsafe { read_timespec(timeout) };
+        let mut polled = None;
         // SAFETY: as above.
-        let polled = polled.and_then(|time| unsafe { poll_driving(&PPOLL, fds, count, time, mask) });
+        if let Some(time) = unsafe { read_timespec(timeout) } {
+            // SAFETY: as above.
+            let Ok(time) = (unsafe { before_wait(fds, count, time, mask) }) else {
+                return -1;
+            };
+            // SAFETY: as above.
+            polled = unsafe { poll_driving(&PPOLL, fds, count, time, mask) };
+        }
         polled.unwrap_or_else(|| {
             wake_devices();
             // SAFETY: guaranteed by the caller.
@@ -234,6 +313,9 @@ export! {
         timeout: *mut timeval
     ) -> c_int {
         wake_devices();
+        if process::has_inherited_channels() {
+            process::take_orphaned_channels(false);
+        }
         // SAFETY: guaranteed by the caller.
         unsafe { real::select(count, read, write, except, timeout) }
     }
@@ -243,6 +325,9 @@ export! {
         timeout: *const timespec, mask: *const sigset_t
     ) -> c_int {
         wake_devices();
+        if process::has_inherited_channels() {
+            process::take_orphaned_channels(false);
+        }
         // SAFETY: guaranteed by the caller.
         unsafe { real::pselect(count, read, write, except, timeout, mask) }
     }

@@ -26,6 +26,8 @@ static struct rdma_addrinfo *resolve(const char *address, int flags)
 	return found;
 }
 
+static int used[2];
+
 static void client(const char *address, struct rdma_cm_id *listening)
 {
 	struct rdma_addrinfo *found = resolve(address, 0);
@@ -34,8 +36,9 @@ static void client(const char *address, struct rdma_cm_id *listening)
 	struct rdma_cm_id *id;
 	struct ibv_mr *mr, *answers;
 	struct ibv_wc wc;
+	char byte;
 
-	CHECK(rdma_listen(listening, 1) && errno == EIO);
+	CHECK(read(used[0], &byte, 1) == 1 && rdma_listen(listening, 1) && errno == EIO);
 	CHECK(!rdma_create_ep(&id, found, NULL, &init));
 	CHECK((mr = rdma_reg_msgs(id, message, sizeof message)));
 	CHECK((answers = rdma_reg_msgs(id, answer, sizeof answer)));
@@ -55,18 +58,21 @@ int main(int argc, char **argv)
 	struct rdma_addrinfo *found = resolve(argv[1], RAI_PASSIVE);
 	struct ibv_qp_init_attr init = attributes();
 	struct rdma_cm_id *listening, *id;
-	char message[16];
+	char message[16] = { 0 };
 	struct ibv_mr *mr;
 	struct ibv_wc wc;
 	int status;
 
-	CHECK(argc == 2 && !rdma_create_ep(&listening, found, NULL, &init));
+	CHECK(argc == 2 && !pipe(used) && !rdma_create_ep(&listening, found, NULL, &init));
 	CHECK(!rdma_listen(listening, 8));
 	for (int n = 0; n < CHILDREN; n++)
 		if (!fork()) {
 			client(argv[1], listening);
 			_exit(0);
 		}
+	/* The first to use it. */
+	CHECK(!rdma_set_option(listening, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, message, 1));
+	CHECK(write(used[1], "uuu", CHILDREN) == CHILDREN);
 	for (int n = 0; n < CHILDREN; n++) {
 		CHECK(!rdma_get_request(listening, &id));
 		CHECK((mr = rdma_reg_msgs(id, message, sizeof message)));
