@@ -35,7 +35,7 @@ static REPORTED: AtomicBool = AtomicBool::new(false);
 /// This process has inherited channels, of which it may have used none.
 static HAS_INHERITED_CHANNELS: AtomicBool = AtomicBool::new(false);
 /// How long a fork waits for threads that use the devices.
-const MAX_FORK_WAIT: Duration = Duration::from_millis(100);
+const MAX_FORK_WAIT: Duration = Duration::from_secs(1);
 
 /// A context that a child of fork has, too.
 struct Inherited {
