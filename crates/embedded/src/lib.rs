@@ -61,7 +61,7 @@ pub use driver::file_limit::FileSizeLimit;
 pub use driver::files::UarCounts;
 pub use driver::gids::{GidTable, GidTableError};
 pub use driver::inherited::InheritedContext;
-pub use driver::memory::{ScatterObserver, last_accesses, observe_scatters};
+pub use driver::memory::{DataObserver, last_accesses, observe_data};
 pub use driver::moved::may_be_registered;
 pub use driver::pinned::Loss;
 pub use runtime::embedded::{Activity, Embedded};

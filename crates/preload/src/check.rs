@@ -1,7 +1,7 @@
 //! Errors of the program that no device reports: `RINGVERBS_CHECK`.
 //!
 //! ```text
-//! post ── hooks ──► SendQueue: bytes of each buffer ◄── before_scatter ── device
+//! post ── hooks ──► SendQueue: bytes of each buffer ◄── before_gather, before_scatter ── device
 //! poll ── hooks ──► Checker: the same bytes? ──► Explainer ──► report
 //! ioctl ── ObjectChange ──► Objects ──► Checker: what is left when a context is closed?
 //! ```
@@ -9,7 +9,10 @@
 //! A rule reports what is wrong on any device. Where this process cannot tell, it is silent,
 //! and the summary names what was left out.
 
+mod completion_queue;
 mod content;
+mod freed;
+mod receives;
 mod sends;
 mod suppressions;
 mod watched;
@@ -24,27 +27,46 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use uverbs::QpType;
 
 use crate::config::Config;
-use crate::explain::{Explainer, Finding, Origin, QueuePair, lock};
+use crate::explain::{Explainer, Finding, Origin, QueuePair, Stranger, lock};
+pub(crate) use completion_queue::CompletionQueue;
+use completion_queue::Entry;
+pub(crate) use freed::defer as defer_freeing;
+pub(crate) use receives::{ReceiveQueue, Received};
 use sends::Fault;
 pub(crate) use sends::{SendQueue, Sent, Sge};
 use suppressions::Suppressions;
+use watched::Use;
 
 /// A rule that a program can break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Rule {
     BufferChanged,
+    OverlappingAccess,
     BufferUnmapped,
     RegionDeregistered,
     QueueNeverDrains,
+    CompletionQueueTooSmall,
+    EventsNotAcknowledged,
+    AnotherDomain,
+    AnotherContext,
+    UseAfterDestroy,
+    BuilderWithoutStart,
     Leak,
 }
 
 impl Rule {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 12] = [
         Self::BufferChanged,
+        Self::OverlappingAccess,
         Self::BufferUnmapped,
         Self::RegionDeregistered,
         Self::QueueNeverDrains,
+        Self::CompletionQueueTooSmall,
+        Self::EventsNotAcknowledged,
+        Self::AnotherDomain,
+        Self::AnotherContext,
+        Self::UseAfterDestroy,
+        Self::BuilderWithoutStart,
         Self::Leak,
     ];
 
@@ -52,9 +74,16 @@ impl Rule {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::BufferChanged => "buffer-changed",
+            Self::OverlappingAccess => "overlapping-access",
             Self::BufferUnmapped => "buffer-unmapped",
             Self::RegionDeregistered => "region-deregistered",
             Self::QueueNeverDrains => "queue-never-drains",
+            Self::CompletionQueueTooSmall => "completion-queue-too-small",
+            Self::EventsNotAcknowledged => "events-not-acknowledged",
+            Self::AnotherDomain => "another-domain",
+            Self::AnotherContext => "another-context",
+            Self::UseAfterDestroy => "use-after-destroy",
+            Self::BuilderWithoutStart => "builder-without-start",
             Self::Leak => "leak",
         }
     }
@@ -69,6 +98,25 @@ const OWNED: [&str; 6] = [
     "queue pair",
     "shared receive queue",
 ];
+
+/// A queue pair that is posted to, and the completion queue of the work requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Posting<'a> {
+    pub(crate) device: usize,
+    pub(crate) number: u32,
+    pub(crate) queue_pair: &'a Arc<QueuePair>,
+    /// With the number of its entries; `None` if it is not known.
+    pub(crate) completions: Option<(&'a Arc<CompletionQueue>, u32)>,
+}
+
+/// What [`Checker::posting`] has found.
+#[derive(Debug, Default)]
+pub(crate) struct Posted {
+    /// Number of sends that are followed.
+    pub(crate) count: usize,
+    /// An error, if the provider takes the work requests.
+    finding: Option<Finding>,
+}
 
 /// A completion.
 #[derive(Clone, Copy, Debug)]
@@ -123,9 +171,9 @@ impl Checker {
         })
     }
 
-    /// Begins to observe what devices write.
+    /// Begins to observe what devices read and write.
     pub(crate) fn observe() {
-        embedded::observe_scatters(watched::before_scatter);
+        embedded::observe_data(watched::before_gather, watched::before_scatter);
     }
 
     /// Returns whether a report is to be printed, and counts it.
@@ -168,35 +216,75 @@ impl Checker {
         }
     }
 
-    /// Notes sends before the provider has them. Returns their number.
+    /// Notes sends before the provider has them.
     pub(crate) fn posting(
         &self,
         explainer: &Explainer,
-        device: usize,
-        queue_pair: &QueuePair,
+        posting: Posting<'_>,
         sends: impl IntoIterator<Item = Sent>,
-    ) -> usize {
+    ) -> Posted {
+        let queue_pair = posting.queue_pair;
         let mut queue = lock(&queue_pair.in_flight);
         if queue.is_lost() {
-            return 0;
+            return Posted::default();
         }
         // Answers arrive at other queue pairs.
         if [QpType::XRC_INI, QpType::DRIVER].contains(&queue_pair.kind) {
             self.lose(&mut queue);
-            return 0;
+            return Posted::default();
         }
-        let mut count = 0;
+        let completions = posting.completions.map(|(queue, _)| queue);
+        let mut posted = Posted::default();
+        let mut last = None;
         for mut sent in sends {
-            if sent.read(device, &explainer.objects).is_err() {
+            if sent
+                .read((posting.device, posting.number), &explainer.objects)
+                .is_err()
+            {
                 self.cannot_read.store(true, Ordering::Relaxed);
             }
-            if !queue.push(sent) {
+            last = Some(sent.origin.clone());
+            if !queue.push(sent, completions) {
                 self.lose(&mut queue);
-                return 0;
+                return Posted::default();
             }
-            count += 1;
+            posted.count += 1;
         }
-        count
+        drop(queue);
+        posted.finding = last.and_then(|origin| too_small(posting, origin));
+        posted
+    }
+
+    /// Notes receives before the provider has them.
+    pub(crate) fn posting_receives(
+        &self,
+        posting: Posting<'_>,
+        receives: impl IntoIterator<Item = Received>,
+    ) -> Posted {
+        let mut queue = lock(&posting.queue_pair.receives_in_flight);
+        let completions = posting.completions.map(|(queue, _)| queue);
+        let mut posted = Posted::default();
+        let mut last = None;
+        for received in receives {
+            last = Some(received.origin.clone());
+            if !queue.push(received, completions) {
+                return Posted::default();
+            }
+            posted.count += 1;
+        }
+        drop(queue);
+        posted.finding = last.and_then(|origin| too_small(posting, origin));
+        posted
+    }
+
+    /// Handles work requests that the provider has taken.
+    pub(crate) fn accepted(&self, explainer: &Explainer, posting: Posting<'_>, posted: Posted) {
+        let Some((finding, (queue, _))) = posted.finding.zip(posting.completions) else {
+            return;
+        };
+        if let Some(finding) = queue.report_when_polled(finding) {
+            explainer.report_error(finding);
+        }
     }
 
     /// Handles sends that the provider has refused, the last ones, for this reason.
@@ -246,33 +334,39 @@ impl Checker {
             }
             return;
         };
-        if completion.is_receive && !completion.has_failed {
+        let is_received = completion.is_receive && !completion.has_failed;
+        if is_received {
             watched::arrived(number);
-            return;
         }
         let Some(queue_pair) = explainer.objects.queue_pair(device, number) else {
             return;
         };
+        if is_received {
+            let received = lock(&queue_pair.receives_in_flight).complete(completion.wr_id);
+            let entry = received.and_then(|received| received.entry);
+            if let Some(finding) = entry.and_then(Entry::polled) {
+                explainer.report_error(finding);
+            }
+            return;
+        }
         let mut queue = lock(&queue_pair.in_flight);
         if completion.has_failed {
-            // The queue pair is in error, and sends are flushed.
+            // The queue pair is in error, and work requests are flushed.
             self.lose(&mut queue);
+            lock(&queue_pair.receives_in_flight).lose();
             return;
         }
         if queue.is_lost() {
             return;
         }
-        let Some(completed) = queue.complete(completion.wr_id) else {
+        let Some(mut completed) = queue.complete(completion.wr_id) else {
             self.lose(&mut queue);
             return;
         };
-        let mut findings = Vec::new();
+        let entry = completed.last_mut().and_then(|sent| sent.entry.take());
+        let mut findings = Vec::from_iter(entry.and_then(Entry::polled));
         for sent in &completed {
-            if watched::has_arrived(number, sent.at) {
-                // It may have told the program that the peer has the data.
-                continue;
-            }
-            findings.extend(self.fault_of(explainer, (device, number), &queue_pair, sent));
+            findings.extend(fault_of(explainer, (device, number), &queue_pair, sent));
         }
         drop(queue);
         for finding in findings {
@@ -280,52 +374,113 @@ impl Checker {
         }
     }
 
-    /// Returns what is wrong with a completed send.
-    fn fault_of(
+    /// Reports a builder that a thread uses, of which it has not begun to build.
+    pub(crate) fn no_start(
         &self,
         explainer: &Explainer,
         (device, number): (usize, u32),
         queue_pair: &Arc<QueuePair>,
-        sent: &Sent,
-    ) -> Option<Finding> {
-        for buffer in &sent.buffers {
-            let (wr_id, length, address) = (sent.wr_id, buffer.length, buffer.address);
-            let what = format!("queue pair {number:#x}: {length} bytes at {address:#x}");
-            let then = format!(
-                "after wr_id {wr_id:#x} was posted with it and before its completion was polled"
-            );
-            let mut origins = vec![("posted", sent.origin.clone())];
-            let (rule, message) = match buffer.fault() {
-                Some(Fault::Changed(_)) if is_shared(address) => continue,
-                Some(Fault::Changed(offset)) => {
-                    let from = offset.map_or(String::new(), |at| format!(" from byte {at} on"));
-                    let message = format!("{what} have changed{from}, {then}");
-                    (Rule::BufferChanged, message)
-                }
-                Some(Fault::Unmapped) => (
-                    Rule::BufferUnmapped,
-                    format!("{what} were unmapped, {then}"),
-                ),
-                None => {
-                    let region = explainer.objects.region(device, buffer.lkey);
-                    let Some(deregistered) = region.and_then(|region| region.deregistered) else {
-                        continue;
-                    };
-                    origins.push(("deregistered", deregistered));
-                    let key = buffer.lkey;
-                    let message = format!("{what}: key {key:#x} was deregistered {then}");
-                    (Rule::RegionDeregistered, message)
-                }
-            };
-            return Some(Finding {
-                rule,
-                device,
-                queue_pair: Some((number, Arc::clone(queue_pair))),
-                message,
-                origins,
-            });
+        (origin, builder): (Origin, i32),
+    ) {
+        let holder = match builder {
+            0 => "no thread".to_owned(),
+            thread => format!("thread {thread}"),
+        };
+        let thread = origin.thread;
+        explainer.report_error(Finding {
+            rule: Rule::BuilderWithoutStart,
+            device,
+            queue_pair: Some((number, Arc::clone(queue_pair))),
+            message: format!(
+                "queue pair {number:#x}: a builder was called by thread {thread}, but \
+                 ibv_wr_start by {holder}"
+            ),
+            origins: vec![("called", origin)],
+        });
+    }
+
+    /// Handles a command on a context that was refused since it names an object that the context
+    /// does not have.
+    pub(crate) fn no_object(
+        &self,
+        explainer: &Explainer,
+        (device, context): (usize, RawFd),
+        handle: u32,
+    ) {
+        let called = ("called", Origin::here());
+        let (rule, message, origins) = match explainer.objects.stranger(device, context, handle) {
+            Some(Stranger::Destroyed(object, destroyed)) => (
+                Rule::UseAfterDestroy,
+                format!("{object} is used after it was destroyed"),
+                vec![
+                    called,
+                    ("destroyed", destroyed),
+                    ("created", object.created),
+                ],
+            ),
+            Some(Stranger::OfAnother(object, created)) => (
+                Rule::AnotherContext,
+                format!("{object} is used with another context than its own"),
+                vec![called, ("created", created)],
+            ),
+            None => return,
+        };
+        explainer.report_error(Finding {
+            rule,
+            device,
+            queue_pair: None,
+            message,
+            origins,
+        });
+    }
+
+    /// Reports a call with a queue that was destroyed.
+    pub(crate) fn destroyed(
+        &self,
+        explainer: &Explainer,
+        device: usize,
+        (what, origin): (String, Origin),
+        [destroyed, created]: [Origin; 2],
+    ) {
+        explainer.report_error(Finding {
+            rule: Rule::UseAfterDestroy,
+            device,
+            queue_pair: None,
+            message: format!("{what} after it was destroyed"),
+            origins: vec![
+                ("called", origin),
+                ("destroyed", destroyed),
+                ("created", created),
+            ],
+        });
+    }
+
+    /// Handles a completion queue that is destroyed, of whose events the program has read so
+    /// many and acknowledged others.
+    pub(crate) fn completion_queue_destroyed(
+        &self,
+        explainer: &Explainer,
+        device: usize,
+        queue: &CompletionQueue,
+        (read, acknowledged): (u32, u32),
+    ) {
+        // Another thread may acknowledge them.
+        if read == acknowledged || !is_single_threaded() {
+            return;
         }
-        None
+        explainer.report_error(Finding {
+            rule: Rule::EventsNotAcknowledged,
+            device,
+            queue_pair: None,
+            message: format!(
+                "a completion queue is destroyed, of which {read} events were read and \
+                 {acknowledged} acknowledged: ibv_destroy_cq waits for ibv_ack_cq_events"
+            ),
+            origins: vec![
+                ("destroyed", Origin::here()),
+                ("created", queue.created.clone()),
+            ],
+        });
     }
 
     /// Reports the objects of a context that the program closes.
@@ -335,20 +490,125 @@ impl Checker {
             if !OWNED.contains(&object.name) {
                 continue;
             }
-            let (name, number) = (object.name, object.number);
-            let number = match number {
-                0 => String::new(),
-                number => format!(" {number:#x}"),
-            };
             explainer.report_error(Finding {
                 rule: Rule::Leak,
                 device,
                 queue_pair: None,
-                message: format!("{name}{number} is left when its context is closed"),
+                message: format!("{object} is left when its context is closed"),
                 origins: vec![("created", object.created), ("closed", closed.clone())],
             });
         }
     }
+}
+
+/// Returns what is wrong with a completed send.
+fn fault_of(
+    explainer: &Explainer,
+    (device, number): (usize, u32),
+    queue_pair: &Arc<QueuePair>,
+    sent: &Sent,
+) -> Option<Finding> {
+    for buffer in &sent.buffers {
+        let (wr_id, length, address) = (sent.wr_id, buffer.length, buffer.address);
+        let what = format!("queue pair {number:#x}: {length} bytes at {address:#x}");
+        let posted = format!("after wr_id {wr_id:#x} was posted with it");
+        let then = format!("{posted} and before its completion was polled");
+        let mut origins = vec![("posted", sent.origin.clone())];
+        let mut fault = buffer.fault_before();
+        if fault.is_none() {
+            if watched::has_arrived(number, sent.at) {
+                // It may have told the program that the peer has the data.
+                continue;
+            }
+            fault = buffer.fault();
+        }
+        let (rule, message) = match fault {
+            Some(Fault::Changed(_) | Fault::ChangedBefore(..)) if is_shared(address) => continue,
+            Some(Fault::Changed(offset)) => {
+                let from = offset.map_or(String::new(), |at| format!(" from byte {at} on"));
+                let message = format!("{what} have changed{from}, {then}");
+                (Rule::BufferChanged, message)
+            }
+            Some(Fault::ChangedBefore(usage, at)) => {
+                let accessed = match usage {
+                    Use::Gather => "read",
+                    Use::Answer => "wrote",
+                };
+                let message = format!(
+                    "{what} had changed from byte {at} on when the device {accessed} them, {posted}"
+                );
+                (Rule::BufferChanged, message)
+            }
+            Some(Fault::Overlaps(reader)) => {
+                let message = format!(
+                    "{what} were changed by a read or atomic of queue pair {reader:#x}, {then}"
+                );
+                let reader = explainer.objects.queue_pair(device, reader);
+                let reader = reader.and_then(|it| it.last_send());
+                origins.extend(reader.map(|origin| ("the other queue pair: posted last", origin)));
+                (Rule::OverlappingAccess, message)
+            }
+            Some(Fault::Unmapped) => (
+                Rule::BufferUnmapped,
+                format!("{what} were unmapped, {then}"),
+            ),
+            None => {
+                let region = explainer.objects.region(device, buffer.lkey);
+                let Some(deregistered) = region.and_then(|region| region.deregistered) else {
+                    continue;
+                };
+                origins.push(("deregistered", deregistered));
+                let key = buffer.lkey;
+                let message = format!("{what}: key {key:#x} was deregistered {then}");
+                (Rule::RegionDeregistered, message)
+            }
+        };
+        return Some(Finding {
+            rule,
+            device,
+            queue_pair: Some((number, Arc::clone(queue_pair))),
+            message,
+            origins,
+        });
+    }
+    None
+}
+
+/// Returns the error of work requests of which too many can complete before the next poll.
+fn too_small(posting: Posting<'_>, origin: Origin) -> Option<Finding> {
+    let (queue, entries) = posting.completions?;
+    let outstanding = queue.excess(entries)?;
+    let Posting {
+        device,
+        number,
+        queue_pair,
+        ..
+    } = posting;
+    Some(Finding {
+        rule: Rule::CompletionQueueTooSmall,
+        device,
+        queue_pair: Some((number, Arc::clone(queue_pair))),
+        message: format!(
+            "queue pair {number:#x}: its completion queue has {entries} entries, and {outstanding} \
+             work requests are posted that complete into it"
+        ),
+        origins: vec![
+            ("posted", origin),
+            ("completion queue: created", queue.created.clone()),
+        ],
+    })
+}
+
+/// Returns whether the program has one thread. Not for the fast path.
+fn is_single_threaded() -> bool {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else {
+        return false;
+    };
+    let own = threads.filter_map(Result::ok).filter(|thread| {
+        let name = std::fs::read_to_string(thread.path().join("comm"));
+        name.is_ok_and(|name| name.trim_end() != "ringverbs-hca")
+    });
+    own.count() == 1
 }
 
 /// Returns whether memory may be changed by other mappings of the same pages, or by other

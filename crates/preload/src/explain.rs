@@ -16,7 +16,7 @@ mod objects;
 mod report;
 mod stack;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsStr;
@@ -30,11 +30,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use embedded::cause::{Cause, Class, DropCause as ManagementDrop, ReasonDrop, described};
+use embedded::cause::{
+    Cause, Class, DropCause as ManagementDrop, ReasonDrop, VerbError, described,
+};
 use embedded::roce::transport::{self, DropCause, Failure, QpState, Refusal};
-#[cfg(test)]
-use embedded::softhca::cause::AccessRule;
-use embedded::softhca::cause::{AccessError, Cause as DeviceCause, FrameDrop, Misuse, WorkRequest};
+use embedded::softhca::cause::{
+    AccessError, AccessRule, Cause as DeviceCause, FrameDrop, Misuse, WorkRequest,
+};
 use embedded::softhca::engine::eq::event;
 use embedded::softhca::rule::Rule;
 use embedded::{Embedded, ObjectChange, PeerFailure, ReasonHandler};
@@ -42,8 +44,8 @@ use embedded::{Embedded, ObjectChange, PeerFailure, ReasonHandler};
 use crate::check::{self, Checker};
 use crate::config::write_stderr;
 use crate::table::{self, Lookup};
-use crate::{internal, process};
-pub(crate) use objects::{Objects, Origin, Post, QueuePair, lock};
+use crate::{hooks, internal, process};
+pub(crate) use objects::{Objects, Origin, Post, QueuePair, Stranger, lock, thread};
 use report::{Answer, Report, Summary};
 use stack::Symbols;
 
@@ -160,7 +162,13 @@ impl Reports {
     }
 
     /// Returns the report of a device's cause, if it is to be reported.
-    fn report(&mut self, device: usize, cause: &Cause, objects: &Objects) -> Option<Report> {
+    fn report(
+        &mut self,
+        device: usize,
+        cause: &Cause,
+        objects: &Objects,
+        checks: bool,
+    ) -> Option<Report> {
         match cause {
             Cause::Device(DeviceCause::Access(error)) => {
                 self.access = Some(*error);
@@ -233,11 +241,14 @@ impl Reports {
             let never = known.as_ref().is_some_and(|it| has_had_no_receive(it));
             message.push_str(if never { NEVER_POSTED } else { "" });
         }
+        let is_request = work.is_some_and(|work| work.operation.is_some());
+        let is_foreign = access.is_some_and(|it| matches!(it.rule, AccessRule::Domain { .. }));
+        let rule = (checks && is_request && is_foreign).then_some(check::Rule::AnotherDomain);
         let key = access.map(|access| access.key);
         let region = key.and_then(|key| Some((key, objects.region(device, key)?)));
         Some(Report {
             device,
-            class: class_name(cause),
+            class: rule.map_or_else(|| class_name(cause), |_| "error"),
             message,
             count,
             queue_pair: queue_pair.zip(known),
@@ -246,7 +257,7 @@ impl Reports {
             other_end,
             question,
             call,
-            rule: None,
+            rule,
             origins: Vec::new(),
         })
     }
@@ -457,6 +468,7 @@ fn class_name(cause: &Cause) -> &'static str {
 }
 
 /// An error of the program.
+#[derive(Debug)]
 pub(crate) struct Finding {
     pub(crate) rule: check::Rule,
     pub(crate) device: usize,
@@ -482,6 +494,16 @@ pub(crate) struct Explainer {
 thread_local! {
     /// Changes by the current command of this thread.
     static CHANGES: RefCell<Vec<ObjectChange>> = const { RefCell::new(Vec::new()) };
+    /// Handle in the current command that its context does not have.
+    static NO_OBJECT: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// Called in a command that was refused.
+pub(crate) fn command_refused(error: &VerbError) {
+    if error.class() == Class::NotFound && error.what == "handle" {
+        let handle = u32::try_from(error.value).ok();
+        let _ = NO_OBJECT.try_with(|it| it.set(handle));
+    }
 }
 
 /// Called in a command that has changed an object.
@@ -517,14 +539,13 @@ impl Explainer {
         for (number, device) in devices.iter().enumerate() {
             let asking = device.clone();
             device.observe(Some(Arc::new(move |cause: &Cause| {
-                // Changes of objects are described to observers only.
-                if !self.explains {
-                    return;
-                }
                 let _scope = internal::enter();
                 let reports = &mut *lock(&self.reports);
-                if let Some(mut report) = reports.report(number, cause, &self.objects) {
-                    reports.ask_peer(&asking, &mut report);
+                let checks = self.checker.is_some();
+                if let Some(mut report) = reports.report(number, cause, &self.objects, checks) {
+                    if self.explains {
+                        reports.ask_peer(&asking, &mut report);
+                    }
                     self.write(&report, &mut reports.symbols);
                 }
             })));
@@ -544,17 +565,30 @@ impl Explainer {
         unsafe { libc::atexit(at_exit) };
     }
 
+    /// Writes a report, unless it is suppressed or of what is not asked for.
     fn write(&self, report: &Report, symbols: &mut Symbols) {
-        self.target.write(&match self.format {
-            Format::Text => report.text(symbols),
-            Format::Json => report.json(symbols),
-        });
+        let is_wanted = match (report.rule, &self.checker) {
+            (Some(rule), Some(checker)) => checker.counts(rule, &report.text(symbols)),
+            _ => self.explains,
+        };
+        if is_wanted {
+            self.target.write(&match self.format {
+                Format::Text => report.text(symbols),
+                Format::Json => report.json(symbols),
+            });
+        }
     }
 
     /// Handles what a command of this thread, on a descriptor of the program, has changed.
     /// Returns the changes.
     pub(crate) fn after_command(&self, fd: RawFd, device: usize) -> Vec<ObjectChange> {
         let changes = CHANGES.try_with(RefCell::take).unwrap_or_default();
+        let no_object = NO_OBJECT.try_with(Cell::take).unwrap_or_default();
+        if let (Some(checker), Some(handle)) = (&self.checker, no_object) {
+            if let Lookup::Open(context) = table::find(fd) {
+                checker.no_object(self, (device, context.fd), handle);
+            }
+        }
         for change in &changes {
             self.objects.changed(device, change);
             let fresh = match *change {
@@ -567,8 +601,23 @@ impl Explainer {
             if let Some(number) = fresh.filter(|_| self.explains) {
                 lock(&self.reports).forget(device, number);
             }
-            if let (Some(_), Lookup::Open(context)) = (&self.checker, table::find(fd)) {
+            let Some(checker) = &self.checker else {
+                continue;
+            };
+            if let Lookup::Open(context) = table::find(fd) {
                 self.objects.created(device, context.fd, change);
+            }
+            if let ObjectChange::CompletionQueueDestroyed {
+                user_handle,
+                events,
+            } = *change
+            {
+                let queue = self.objects.remove_completion_queue(device, user_handle);
+                let acknowledged = hooks::acknowledged_events(fd, user_handle);
+                if let Some((queue, acknowledged)) = queue.zip(acknowledged) {
+                    let counts = (events, acknowledged);
+                    checker.completion_queue_destroyed(self, device, &queue, counts);
+                }
             }
         }
         changes
@@ -585,9 +634,44 @@ impl Explainer {
         }
     }
 
+    /// Reports a poll of a completion queue that was destroyed. Returns whether it was.
+    pub(crate) fn poll_of_destroyed(&self, device: usize, user_handle: u64) -> bool {
+        let Some(origins) = self.objects.destroyed_queue(device, user_handle) else {
+            return false;
+        };
+        if let Some(checker) = &self.checker {
+            let what = "a completion queue is polled".to_owned();
+            checker.destroyed(self, device, (what, Origin::here()), origins);
+        }
+        true
+    }
+
+    /// Reports a call from a place, if there is one, with a queue pair that was destroyed: 0 is
+    /// the call that is under way. Returns whether it was.
+    pub(crate) fn post_to_destroyed(
+        &self,
+        device: usize,
+        number: u32,
+        site: Option<usize>,
+    ) -> bool {
+        let Some(checker) = &self.checker else {
+            return false;
+        };
+        let Some(origins) = self.objects.destroyed(device, "queue pair", number) else {
+            return false;
+        };
+        let what = format!("queue pair {number:#x} is posted to");
+        let origin = match site {
+            None => return true,
+            Some(0) => Origin::here(),
+            Some(site) => self.objects.call_from(site),
+        };
+        checker.destroyed(self, device, (what, origin), origins);
+        true
+    }
+
     /// Reports an error of the program.
     pub(crate) fn report_error(&self, finding: Finding) {
-        let Some(checker) = &self.checker else { return };
         let _scope = internal::enter();
         let Finding {
             rule,
@@ -611,7 +695,7 @@ impl Explainer {
         let report = Report {
             device,
             class: "error",
-            rule: Some(rule.name()),
+            rule: Some(rule),
             message,
             count,
             queue_pair,
@@ -622,13 +706,7 @@ impl Explainer {
             call: None,
             origins,
         };
-        let text = report.text(&mut reports.symbols);
-        if checker.counts(rule, &text) {
-            self.target.write(&match self.format {
-                Format::Text => text,
-                Format::Json => report.json(&mut reports.symbols),
-            });
-        }
+        self.write(&report, &mut reports.symbols);
     }
 
     /// Reports a post that the provider refused.
@@ -869,7 +947,7 @@ mod tests {
     fn repetitions_are_reported_ever_more_rarely() {
         let (mut reports, objects) = (reports(), Objects::default());
         let found: Vec<Report> = (1..=1000)
-            .filter_map(|number| reports.report(0, &dropped(number), &objects))
+            .filter_map(|number| reports.report(0, &dropped(number), &objects, false))
             .collect();
         assert_eq!(found.len(), 4);
         let ending = ": Q_Key 0x1 is not 0x1 of the queue pair";
@@ -889,14 +967,14 @@ mod tests {
             inner: None,
         };
         let access = Cause::Device(DeviceCause::Access(access));
-        assert!(reports.report(0, &access, &objects).is_none());
+        assert!(reports.report(0, &access, &objects, false).is_none());
         let failed = device_cause(Failure::LocalMemory(transport::Fault::Protection));
-        let report = reports.report(0, &failed, &objects).unwrap();
+        let report = reports.report(0, &failed, &objects, false).unwrap();
         let message = report.message;
         assert!(message.contains("the key is not valid)"), "{message}");
         // Flushing follows: it is no cause of its own.
         let flushed = device_cause(Failure::Flushed);
-        assert!(reports.report(0, &flushed, &objects).is_none());
+        assert!(reports.report(0, &flushed, &objects, false).is_none());
     }
 
     fn created(number: u32) -> ObjectChange {
@@ -922,10 +1000,10 @@ mod tests {
         let status = transport::Status::LocalQpOperation;
         let failed = device_cause(Failure::Engine(EngineError { status, violation }));
         // Queues that are no queue pairs have no completion with the reason.
-        assert!(reports.report(0, &misuse, &objects).is_some());
+        assert!(reports.report(0, &misuse, &objects, false).is_some());
         objects.changed(0, &created(2));
-        assert!(reports.report(0, &misuse, &objects).is_none());
-        let message = reports.report(0, &failed, &objects).unwrap().message;
+        assert!(reports.report(0, &misuse, &objects, false).is_none());
+        let message = reports.report(0, &failed, &objects, false).unwrap().message;
         assert!(
             message.ends_with("opcode 0x3f is not a known value"),
             "{message}"
@@ -936,11 +1014,11 @@ mod tests {
     fn packets_for_a_destroyed_queue_pair_are_not_reported() {
         let (mut reports, objects) = (reports(), Objects::default());
         let unknown = |number| device_cause(DropCause::UnknownQp(number));
-        assert!(reports.report(0, &unknown(5), &objects).is_some());
+        assert!(reports.report(0, &unknown(5), &objects, false).is_some());
         objects.changed(0, &created(7));
-        assert!(reports.report(0, &unknown(7), &objects).is_none());
+        assert!(reports.report(0, &unknown(7), &objects, false).is_none());
         objects.changed(0, &ObjectChange::QueuePairDestroyed { number: 7 });
-        assert!(reports.report(0, &unknown(7), &objects).is_none());
+        assert!(reports.report(0, &unknown(7), &objects, false).is_none());
     }
 
     #[test]

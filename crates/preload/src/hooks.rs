@@ -27,9 +27,9 @@ use embedded::ObjectChange;
 use libc::{pthread_cond_t, pthread_mutex_t};
 use uverbs::environment;
 
-use crate::check::Completion;
+use crate::check::{self, Completion};
 use crate::config::print_error;
-use crate::explain::lock;
+use crate::explain::{Explainer, lock};
 use crate::table::{self, Lookup, Object, ObjectKind};
 use crate::{internal, posts, process};
 
@@ -261,7 +261,7 @@ fn poll_turn(queue: *mut c_void) -> &'static Mutex<()> {
 ///
 /// # Safety
 /// The queue must exist, and its context must be open.
-unsafe fn check(queue: *mut c_void, completions: impl Iterator<Item = Completion>) {
+unsafe fn check_completions(queue: *mut c_void, completions: impl Iterator<Item = Completion>) {
     // SAFETY: guaranteed by the caller.
     let fd = unsafe { (*(*queue.cast::<Cq>()).context).command_fd };
     let (Some(explainer), Lookup::Open(context)) = (process::explainer(), table::find(fd)) else {
@@ -280,6 +280,10 @@ unsafe extern "C" fn checked_poll<const N: usize>(
 ) -> c_int {
     // SAFETY: as in `poll`.
     let provider: PollCq = unsafe { std::mem::transmute(CHECKED_POLLS.function(N)) };
+    // SAFETY: the program passes a queue.
+    if unsafe { is_destroyed(queue) } {
+        return -libc::EINVAL;
+    }
     let turn = lock(poll_turn(queue));
     // SAFETY: guaranteed by the caller.
     let found = unsafe { provider(queue, max, completions) };
@@ -295,7 +299,7 @@ unsafe extern "C" fn checked_poll<const N: usize>(
             }
         };
         // SAFETY: the program passes a queue.
-        unsafe { check(queue, (0..found as usize).map(completion)) };
+        unsafe { check_completions(queue, (0..found as usize).map(completion)) };
     }
     drop(turn);
     // SAFETY: the program passes a queue.
@@ -303,6 +307,28 @@ unsafe extern "C" fn checked_poll<const N: usize>(
         true => found,
         false => -libc::EIO,
     }
+}
+
+/// Reports a poll of a queue that was destroyed, of which the memory is kept. Returns whether it
+/// is one.
+///
+/// # Safety
+/// The queue must exist, or its memory.
+unsafe fn is_destroyed(queue: *mut c_void) -> bool {
+    let has_any = |it: &'static Explainer| it.objects.has_destroyed_queues();
+    if !process::explainer().is_some_and(has_any) {
+        return false;
+    }
+    // SAFETY: guaranteed by the caller.
+    let fd = unsafe { (*(*queue.cast::<Cq>()).context).command_fd };
+    let (Some(explainer), Lookup::Open(context)) = (process::explainer(), table::find(fd)) else {
+        return false;
+    };
+    let ObjectKind::Device(device) = context.kind else {
+        return false;
+    };
+    let _scope = internal::enter();
+    explainer.poll_of_destroyed(device, queue.addr() as u64)
 }
 
 /// Checks the current completion of an extended queue, whose lock the provider holds.
@@ -321,7 +347,7 @@ unsafe fn check_current(queue: *mut c_void) {
             is_receive: opcode.is_some_and(|read| read(queue) & RECEIVE != 0),
             qpn: (*cq).read_qp_num.map(|read| read(queue)),
         };
-        check(queue, [completion].into_iter());
+        check_completions(queue, [completion].into_iter());
     }
 }
 
@@ -331,6 +357,10 @@ unsafe extern "C" fn checked_start_poll<const N: usize>(
 ) -> c_int {
     // SAFETY: as in `poll`.
     let provider: StartPoll = unsafe { std::mem::transmute(CHECKED_EXTENDED_POLLS.function(N)) };
+    // SAFETY: the program passes a queue.
+    if unsafe { is_destroyed(queue) } {
+        return libc::EINVAL;
+    }
     // SAFETY: guaranteed by the caller.
     let result = unsafe { provider(queue, attributes) };
     if result == 0 {
@@ -394,6 +424,33 @@ pub(crate) fn read<T>(address: usize) -> Option<MaybeUninit<T>> {
     (count == size as isize).then_some(value)
 }
 
+/// Returns the number of entries of a completion queue.
+///
+/// # Safety
+/// The queue must exist.
+pub(crate) unsafe fn entries_of(queue: *mut c_void) -> u32 {
+    // SAFETY: guaranteed by the caller.
+    u32::try_from(unsafe { (*queue.cast::<Cq>()).cqe }).unwrap_or_default()
+}
+
+/// Returns the number of completion events that were acknowledged of a queue of libibverbs, by
+/// its user handle; `None` if it is none.
+pub(crate) fn acknowledged_events(fd: RawFd, user_handle: u64) -> Option<u32> {
+    let queue = usize::try_from(user_handle).ok()?;
+    if queue == 0 || queue % align_of::<Cq>() != 0 {
+        return None;
+    }
+    // SAFETY: all members may have any value.
+    let (context, acknowledged) = unsafe {
+        let queue = read::<Cq>(queue)?;
+        let queue = queue.as_ptr();
+        ((*queue).context, (*queue).comp_events_completed)
+    };
+    // SAFETY: as above.
+    let context = unsafe { read::<Context>(context.expose_provenance())?.assume_init() };
+    (context.command_fd == fd).then_some(acknowledged)
+}
+
 /// Returns the file that has a function.
 pub(crate) fn file_of(function: *const c_void) -> Option<libc::Dl_info> {
     let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
@@ -445,6 +502,9 @@ pub(crate) fn after_command(fd: RawFd, device: usize) {
     if provider == poll {
         // The context's first queue.
         check_provider(provider);
+        if process::checks() {
+            check::defer_freeing(provider);
+        }
     }
     // SAFETY: within the context.
     let entry = |index: usize| unsafe { &raw mut (*context).operations[index] };

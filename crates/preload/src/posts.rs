@@ -15,9 +15,9 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::check::{Checker, Sent, Sge};
-use crate::explain::{Explainer, Objects, Post, QueuePair, lock};
-use crate::hooks::{Context, Hooked, hooked};
+use crate::check::{self, Checker, CompletionQueue, Posted, Received, Sent, Sge};
+use crate::explain::{Explainer, Objects, Post, QueuePair, lock, thread};
+use crate::hooks::{self, Context, Hooked, hooked};
 use crate::table::{self, Lookup, ObjectKind};
 use crate::{internal, process};
 
@@ -191,18 +191,53 @@ pub(crate) static CONTEXT_HOOKS: [(usize, &Hooked<VARIANTS>); 3] = [
     (BIND_MW, &BINDINGS),
 ];
 
+/// Indices in the queues of an [`IbvQp`].
+const SENDS_OF: usize = 0;
+const RECEIVES_OF: usize = 1;
+const SHARED_RECEIVES: usize = 2;
+
 /// A queue pair that the program posts to, by device and number.
 struct Posting {
     explainer: &'static Explainer,
     key: (usize, u32),
     queue_pair: Arc<QueuePair>,
+    /// The completion queues of sends and receives, with their entries, if the program is
+    /// checked.
+    completions: [Option<(Arc<CompletionQueue>, u32)>; 2],
+    has_own_receives: bool,
 }
 
 impl Posting {
-    /// Describes sends to the checker, before the provider has them. Returns their number.
-    fn check(&self, checker: &Checker, sends: Vec<Sent>) -> usize {
+    fn checked(&self, queue: usize) -> check::Posting<'_> {
+        let completions = self.completions.get(queue).and_then(Option::as_ref);
+        check::Posting {
+            device: self.key.0,
+            number: self.key.1,
+            queue_pair: &self.queue_pair,
+            completions: completions.map(|(queue, entries)| (queue, *entries)),
+        }
+    }
+
+    /// Describes sends to the checker, before the provider has them.
+    fn check(&self, checker: &Checker, sends: Vec<Sent>) -> Posted {
         let _scope = internal::enter();
-        checker.posting(self.explainer, self.key.0, &self.queue_pair, sends)
+        checker.posting(self.explainer, self.checked(SENDS_OF), sends)
+    }
+
+    /// As above, for receives.
+    fn check_receives(&self, checker: &Checker, posts: &[Post]) -> Posted {
+        if !self.has_own_receives {
+            return Posted::default();
+        }
+        let _scope = internal::enter();
+        let receives = posts.iter();
+        let receives = receives.map(|post| Received::new(post.wr_id, post.origin.clone()));
+        checker.posting_receives(self.checked(RECEIVES_OF), receives)
+    }
+
+    /// Tells the checker that the provider has taken work requests of a queue.
+    fn accepted(&self, checker: &Checker, queue: usize, posted: Posted) {
+        checker.accepted(self.explainer, self.checked(queue), posted);
     }
 
     /// Tells the checker that the provider has refused the last sends, for this reason.
@@ -220,28 +255,70 @@ impl Posting {
     }
 }
 
-/// Returns the queue pair that the program posts to; `None` if it is not known.
+/// A queue pair that is posted to was destroyed.
+struct Destroyed;
+
+/// Returns the queue pair that the program posts to from a place; `None` if it is not known.
+///
+/// # Errors
+/// It was destroyed, which is reported if there is a place.
 ///
 /// # Safety
-/// The queue pair must exist, and its context must be open.
-unsafe fn posting(queue_pair: *mut IbvQp) -> Option<Posting> {
-    let explainer = process::explainer()?;
+/// The queue pair must exist, or its memory, and its context must be open.
+unsafe fn posting_from(
+    queue_pair: *mut IbvQp,
+    site: Option<usize>,
+) -> Result<Option<Posting>, Destroyed> {
+    let Some(explainer) = process::explainer() else {
+        return Ok(None);
+    };
+
     // A signal handler that interrupts this does not wait for its locks.
     let _scope = internal::enter();
     // SAFETY: guaranteed by the caller.
-    let (fd, number) = unsafe { ((*(*queue_pair).context).command_fd, (*queue_pair).number) };
+    let (fd, number, queues) = unsafe {
+        let queue_pair = &*queue_pair;
+        let fd = (*queue_pair.context).command_fd;
+        (fd, queue_pair.number, queue_pair.queues)
+    };
     let Lookup::Open(object) = table::find(fd) else {
-        return None;
+        return Ok(None);
     };
     let ObjectKind::Device(device) = object.kind else {
-        return None;
+        return Ok(None);
     };
-    let queue_pair = explainer.objects.queue_pair(device, number)?;
-    Some(Posting {
+    let Some(queue_pair) = explainer.objects.queue_pair(device, number) else {
+        return match explainer.post_to_destroyed(device, number, site) {
+            true => Err(Destroyed),
+            false => Ok(None),
+        };
+    };
+    let completions = [queues[SENDS_OF], queues[RECEIVES_OF]].map(|queue| {
+        if explainer.checker.is_none() || queue.is_null() {
+            return None;
+        }
+        let known = explainer
+            .objects
+            .completion_queue(device, queue.addr() as u64)?;
+        // SAFETY: a queue pair's completion queues exist as long as it.
+        Some((known, unsafe { hooks::entries_of(queue) }))
+    });
+    Ok(Some(Posting {
         explainer,
         key: (device, number),
         queue_pair,
-    })
+        completions,
+        has_own_receives: queues[SHARED_RECEIVES].is_null(),
+    }))
+}
+
+/// As [`posting_from`], in a call after that of `ibv_wr_start`.
+///
+/// # Safety
+/// As of that.
+unsafe fn posting(queue_pair: *mut IbvQp) -> Result<Option<Posting>, Destroyed> {
+    // SAFETY: guaranteed by the caller.
+    unsafe { posting_from(queue_pair, None) }
 }
 
 /// Returns the address of the first buffer of a list.
@@ -343,12 +420,18 @@ unsafe fn post(
     // put into a table.
     let provider: PostFunction = unsafe { std::mem::transmute(provider) };
     // SAFETY: the program passes a queue pair.
-    let Some(posting) = (unsafe { posting(queue_pair) }) else {
+    let posting = match unsafe { posting_from(queue_pair, Some(site)) } {
+        Ok(Some(posting)) => posting,
         // SAFETY: guaranteed by the caller.
-        return unsafe { provider(queue_pair, list, bad) };
+        Ok(None) => return unsafe { provider(queue_pair, list, bad) },
+        Err(Destroyed) => {
+            // SAFETY: the program passes where to store the refused work request.
+            unsafe { *bad.cast::<*mut c_void>() = list };
+            return libc::EINVAL;
+        }
     };
     let known = &posting.queue_pair;
-    if sends && known.building.load(Ordering::Relaxed) {
+    if sends && known.builder.load(Ordering::Relaxed) != 0 {
         posting.lose_order();
     }
     let (posts, order) = match sends {
@@ -359,8 +442,11 @@ unsafe fn post(
     // SAFETY: guaranteed by the caller.
     let noted = unsafe { note_list(&posting.explainer.objects, list, sends, site) };
     noted.iter().for_each(|post| lock(posts).push(post.clone()));
-    let checker = posting.explainer.checker.as_ref().filter(|_| sends);
+    let checker = posting.explainer.checker.as_ref();
     let checked = checker.map(|checker| {
+        if !sends {
+            return (checker, posting.check_receives(checker, &noted));
+        }
         // SAFETY: guaranteed by the caller.
         let list = unsafe { sends_of(list, &noted) };
         (checker, posting.check(checker, list))
@@ -384,17 +470,20 @@ unsafe fn post(
         }
         lock(posts).take_back(noted.len().saturating_sub(accepted));
         if let Some(post) = noted.get(accepted) {
-            if let Some((checker, count)) = checked {
-                posting.refused(
-                    checker,
-                    (count.saturating_sub(accepted), result.abs()),
-                    post,
-                );
+            if let Some((checker, posted)) = checked {
+                let count = posted.count.saturating_sub(accepted);
+                match sends {
+                    true => posting.refused(checker, (count, result.abs()), post),
+                    false => lock(&known.receives_in_flight).take_back(count),
+                }
             }
             let what = if sends { "send" } else { "receive" };
             let refusal = (what, result.abs());
             (posting.explainer).post_refused(posting.key, known, refusal, post);
         }
+    } else if let Some((checker, posted)) = checked {
+        let queue = if sends { SENDS_OF } else { RECEIVES_OF };
+        posting.accepted(checker, queue, posted);
     }
     result
 }
@@ -430,9 +519,11 @@ unsafe extern "C" fn bind_window<const N: usize>(
     // SAFETY: as in `post`.
     let provider: PostFunction = unsafe { std::mem::transmute(BINDINGS.function(N)) };
     // SAFETY: the program passes a queue pair.
-    let Some(posting) = (unsafe { posting(queue_pair) }) else {
+    let posting = match unsafe { posting_from(queue_pair, Some(site)) } {
+        Ok(Some(posting)) => posting,
         // SAFETY: guaranteed by the caller.
-        return unsafe { provider(queue_pair, window, binding) };
+        Ok(None) => return unsafe { provider(queue_pair, window, binding) },
+        Err(Destroyed) => return libc::EINVAL,
     };
     let known = &posting.queue_pair;
     let _order = lock(&known.send_order);
@@ -455,12 +546,14 @@ unsafe extern "C" fn bind_window<const N: usize>(
     // SAFETY: guaranteed by the caller.
     let result = unsafe { provider(queue_pair, window, binding) };
     if result != 0 {
-        if let Some((checker, count)) = checked {
-            posting.refused(checker, (count, result.abs()), &post);
+        if let Some((checker, posted)) = checked {
+            posting.refused(checker, (posted.count, result.abs()), &post);
         }
         lock(&known.sends).take_back(1);
         let refusal = ("memory window binding", result.abs());
         (posting.explainer).post_refused(posting.key, known, refusal, &post);
+    } else if let Some((checker, posted)) = checked {
+        posting.accepted(checker, SENDS_OF, posted);
     }
     result
 }
@@ -490,6 +583,7 @@ unsafe extern "C" fn build<const BUILDER: usize, const N: usize>(
             (*extension).wr_flags,
         )
     };
+    let Ok(posting) = posting else { return };
     if let Some(posting) = posting {
         let opcode = BUILDERS[BUILDER];
         let has_remote = matches!(opcode, 0 | 1 | 4);
@@ -500,7 +594,12 @@ unsafe extern "C" fn build<const BUILDER: usize, const N: usize>(
             remote: has_remote.then_some(b as u64),
             origin: posting.explainer.objects.call_from(site),
         };
-        if posting.explainer.checker.is_some() {
+        if let Some(checker) = &posting.explainer.checker {
+            let builder = posting.queue_pair.builder.load(Ordering::Relaxed);
+            if builder != thread() {
+                let called = (post.origin.clone(), builder);
+                checker.no_start(posting.explainer, posting.key, &posting.queue_pair, called);
+            }
             let sent = Sent::new(wr_id, (opcode, flags), post.origin.clone());
             lock(&posting.queue_pair.in_flight).build(sent);
         }
@@ -521,7 +620,10 @@ unsafe extern "C" fn set_sge<const N: usize>(
     let provider: unsafe extern "C" fn(*mut IbvQp, u32, u64, u32) =
         unsafe { std::mem::transmute(ELEMENTS.function(N)) };
     // SAFETY: the program passes a queue pair.
-    if let Some(posting) = unsafe { posting(queue_pair) } {
+    let Ok(posting) = (unsafe { posting(queue_pair) }) else {
+        return;
+    };
+    if let Some(posting) = posting {
         let element = Sge {
             address,
             length,
@@ -542,7 +644,10 @@ unsafe extern "C" fn set_sge_list<const N: usize>(
     let provider: unsafe extern "C" fn(*mut IbvQp, usize, *const Sge) =
         unsafe { std::mem::transmute(LISTS.function(N)) };
     // SAFETY: the program passes a queue pair.
-    if let Some(posting) = unsafe { posting(queue_pair) } {
+    let Ok(posting) = (unsafe { posting(queue_pair) }) else {
+        return;
+    };
+    if let Some(posting) = posting {
         // SAFETY: guaranteed by the caller.
         let elements = unsafe { elements(list, count) };
         lock(&posting.queue_pair.in_flight).add(elements);
@@ -555,6 +660,10 @@ unsafe extern "C" fn start<const N: usize>(queue_pair: *mut IbvQp) {
     // SAFETY: as in `post`.
     let provider: unsafe extern "C" fn(*mut IbvQp) =
         unsafe { std::mem::transmute(STARTS.function(N)) };
+    // SAFETY: the program passes a queue pair.
+    let Ok(posting) = (unsafe { posting_from(queue_pair, Some(0)) }) else {
+        return;
+    };
     // SAFETY: guaranteed by the caller. The provider's lock is held when it returns.
     unsafe { provider(queue_pair) };
     // libmlx5 sets the function after the command that moves the queue pair to RTS.
@@ -563,9 +672,9 @@ unsafe extern "C" fn start<const N: usize>(queue_pair: *mut IbvQp) {
         let entry = &raw mut (*extension(queue_pair)).functions[WR_COMPLETE];
         COMPLETES.exchange(entry, *entry);
     }
-    // SAFETY: the program passes a queue pair.
-    if let Some(posting) = unsafe { posting(queue_pair) } {
-        posting.queue_pair.building.store(true, Ordering::Relaxed);
+    if let Some(posting) = posting {
+        let builder = &posting.queue_pair.builder;
+        builder.store(thread(), Ordering::Relaxed);
         *lock(&posting.queue_pair.built) = 0;
         lock(&posting.queue_pair.in_flight).start();
     }
@@ -575,10 +684,12 @@ unsafe extern "C" fn complete<const N: usize>(queue_pair: *mut IbvQp) -> c_int {
     // SAFETY: as in `post`.
     let provider: CompleteFunction = unsafe { std::mem::transmute(COMPLETES.function(N)) };
     // SAFETY: the program passes a queue pair.
-    let posting = unsafe { posting(queue_pair) };
+    let Ok(posting) = (unsafe { posting(queue_pair) }) else {
+        return libc::EINVAL;
+    };
     let built = posting.as_ref().map(|posting| {
         // While the provider's lock is held.
-        posting.queue_pair.building.store(false, Ordering::Relaxed);
+        posting.queue_pair.builder.store(0, Ordering::Relaxed);
         std::mem::take(&mut *lock(&posting.queue_pair.built))
     });
     let checked = posting.as_ref().and_then(|posting| {
@@ -588,16 +699,18 @@ unsafe extern "C" fn complete<const N: usize>(queue_pair: *mut IbvQp) -> c_int {
     });
     // SAFETY: guaranteed by the caller.
     let result = unsafe { provider(queue_pair) };
-    if let Some((posting, built)) = posting.zip(built).filter(|_| result != 0) {
+    if let Some((posting, built)) = posting.as_ref().zip(built).filter(|_| result != 0) {
         let known = &posting.queue_pair;
         let refused = lock(&known.sends).take_back(built);
         if let Some(post) = refused {
-            if let Some((checker, count)) = checked {
-                posting.refused(checker, (count, result.abs()), &post);
+            if let Some((checker, posted)) = checked {
+                posting.refused(checker, (posted.count, result.abs()), &post);
             }
             let refusal = ("send", result.abs());
             (posting.explainer).post_refused(posting.key, known, refusal, &post);
         }
+    } else if let Some((posting, (checker, posted))) = posting.as_ref().zip(checked) {
+        posting.accepted(checker, SENDS_OF, posted);
     }
     result
 }
@@ -607,9 +720,12 @@ unsafe extern "C" fn abort<const N: usize>(queue_pair: *mut IbvQp) {
     let provider: unsafe extern "C" fn(*mut IbvQp) =
         unsafe { std::mem::transmute(ABORTS.function(N)) };
     // SAFETY: the program passes a queue pair.
-    if let Some(posting) = unsafe { posting(queue_pair) } {
+    let Ok(posting) = (unsafe { posting(queue_pair) }) else {
+        return;
+    };
+    if let Some(posting) = posting {
         let known = &posting.queue_pair;
-        known.building.store(false, Ordering::Relaxed);
+        known.builder.store(0, Ordering::Relaxed);
         let built = std::mem::take(&mut *lock(&known.built));
         lock(&known.sends).take_back(built);
         lock(&known.in_flight).start();

@@ -303,6 +303,7 @@ impl Descriptors for ProgramDescriptors {
         if error.what == PACKET_SOCKET && error.errno().raw() == libc::EPERM {
             process::report_missing_right();
         }
+        crate::explain::command_refused(error);
     }
 
     fn queue_created(&self, user_handle: u64) {

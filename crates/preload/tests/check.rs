@@ -11,7 +11,7 @@ use common::*;
 
 /// An error of `c/check_cases.c`, the rule that it breaks, and the beginning of the line of the
 /// first place that is reported; empty if it is in another function.
-const ERRORS: [(&str, &str, &str); 17] = [
+const ERRORS: [(&str, &str, &str); 41] = [
     ("write", "buffer-changed", ""),
     ("send", "buffer-changed", ""),
     ("immediate", "buffer-changed", ""),
@@ -30,6 +30,11 @@ const ERRORS: [(&str, &str, &str); 17] = [
     ("builder", "buffer-changed", "\t\tibv_wr_rdma_write(ex, "),
     ("extended", "buffer-changed", ""),
     ("iova", "buffer-changed", ""),
+    ("restored", "buffer-changed", ""),
+    ("resent", "buffer-changed", ""),
+    ("read-into", "buffer-changed", ""),
+    ("atomic-into", "buffer-changed", ""),
+    ("read-over", "overlapping-access", ""),
     ("unmapped", "buffer-unmapped", ""),
     ("deregistered", "region-deregistered", ""),
     (
@@ -37,6 +42,25 @@ const ERRORS: [(&str, &str, &str); 17] = [
         "queue-never-drains",
         "\t\t\tif (ibv_post_send(a, &wr, &bad))",
     ),
+    ("small-sends", "completion-queue-too-small", ""),
+    ("small-receives", "completion-queue-too-small", ""),
+    ("small-2", "completion-queue-too-small", ""),
+    ("small-builder", "completion-queue-too-small", ""),
+    ("unacknowledged", "events-not-acknowledged", ""),
+    ("another-domain", "another-domain", ""),
+    ("another-context", "another-context", ""),
+    ("again-send", "use-after-destroy", ""),
+    ("again-receive", "use-after-destroy", ""),
+    ("again-builder", "use-after-destroy", ""),
+    ("again-modify", "use-after-destroy", ""),
+    ("again-poll", "use-after-destroy", ""),
+    ("again-queue-pair", "use-after-destroy", ""),
+    ("again-completion-queue", "use-after-destroy", ""),
+    ("again-region", "use-after-destroy", ""),
+    ("again-domain", "use-after-destroy", ""),
+    ("again-register", "use-after-destroy", ""),
+    ("no-start", "builder-without-start", ""),
+    ("start-of-another", "builder-without-start", ""),
     (
         "region",
         "leak",
@@ -47,13 +71,16 @@ const ERRORS: [(&str, &str, &str); 17] = [
     ("queue-pair", "leak", ""),
 ];
 
+const REFUSED_BY_OURS: [&str; 2] = ["again-queue-pair", "again-completion-queue"];
+
 /// What is right in any case.
-const RIGHT: [&str; 6] = [
+const RIGHT: [&str; 7] = [
     "inline",
     "read",
     "received",
     "answered",
     "written",
+    "ignores-overrun",
     "left-at-exit",
 ];
 
@@ -66,7 +93,7 @@ impl Cases {
     /// Returns `None` if the program cannot be built.
     fn new(provider: Provider, port: &'static str) -> Option<Self> {
         let world = World::new(provider, port);
-        let options = &["-g", "-O1", "-libverbs"];
+        let options = &["-g", "-O1", "-libverbs", "-lpthread"];
         let program = compiled("cc", "check_cases.c", options, &world.directory)?;
         Some(Self { world, program })
     }
@@ -102,6 +129,10 @@ fn finds_errors(provider: Provider) {
     };
     let source = include_str!("c/check_cases.c");
     for (error, rule, line) in ERRORS {
+        // Our provider refuses it without asking the device.
+        if provider == Provider::Ours && REFUSED_BY_OURS.contains(&error) {
+            continue;
+        }
         let said = cases.said(error, &[]);
         let begins = format!("ringverbs: mlx5_0: error {rule}: ");
         let reports = said
@@ -120,7 +151,9 @@ fn finds_errors(provider: Provider) {
             let place = format!("        at main (check_cases.c:{at})\n");
             assert!(said.contains(&place), "{error}: no {place}: {said}");
         }
-        assert!(!said.contains("not checked"), "{error}: {said}");
+        // After a failed work request a queue pair is not followed.
+        let fails = rule == "another-domain";
+        assert_eq!(said.contains("not checked"), fails, "{error}: {said}");
         let said = cases.said(&format!("{error} right"), &[]);
         assert!(is_silent(&said), "{error} right: {said}");
     }

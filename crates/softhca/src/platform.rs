@@ -21,6 +21,9 @@ pub trait Memory {
     /// its index updates that this thread has read with [`Memory::read_index`].
     fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Unmapped>;
 
+    /// Called before data of a queue pair, not an entry of a queue, is read from memory.
+    fn before_gather(&self, _qpn: u32, _address: u64, _length: usize) {}
+
     /// Called before data of a queue pair, not an entry of a queue, is written to memory.
     fn before_scatter(&self, _qpn: u32, _address: u64, _length: usize) {}
 

@@ -62,6 +62,10 @@ impl CqRequest {
     fn cqe(&self) -> u32 {
         (1 << self.log_size) - 1
     }
+
+    fn ignores_overrun(&self) -> bool {
+        self.flags & IGNORE_OVERRUN != 0
+    }
 }
 
 /// Checks the requested number of entries, and returns the actual one as a logarithm. As in the
@@ -77,8 +81,18 @@ impl ObjectData for Cq {
     }
 
     fn creation(&self) -> Option<ObjectChange> {
-        let number = self.number;
-        Some(ObjectChange::CompletionQueueCreated { number })
+        Some(ObjectChange::CompletionQueueCreated {
+            number: self.number,
+            user_handle: self.events.user_handle,
+            ignores_overrun: self.ignores_overrun,
+        })
+    }
+
+    fn destruction(&self) -> Option<ObjectChange> {
+        Some(ObjectChange::CompletionQueueDestroyed {
+            user_handle: self.events.user_handle,
+            events: self.completions.load(Ordering::Relaxed),
+        })
     }
 
     fn summary(&self) -> Summary {
@@ -146,6 +160,7 @@ impl State {
             entry: parsed.driver.cqe_size,
             entry_size: parsed.entry_size,
             real_time: parsed.driver.flags & CQ_FLAG_REAL_TIME_TS != 0,
+            ignores_overrun: parsed.ignores_overrun(),
             channel,
             completions: EventCounter::default(),
             events,
@@ -218,7 +233,6 @@ impl State {
     /// Encodes the command that creates a completion queue.
     fn encode_cq(&self, fd: RawFd, parsed: &CqRequest) -> Result<Input> {
         let addresses = parsed.addresses();
-        let ignores_overrun = parsed.flags & IGNORE_OVERRUN != 0;
         let is_compressed = parsed.driver.cqe_comp_en == 1;
         Input::new(op::CREATE_CQ, PAGE_LIST + 8)
             .by(self.uid(fd))
@@ -226,7 +240,7 @@ impl State {
                 cqc::AT,
                 [
                     (cqc::CQE_SZ, parsed.entry_size),
-                    (cqc::OI, ignores_overrun.into()),
+                    (cqc::OI, parsed.ignores_overrun().into()),
                     (cqc::CQE_COMPRESSION_EN, is_compressed.into()),
                     (cqc::MINI_CQE_RES_FORMAT, parsed.format),
                     (cqc::LOG_CQ_SIZE, parsed.log_size),

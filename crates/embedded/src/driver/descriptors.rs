@@ -42,6 +42,17 @@ pub enum ObjectChange {
     CompletionQueueCreated {
         /// Its number.
         number: u32,
+        /// The user handle of the command: in libibverbs the address of the `ibv_cq`.
+        user_handle: u64,
+        /// More completions than it has entries are not an error of the queue.
+        ignores_overrun: bool,
+    },
+    /// A completion queue was destroyed.
+    CompletionQueueDestroyed {
+        /// As it was created.
+        user_handle: u64,
+        /// Number of its completion events that the program has read.
+        events: u32,
     },
     /// A memory region was registered, or registered anew.
     RegionRegistered {

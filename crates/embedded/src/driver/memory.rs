@@ -33,17 +33,17 @@ pub fn last_accesses() -> [Range<usize>; 2] {
         .map(|(address, length)| address..address.saturating_add(length))
 }
 
-/// The function that is called before devices write data to memory.
-static SCATTER_OBSERVER: OnceLock<ScatterObserver> = OnceLock::new();
+/// The functions that are called before devices read and write data in memory.
+static DATA_OBSERVERS: OnceLock<[DataObserver; 2]> = OnceLock::new();
 
 /// Called with the number of a queue pair, an address and a length, by the thread that drives
 /// the device, under the device's lock.
-pub type ScatterObserver = fn(u32, u64, usize);
+pub type DataObserver = fn(u32, u64, usize);
 
-/// Sets the function that is called before devices of this process write data of queue pairs to
-/// memory. A later call changes nothing.
-pub fn observe_scatters(observer: ScatterObserver) {
-    let _ = SCATTER_OBSERVER.set(observer);
+/// Sets the functions that are called before devices of this process read data of queue pairs
+/// from memory, and write it. A later call changes nothing.
+pub fn observe_data(before_gather: DataObserver, before_scatter: DataObserver) {
+    let _ = DATA_OBSERVERS.set([before_gather, before_scatter]);
 }
 
 /// Memory of the process that the device may access.
@@ -303,8 +303,15 @@ impl Memory for Process {
     }
 
     #[inline]
+    fn before_gather(&self, qpn: u32, address: u64, length: usize) {
+        if let Some([observer, _]) = DATA_OBSERVERS.get() {
+            observer(qpn, address, length);
+        }
+    }
+
+    #[inline]
     fn before_scatter(&self, qpn: u32, address: u64, length: usize) {
-        if let Some(observer) = SCATTER_OBSERVER.get() {
+        if let Some([_, observer]) = DATA_OBSERVERS.get() {
             observer(qpn, address, length);
         }
     }

@@ -59,6 +59,7 @@ pub(crate) struct Cq {
     pub(crate) entry_size: u32,
     /// Completions carry the wall clock time, which queue pairs here do not support.
     pub(crate) real_time: bool,
+    pub(crate) ignores_overrun: bool,
     pub(crate) channel: Option<Arc<EventFile>>,
     pub(crate) completions: EventCounter,
     pub(crate) events: Events,

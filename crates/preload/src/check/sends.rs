@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
+use std::sync::Arc;
 
+use super::completion_queue::{CompletionQueue, Entry};
 use super::content::{Content, Fate};
-use super::watched::{self, Watched};
+use super::watched::{self, Use, Watched};
 use crate::explain::{Objects, Origin};
 
 /// `IBV_SEND_SIGNALED` and `IBV_SEND_INLINE`.
@@ -29,7 +31,6 @@ pub(super) struct Buffer {
     pub(super) address: u64,
     pub(super) length: usize,
     pub(super) lkey: u32,
-    content: Content,
     watched: Watched,
 }
 
@@ -44,12 +45,18 @@ pub(crate) struct Sent {
     pub(super) buffers: Vec<Buffer>,
     /// Elements of a builder, until the work request is posted.
     elements: Vec<Sge>,
-    is_gathered: bool,
+    usage: Option<Use>,
+    /// In the completion queue, if it has a completion.
+    pub(super) entry: Option<Entry>,
 }
 
-/// Returns whether the device reads the buffers of an `ibv_wr_opcode`, as they are.
-fn is_gathered(opcode: u32) -> bool {
-    matches!(opcode, 0..=3 | 9)
+/// Returns what the device does with the buffers of an `ibv_wr_opcode`.
+fn usage(opcode: u32, flags: u32) -> Option<Use> {
+    match opcode {
+        0..=3 | 9 => (flags & INLINE == 0).then_some(Use::Gather),
+        4..=6 => Some(Use::Answer),
+        _ => None,
+    }
 }
 
 impl Sent {
@@ -62,13 +69,14 @@ impl Sent {
             at: watched::now(),
             buffers: Vec::new(),
             elements: Vec::new(),
-            is_gathered: is_gathered(opcode) && flags & INLINE == 0,
+            usage: usage(opcode, flags),
+            entry: None,
         }
     }
 
     /// Adds elements, which are read by [`Self::read`].
     pub(crate) fn add(&mut self, elements: impl IntoIterator<Item = Sge>) {
-        if self.is_gathered {
+        if self.usage.is_some() {
             self.elements.extend(elements);
         }
     }
@@ -77,24 +85,30 @@ impl Sent {
     ///
     /// # Errors
     /// This process may not read its memory.
-    pub(crate) fn read(&mut self, device: usize, objects: &Objects) -> Result<(), c_int> {
+    pub(crate) fn read(
+        &mut self,
+        (device, qpn): (usize, u32),
+        objects: &Objects,
+    ) -> Result<(), c_int> {
+        let Some(usage) = self.usage else {
+            return Ok(());
+        };
         for element in std::mem::take(&mut self.elements) {
             let Sge { lkey, length, .. } = element;
             let length = length as usize;
             let Some(address) = objects.program_address(device, &element) else {
                 continue;
             };
-            let watched = Watched::new(address, length);
-            let content = match Content::of(address, length) {
-                Ok(content) => content,
+            let watched = Watched::new((qpn, self.at), usage, address, length);
+            match Content::of(address, length) {
+                Ok(content) => watched.set_content(content),
                 Err(libc::EFAULT) => continue,
                 Err(errno) => return Err(errno),
-            };
+            }
             self.buffers.push(Buffer {
                 address,
                 length,
                 lkey,
-                content,
                 watched,
             });
         }
@@ -107,16 +121,31 @@ impl Sent {
 pub(super) enum Fault {
     /// Its bytes have changed, from an offset on if that is known.
     Changed(Option<usize>),
+    /// Its bytes had changed when the device read them or, for an answer, wrote them.
+    ChangedBefore(Use, usize),
+    /// The answer to a read or an atomic of another queue pair has changed them.
+    Overlaps(u32),
     Unmapped,
 }
 
 impl Buffer {
+    /// Returns what the device has found when it accessed it.
+    pub(super) fn fault_before(&self) -> Option<Fault> {
+        let usage = self.watched.usage();
+        (self.watched.changed()).map(|offset| Fault::ChangedBefore(usage, offset))
+    }
+
     /// Compares it with what was posted.
     pub(super) fn fault(&self) -> Option<Fault> {
-        let fate = self.content.compare(self.address, self.length)?;
+        if self.watched.usage() == Use::Answer {
+            return None;
+        }
+        let fate = self.watched.content()?.compare(self.address, self.length)?;
         match fate {
             // After the comparison: the device marks a buffer before it writes to it.
-            Fate::Changed(_) if self.watched.is_written() => None,
+            Fate::Changed(_) if self.watched.is_written() => {
+                self.watched.overlaps().map(Fault::Overlaps)
+            }
             Fate::Changed(offset) => Some(Fault::Changed(offset)),
             Fate::Unreadable => Some(Fault::Unmapped),
             Fate::Same => None,
@@ -167,9 +196,12 @@ impl SendQueue {
     /// Adds a send. Returns false if there are more than the queue has room for: completions
     /// are polled in a way that is not seen.
     #[must_use]
-    pub(super) fn push(&mut self, sent: Sent) -> bool {
+    pub(super) fn push(&mut self, mut sent: Sent, queue: Option<&Arc<CompletionQueue>>) -> bool {
         if self.capacity != 0 && self.sends.len() == self.capacity {
             return false;
+        }
+        if self.signals_all || sent.is_signaled {
+            sent.entry = queue.map(Entry::new);
         }
         self.sends.push_back(sent);
         true
@@ -230,7 +262,7 @@ mod tests {
     fn a_completion_stands_for_those_before_it() {
         let mut queue = SendQueue::new(8, false);
         for (wr_id, flags) in [(1, 0), (2, 0), (3, SIGNALED), (4, SIGNALED), (5, 0)] {
-            assert!(queue.push(sent(wr_id, flags)));
+            assert!(queue.push(sent(wr_id, flags), None));
         }
         let ids = |sends: Vec<Sent>| sends.iter().map(|it| it.wr_id).collect::<Vec<_>>();
         assert_eq!(queue.complete(3).map(ids), Some(vec![1, 2, 3]));
@@ -239,11 +271,11 @@ mod tests {
         assert_eq!(queue.first_of_unsignaled().map(|it| it.wr_id), Some(5));
         assert!(queue.complete(5).is_none());
         let mut queue = SendQueue::new(1, true);
-        assert!(queue.push(sent(1, 0)) && !queue.push(sent(2, 0)));
+        assert!(queue.push(sent(1, 0), None) && !queue.push(sent(2, 0), None));
         assert!(queue.first_of_unsignaled().is_none());
         assert_eq!(queue.complete(1).map(ids), Some(vec![1]));
         assert!(queue.lose() && !queue.lose());
         queue.reset();
-        assert!(queue.push(sent(1, 0)));
+        assert!(queue.push(sent(1, 0), None));
     }
 }

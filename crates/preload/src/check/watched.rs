@@ -1,12 +1,14 @@
-//! Buffers in flight, which the device marks before it writes to them.
+//! Buffers in flight, and what the device does with them.
 //!
-//! The device calls [`before_scatter`] for all data that it writes. A filter by page, which is
-//! read without a lock, excludes nearly all of it.
+//! The device calls [`before_gather`] for all data that it reads, and [`before_scatter`] for all
+//! that it writes. A filter by page, which is read without a lock, excludes nearly all of it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use super::content::{Content, Fate};
 use crate::explain::lock;
 
 /// Buffers in flight that have bytes in each page, modulo their number.
@@ -23,22 +25,95 @@ static BUFFERS: Mutex<Buffers> = Mutex::new(Buffers {
 static CLOCK: AtomicU64 = AtomicU64::new(1);
 /// When data has last arrived at a queue pair, by its number modulo their number.
 static ARRIVED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+/// When a peer's message or write has last arrived at any queue pair.
+static MESSAGE: AtomicU64 = AtomicU64::new(0);
 
 struct Buffers {
-    /// Exclusive end and mark of each, by its start and a number.
-    ranges: BTreeMap<(u64, u64), (u64, Arc<AtomicBool>)>,
+    /// By the start of each and a number.
+    ranges: BTreeMap<(u64, u64), Arc<Buffer>>,
     /// Maximum length, since there were none.
     longest: u64,
     next: u64,
 }
 
-/// A buffer in flight.
+impl Buffers {
+    /// Returns those that have bytes in a range.
+    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = &Buffer> {
+        let first = start.saturating_sub(self.longest);
+        let ranges = self.ranges.range((first, 0)..(end, 0));
+        let buffers = ranges.map(|(_, buffer)| &**buffer);
+        buffers.filter(move |buffer| start < buffer.end)
+    }
+}
+
+/// What a work request does with its buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// The device reads it.
+    Gather,
+    /// The device writes the answer to a read or an atomic to it.
+    Answer,
+}
+
+/// A buffer in flight, for both sides.
 #[derive(Debug)]
-pub(super) struct Watched {
+struct Buffer {
     start: u64,
     end: u64,
+    qpn: u32,
+    usage: Use,
+    /// When it was posted.
+    at: u64,
+    /// Its bytes then.
+    content: OnceLock<Content>,
+    /// The device has written to it, or is about to; not the answer to its work request.
+    is_written: AtomicBool,
+    /// End of the bytes that the device has accessed, from the start.
+    accessed: AtomicUsize,
+    /// Offset of a byte that had changed when the device accessed it, or [`NO_CHANGE`].
+    changed: AtomicUsize,
+    /// The queue pair that has written the answer to a read to it meanwhile; 0 if none.
+    overlaps: AtomicU32,
+}
+
+const NO_CHANGE: usize = usize::MAX;
+
+impl Buffer {
+    /// Returns the part of a range of addresses.
+    fn part(&self, start: u64, end: u64) -> Range<usize> {
+        let offset = |address: u64| address.saturating_sub(self.start) as usize;
+        offset(start)..offset(end.min(self.end))
+    }
+
+    /// Looks for a change in a part that the device is about to access for its work request.
+    fn compare(&self, part: Range<usize>) {
+        let accessed = self.accessed.fetch_max(part.end, Ordering::SeqCst);
+        let is_written = || self.is_written.load(Ordering::SeqCst);
+        if is_written() {
+            return;
+        }
+        // What was accessed before may be accessed again although the peer has it, and the
+        // program knows that. An answer is written once.
+        if part.start < accessed && (self.usage == Use::Answer || has_arrived(self.qpn, self.at)) {
+            return;
+        }
+        let from = part.start;
+        let fate = (self.content.get()).and_then(|it| it.compare_part(self.start, part));
+        if let Some(Fate::Changed(offset)) = fate {
+            // After the comparison: the device marks a buffer before it writes to it.
+            if !is_written() {
+                let offset = offset.unwrap_or(from);
+                self.changed.fetch_min(offset, Ordering::SeqCst);
+            }
+        }
+    }
+}
+
+/// A buffer in flight, while it exists.
+#[derive(Debug)]
+pub(super) struct Watched {
     number: u64,
-    is_written: Arc<AtomicBool>,
+    buffer: Arc<Buffer>,
 }
 
 /// Returns the counters of the pages of a range, each once.
@@ -49,10 +124,21 @@ fn pages(start: u64, end: u64) -> impl Iterator<Item = &'static AtomicU32> {
 }
 
 impl Watched {
-    /// Marks a range that the device writes to while the value exists.
-    pub(super) fn new(start: u64, length: usize) -> Self {
+    /// Watches a range that a work request of a queue pair, posted at a time, uses.
+    pub(super) fn new((qpn, at): (u32, u64), usage: Use, start: u64, length: usize) -> Self {
         let end = start.saturating_add(length as u64);
-        let is_written = Arc::<AtomicBool>::default();
+        let buffer = Arc::new(Buffer {
+            start,
+            end,
+            qpn,
+            usage,
+            at,
+            content: OnceLock::new(),
+            is_written: AtomicBool::new(false),
+            accessed: AtomicUsize::new(0),
+            changed: AtomicUsize::new(NO_CHANGE),
+            overlaps: AtomicU32::new(0),
+        });
         let mut buffers = lock(&BUFFERS);
         let number = buffers.next;
         buffers.next += 1;
@@ -60,43 +146,91 @@ impl Watched {
             buffers.longest = 0;
         }
         buffers.longest = buffers.longest.max(end - start);
-        let mark = Arc::clone(&is_written);
-        buffers.ranges.insert((start, number), (end, mark));
+        buffers.ranges.insert((start, number), Arc::clone(&buffer));
         drop(buffers);
         pages(start, end).for_each(|page| _ = page.fetch_add(1, Ordering::SeqCst));
-        Self {
-            start,
-            end,
-            number,
-            is_written,
-        }
+        Self { number, buffer }
+    }
+
+    /// Sets the bytes, which were read since it is watched.
+    pub(super) fn set_content(&self, content: Content) {
+        let _ = self.buffer.content.set(content);
+    }
+
+    pub(super) fn content(&self) -> Option<&Content> {
+        self.buffer.content.get()
+    }
+
+    pub(super) fn usage(&self) -> Use {
+        self.buffer.usage
     }
 
     /// Returns whether the device has written to it, or is about to.
     pub(super) fn is_written(&self) -> bool {
-        self.is_written.load(Ordering::SeqCst)
+        self.buffer.is_written.load(Ordering::SeqCst)
+    }
+
+    /// Returns where it had changed when the device accessed it.
+    pub(super) fn changed(&self) -> Option<usize> {
+        let offset = self.buffer.changed.load(Ordering::SeqCst);
+        (offset != NO_CHANGE).then_some(offset)
+    }
+
+    /// Returns the queue pair that has written the answer to a read to it.
+    pub(super) fn overlaps(&self) -> Option<u32> {
+        let qpn = self.buffer.overlaps.load(Ordering::SeqCst);
+        (qpn != 0).then_some(qpn)
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        lock(&BUFFERS).ranges.remove(&(self.start, self.number));
-        pages(self.start, self.end).for_each(|page| _ = page.fetch_sub(1, Ordering::SeqCst));
+        let Buffer { start, end, .. } = *self.buffer;
+        lock(&BUFFERS).ranges.remove(&(start, self.number));
+        pages(start, end).for_each(|page| _ = page.fetch_sub(1, Ordering::SeqCst));
+    }
+}
+
+fn is_watched(start: u64, end: u64) -> bool {
+    pages(start, end).any(|page| page.load(Ordering::SeqCst) != 0)
+}
+
+/// Called before a device reads data of a queue pair.
+pub(super) fn before_gather(qpn: u32, address: u64, length: usize) {
+    let end = address.saturating_add(length as u64);
+    if length == 0 || !is_watched(address, end) {
+        return;
+    }
+    for buffer in lock(&BUFFERS).overlapping(address, end) {
+        if buffer.qpn == qpn && buffer.usage == Use::Gather {
+            buffer.compare(buffer.part(address, end));
+        }
     }
 }
 
 /// Called before a device writes data of a queue pair.
 pub(super) fn before_scatter(qpn: u32, address: u64, length: usize) {
-    arrived(qpn);
     let end = address.saturating_add(length as u64);
-    if pages(address, end).all(|page| page.load(Ordering::SeqCst) == 0) {
-        return;
+    let last_message = MESSAGE.load(Ordering::SeqCst);
+    if length == 0 || !is_watched(address, end) {
+        return arrived(qpn);
     }
     let buffers = lock(&BUFFERS);
-    let first = address.saturating_sub(buffers.longest);
-    for ((start, _), (its_end, is_written)) in buffers.ranges.range((first, 0)..(end, 0)) {
-        if address < *its_end && *start < end {
-            is_written.store(true, Ordering::SeqCst);
+    let is_own = |buffer: &&Buffer| buffer.qpn == qpn && buffer.usage == Use::Answer;
+    let mut is_answer = false;
+    for buffer in buffers.overlapping(address, end).filter(is_own) {
+        is_answer = true;
+        buffer.compare(buffer.part(address, end));
+    }
+    match is_answer {
+        true => ARRIVED[qpn as usize % ARRIVED.len()].store(now(), Ordering::SeqCst),
+        false => arrived(qpn),
+    }
+    for buffer in buffers.overlapping(address, end).filter(|it| !is_own(it)) {
+        buffer.is_written.store(true, Ordering::SeqCst);
+        // After a message the program may know that the peer has the data.
+        if is_answer && buffer.qpn != qpn && last_message < buffer.at {
+            buffer.overlaps.store(qpn, Ordering::SeqCst);
         }
     }
 }
@@ -106,9 +240,11 @@ pub(super) fn now() -> u64 {
     CLOCK.fetch_add(1, Ordering::SeqCst)
 }
 
-/// Notes that something has arrived at a queue pair.
+/// Notes that a message has arrived at a queue pair.
 pub(super) fn arrived(qpn: u32) {
-    ARRIVED[qpn as usize % ARRIVED.len()].store(now(), Ordering::SeqCst);
+    let now = now();
+    ARRIVED[qpn as usize % ARRIVED.len()].store(now, Ordering::SeqCst);
+    MESSAGE.store(now, Ordering::SeqCst);
 }
 
 /// Returns whether something has arrived at a queue pair, or one with a similar number, since a
@@ -124,15 +260,19 @@ mod tests {
     /// Where no memory is: nothing is accessed.
     const AT: u64 = 0x7000_0000_0000;
 
+    fn watched(start: u64, length: usize) -> Watched {
+        Watched::new((9, now()), Use::Gather, start, length)
+    }
+
     #[test]
     fn writes_mark_the_buffers_that_they_overlap() {
-        let long = Watched::new(AT, 3 << LOG_PAGE);
-        let short = Watched::new(AT + 100, 50);
+        let long = watched(AT, 3 << LOG_PAGE);
+        let short = watched(AT + 100, 50);
         before_scatter(1, AT + 90, 10);
         assert!(long.is_written() && !short.is_written());
         before_scatter(1, AT + 149, 4000);
         assert!(short.is_written());
-        let (before, after) = (Watched::new(AT - 8, 8), Watched::new(AT + 8, 8));
+        let (before, after) = (watched(AT - 8, 8), watched(AT + 8, 8));
         before_scatter(1, AT, 8);
         assert!(!before.is_written() && !after.is_written());
     }
@@ -143,5 +283,48 @@ mod tests {
         assert!(!has_arrived(77, since));
         arrived(77);
         assert!(has_arrived(77, since) && !has_arrived(77, now()));
+    }
+
+    /// Returns a buffer of a queue pair, with the address of its bytes.
+    fn with_bytes(qpn: u32, usage: Use, bytes: &mut [u8]) -> (Watched, u64) {
+        let at = bytes.as_mut_ptr().expose_provenance() as u64;
+        let watched = Watched::new((qpn, now()), usage, at, bytes.len());
+        watched.set_content(Content::of(at, bytes.len()).unwrap());
+        (watched, at)
+    }
+
+    #[test]
+    fn changes_before_an_access_are_found() {
+        let mut bytes = vec![1; 3000];
+        let (watched, at) = with_bytes(201, Use::Gather, &mut bytes);
+        before_gather(201, at, 1000);
+        bytes[1500] = 2;
+        // Another queue pair, another part.
+        before_gather(202, at, 3000);
+        before_gather(201, at + 1000, 500);
+        assert_eq!(watched.changed(), None);
+        // Received meanwhile: the second reading of a part may differ.
+        arrived(201);
+        bytes[5] = 2;
+        before_gather(201, at, 1000);
+        assert_eq!(watched.changed(), None);
+        before_gather(201, at + 1500, 1500);
+        assert_eq!(watched.changed(), Some(1500));
+    }
+
+    #[test]
+    fn answers_overlap_sends_of_others() {
+        let mut bytes = vec![1; 64];
+        let (sent, at) = with_bytes(301, Use::Gather, &mut bytes);
+        let (own, _) = with_bytes(302, Use::Gather, &mut bytes);
+        let (answer, _) = with_bytes(302, Use::Answer, &mut bytes);
+        before_scatter(302, at, 64);
+        assert_eq!((own.overlaps(), answer.changed()), (None, None));
+        // A message of another test may have arrived.
+        assert!(sent.is_written() && matches!(sent.overlaps(), None | Some(302)));
+        let (answer, _) = with_bytes(303, Use::Answer, &mut bytes);
+        bytes[9] = 2;
+        before_scatter(303, at, 64);
+        assert_eq!(answer.changed(), Some(9));
     }
 }

@@ -1,8 +1,9 @@
 //! The program's objects and posts, with the places in the program that made them.
 
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use embedded::ObjectChange;
@@ -11,7 +12,7 @@ use embedded::softhca::cause::WorkRequest;
 use uverbs::{AccessFlags, QpState, QpType};
 
 use super::stack::Stack;
-use crate::check::{SendQueue, Sge};
+use crate::check::{CompletionQueue, ReceiveQueue, SendQueue, Sge};
 
 /// Posts from one place after which the stack is captured again.
 const POSTS_PER_STACK: u64 = 1024;
@@ -20,6 +21,8 @@ const MAX_SITES: usize = 4096;
 /// Number of deregistered regions that are remembered, and of destroyed queue pairs.
 const MAX_DEREGISTERED: usize = 1024;
 const MAX_DESTROYED: usize = 1024;
+/// Number of other objects that are remembered after they were destroyed.
+const MAX_STRANGERS: usize = 1024;
 /// Entries of a queue that is smaller, or whose size is unknown.
 const MIN_ENTRIES: u32 = 16;
 
@@ -174,11 +177,13 @@ pub(crate) struct QueuePair {
     pub(crate) receives: Mutex<Posts>,
     pub(crate) send_order: Mutex<()>,
     pub(crate) receive_order: Mutex<()>,
-    /// Work requests since `ibv_wr_start`, while builders are used.
-    pub(crate) building: AtomicBool,
+    /// The thread that has called `ibv_wr_start` and uses builders, 0 if none, and its work
+    /// requests since.
+    pub(crate) builder: AtomicI32,
     pub(crate) built: Mutex<usize>,
-    /// Sends whose completions were not polled, if the program is checked.
+    /// Sends and receives whose completions were not polled, if the program is checked.
     pub(crate) in_flight: Mutex<SendQueue>,
+    pub(crate) receives_in_flight: Mutex<ReceiveQueue>,
 }
 
 impl QueuePair {
@@ -222,6 +227,14 @@ impl QueuePair {
         }
     }
 
+    /// Returns where the last send was posted.
+    pub(crate) fn last_send(&self) -> Option<Origin> {
+        lock(&self.sends)
+            .recent
+            .back()
+            .map(|post| post.origin.clone())
+    }
+
     /// Notes that the order of sends is unknown.
     pub(crate) fn lose_order(&self) {
         lock(&self.sends).is_unordered = true;
@@ -241,7 +254,7 @@ pub(crate) struct Region {
 }
 
 /// An object of a context.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Created {
     /// The device's descriptor of the context.
     context: RawFd,
@@ -250,6 +263,32 @@ pub(crate) struct Created {
     /// Its number in the device; 0 if it has none.
     pub(crate) number: u32,
     pub(crate) created: Origin,
+}
+
+impl fmt::Display for Created {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.number {
+            0 => f.write_str(self.name),
+            number => write!(f, "{} {number:#x}", self.name),
+        }
+    }
+}
+
+/// An object that was destroyed.
+#[derive(Debug)]
+struct Gone {
+    /// The device and its handle.
+    key: (usize, u32),
+    created: Created,
+    destroyed: Origin,
+}
+
+/// An object that a context does not have.
+pub(crate) enum Stranger {
+    /// With where it was destroyed.
+    Destroyed(Created, Origin),
+    /// One of another context, with where it was created.
+    OfAnother(String, Origin),
 }
 
 /// Places in the program from which work requests are posted.
@@ -267,6 +306,13 @@ pub(crate) struct Objects {
     destroyed: Mutex<VecDeque<(usize, u32)>>,
     /// The objects of contexts by handle, if the program is checked.
     created: Mutex<HashMap<(usize, u32), Created>>,
+    /// Those that were destroyed, oldest first, and where.
+    strangers: Mutex<VecDeque<Gone>>,
+    /// By user handle, if the program is checked.
+    completion_queues: Mutex<HashMap<(usize, u64), Arc<CompletionQueue>>>,
+    /// Those that were destroyed, with where they were destroyed and created.
+    destroyed_queues: Mutex<HashMap<(usize, u64), [Origin; 2]>>,
+    has_destroyed_queues: AtomicBool,
     sites: Mutex<Sites>,
     queue_pairs_created: std::sync::atomic::AtomicU64,
 }
@@ -292,9 +338,10 @@ impl Objects {
                     receives: Mutex::new(Posts::new(receives)),
                     send_order: Mutex::default(),
                     receive_order: Mutex::default(),
-                    building: AtomicBool::new(false),
+                    builder: AtomicI32::new(0),
                     built: Mutex::default(),
                     in_flight: Mutex::new(SendQueue::new(send_blocks, signals_all)),
+                    receives_in_flight: Mutex::new(ReceiveQueue::new(receives)),
                 };
                 self.queue_pairs_created.fetch_add(1, Ordering::Relaxed);
                 lock(&self.queue_pairs).insert((device, number), Arc::new(queue_pair));
@@ -308,6 +355,7 @@ impl Objects {
                     lock(&queue_pair.sends).reset();
                     lock(&queue_pair.receives).reset();
                     lock(&queue_pair.in_flight).reset();
+                    lock(&queue_pair.receives_in_flight).reset();
                 }
             }
             ObjectChange::QueuePairDestroyed { number } => {
@@ -350,7 +398,18 @@ impl Objects {
                 }
             }
             ObjectChange::Destroyed { handle } => {
-                lock(&self.created).remove(&(device, handle));
+                let key = (device, handle);
+                if let Some(created) = lock(&self.created).remove(&key) {
+                    let mut strangers = lock(&self.strangers);
+                    strangers.push_back(Gone {
+                        key,
+                        created,
+                        destroyed: Origin::here(),
+                    });
+                    if strangers.len() > MAX_STRANGERS {
+                        strangers.pop_front();
+                    }
+                }
             }
             _ => {}
         }
@@ -358,6 +417,16 @@ impl Objects {
 
     /// Notes an object of a context, which a command of this thread has created.
     pub(crate) fn created(&self, device: usize, context: RawFd, change: &ObjectChange) {
+        if let ObjectChange::CompletionQueueCreated {
+            user_handle,
+            ignores_overrun,
+            ..
+        } = *change
+        {
+            let queue = CompletionQueue::new(Origin::here(), ignores_overrun);
+            lock(&self.destroyed_queues).remove(&(device, user_handle));
+            lock(&self.completion_queues).insert((device, user_handle), Arc::new(queue));
+        }
         if let ObjectChange::Created {
             handle,
             name,
@@ -372,6 +441,36 @@ impl Objects {
             };
             lock(&self.created).insert((device, handle), created);
         }
+    }
+
+    /// Returns the object with a handle that a context does not have.
+    pub(crate) fn stranger(&self, device: usize, context: RawFd, handle: u32) -> Option<Stranger> {
+        let key = (device, handle);
+        if let Some(other) = lock(&self.created).get(&key) {
+            let is_other = other.context != context;
+            return is_other.then(|| Stranger::OfAnother(other.to_string(), other.created.clone()));
+        }
+        let strangers = lock(&self.strangers);
+        let gone = strangers.iter().rev().find(|gone| gone.key == key)?;
+        Some(Stranger::Destroyed(
+            gone.created.clone(),
+            gone.destroyed.clone(),
+        ))
+    }
+
+    /// Returns where a queue pair, or another object with a number, was destroyed and created.
+    pub(crate) fn destroyed(&self, device: usize, name: &str, number: u32) -> Option<[Origin; 2]> {
+        let strangers = lock(&self.strangers);
+        let mut newest = strangers.iter().rev();
+        let gone = newest.find(|gone| {
+            let Created {
+                name: of,
+                number: its,
+                ..
+            } = gone.created;
+            gone.key.0 == device && of == name && its == number
+        })?;
+        Some([gone.destroyed.clone(), gone.created.created.clone()])
     }
 
     /// Removes and returns the objects of a context, oldest first.
@@ -424,6 +523,44 @@ impl Objects {
 
     pub(crate) fn region(&self, device: usize, key: u32) -> Option<Region> {
         lock(&self.regions).get(&(device, key)).cloned()
+    }
+
+    pub(crate) fn completion_queue(
+        &self,
+        device: usize,
+        user_handle: u64,
+    ) -> Option<Arc<CompletionQueue>> {
+        lock(&self.completion_queues)
+            .get(&(device, user_handle))
+            .cloned()
+    }
+
+    /// Removes a completion queue that a command of this thread has destroyed.
+    pub(crate) fn remove_completion_queue(
+        &self,
+        device: usize,
+        user_handle: u64,
+    ) -> Option<Arc<CompletionQueue>> {
+        let key = (device, user_handle);
+        let queue = lock(&self.completion_queues).remove(&key)?;
+        let origins = [Origin::here(), queue.created.clone()];
+        let mut destroyed = lock(&self.destroyed_queues);
+        destroyed.insert(key, origins);
+        self.has_destroyed_queues.store(true, Ordering::Relaxed);
+        Some(queue)
+    }
+
+    /// Returns whether a completion queue was destroyed, for the fast path.
+    pub(crate) fn has_destroyed_queues(&self) -> bool {
+        self.has_destroyed_queues.load(Ordering::Relaxed)
+    }
+
+    /// Returns where the completion queue was destroyed and created that had this user handle,
+    /// unless another one has it.
+    pub(crate) fn destroyed_queue(&self, device: usize, user_handle: u64) -> Option<[Origin; 2]> {
+        lock(&self.destroyed_queues)
+            .get(&(device, user_handle))
+            .cloned()
     }
 
     /// Returns the number of queue pairs that were created.

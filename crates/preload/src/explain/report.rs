@@ -10,7 +10,7 @@ use embedded::{Activity, PeerFailure};
 use super::json::{Object, quoted};
 use super::objects::{Origin, Post, QueuePair, Region};
 use super::stack::{Frame, Symbols};
-use crate::check::CheckSummary;
+use crate::check::{CheckSummary, Rule};
 use crate::config;
 
 /// Version of the members of JSON, which changes if one gets another meaning.
@@ -38,7 +38,7 @@ pub(super) struct Report {
     /// The call that was refused.
     pub(super) call: Option<Origin>,
     /// The rule of `check` that the program has broken.
-    pub(super) rule: Option<&'static str>,
+    pub(super) rule: Option<Rule>,
     /// Other calls that led to the error, with their places.
     pub(super) origins: Vec<(&'static str, Origin)>,
 }
@@ -71,7 +71,7 @@ impl Report {
     /// Returns the report as text. Lines after the first are indented.
     pub(super) fn text(&self, symbols: &mut Symbols) -> String {
         let (device, message) = (config::device_name(self.device), &self.message);
-        let rule = self.rule.map(|rule| format!("error {rule}: "));
+        let rule = self.rule.map(|rule| format!("error {}: ", rule.name()));
         let rule = rule.unwrap_or_default();
         let mut text = format!("ringverbs: {device}: {rule}{message}");
         // Writing to a string does not fail.
@@ -168,7 +168,7 @@ impl Report {
                     .end()
             });
             line = line
-                .optional("rule", self.rule.map(quoted))
+                .optional("rule", self.rule.map(|rule| quoted(rule.name())))
                 .list("origins", origins);
         }
         line.end() + "\n"

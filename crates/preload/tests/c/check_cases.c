@@ -3,6 +3,8 @@
  * argument, does the same as it should be done. Queue pair a sends, b receives.
  */
 #include <infiniband/verbs.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -21,10 +23,16 @@ static struct ibv_mr *mr, *target_mr;
 static struct ibv_qp *a, *b;
 static int right;
 
-static struct ibv_qp *queue_pair(struct ibv_cq *sends)
+static struct ibv_qp_attr rights = {
+	.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+			   IBV_ACCESS_REMOTE_ATOMIC,
+	.timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .min_rnr_timer = 1,
+};
+
+static struct ibv_qp *queue_pair_of(struct ibv_cq *sends, struct ibv_cq *received)
 {
 	struct ibv_qp_init_attr_ex ask = {
-		.send_cq = sends, .recv_cq = receives, .qp_type = IBV_QPT_RC, .pd = pd,
+		.send_cq = sends, .recv_cq = received, .qp_type = IBV_QPT_RC, .pd = pd,
 		.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 2,
 			 .max_recv_sge = 1, .max_inline_data = 64 },
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
@@ -34,6 +42,20 @@ static struct ibv_qp *queue_pair(struct ibv_cq *sends)
 
 	CHECK(qp);
 	return qp;
+}
+
+static struct ibv_qp *queue_pair(struct ibv_cq *sends)
+{
+	return queue_pair_of(sends, receives);
+}
+
+/* Connects a queue pair that has another peer. */
+static void connect_to_again(struct ibv_qp *qp, struct ibv_qp *to)
+{
+	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+
+	CHECK(!ibv_modify_qp(qp, &reset, IBV_QP_STATE));
+	connect_to(qp, to->qp_num, rights);
 }
 
 static void poll_one(struct ibv_cq *from)
@@ -98,6 +120,134 @@ static void change(char *at)
 		poll_one(cq);
 }
 
+static struct ibv_cq *unacknowledged;
+
+static void acknowledge(int number)
+{
+	(void)number;
+	ibv_ack_cq_events(unacknowledged, 1);
+}
+
+/* Destroys a completion queue with an event, which is acknowledged before or, so that this ends,
+ * by a signal handler meanwhile. */
+static void events(void)
+{
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+	struct ibv_cq *event_of;
+	struct ibv_qp *from;
+	void *program;
+
+	CHECK(channel);
+	unacknowledged = ibv_create_cq(context, 32, NULL, channel, 0);
+	CHECK(unacknowledged && !ibv_req_notify_cq(unacknowledged, 0));
+	from = queue_pair(unacknowledged);
+	connect_to(from, b->qp_num, rights);
+	connect_to_again(b, from);
+	post_of(from, mr, (uintptr_t)memory, 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+	CHECK(!ibv_get_cq_event(channel, &event_of, &program));
+	poll_one(unacknowledged);
+	CHECK(!ibv_destroy_qp(from));
+	if (right)
+		ibv_ack_cq_events(unacknowledged, 1);
+	signal(SIGALRM, acknowledge);
+	alarm(right ? 0 : 2);
+	CHECK(!ibv_destroy_cq(unacknowledged));
+	CHECK(!ibv_destroy_comp_channel(channel));
+}
+
+/* Builds a write without ibv_wr_start of this thread. */
+static void *build(void *qp)
+{
+	struct ibv_qp_ex *ex = qp;
+
+	ex->wr_id = 0x72;
+	ex->wr_flags = IBV_SEND_SIGNALED;
+	ibv_wr_rdma_write(ex, target_mr->rkey, (uintptr_t)target);
+	ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)memory, 64);
+	return NULL;
+}
+
+/* Uses an object after it was destroyed. */
+static void again(const char *what)
+{
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE }, *bad_send;
+	struct ibv_recv_wr receiving = { 0 }, *bad_receive;
+	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
+	struct ibv_cq *other = ibv_create_cq(context, 32, NULL, NULL, 0);
+	struct ibv_qp *qp = queue_pair(cq);
+	struct ibv_mr *region = ibv_reg_mr(pd, memory, LENGTH, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_pd *domain = ibv_alloc_pd(context);
+	struct ibv_wc wc;
+
+	CHECK(other && region && domain);
+	connect_to_itself(qp, rights);
+	if (right) {
+		CHECK(!ibv_post_recv(qp, &receiving, &bad_receive));
+		CHECK(!ibv_modify_qp(qp, &error, IBV_QP_STATE) && !ibv_poll_cq(other, 1, &wc));
+	}
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(other) && !ibv_dereg_mr(region));
+	CHECK(!ibv_dealloc_pd(domain));
+	if (right)
+		return;
+	if (!strcmp(what, "send"))
+		CHECK(ibv_post_send(qp, &wr, &bad_send) && bad_send == &wr);
+	else if (!strcmp(what, "receive"))
+		CHECK(ibv_post_recv(qp, &receiving, &bad_receive) && bad_receive == &receiving);
+	else if (!strcmp(what, "builder"))
+		ibv_wr_start(ibv_qp_to_qp_ex(qp));
+	else if (!strcmp(what, "modify"))
+		CHECK(ibv_modify_qp(qp, &error, IBV_QP_STATE));
+	else if (!strcmp(what, "poll"))
+		CHECK(ibv_poll_cq(other, 1, &wc) < 0);
+	else if (!strcmp(what, "queue-pair"))
+		CHECK(ibv_destroy_qp(qp));
+	else if (!strcmp(what, "completion-queue"))
+		CHECK(ibv_destroy_cq(other));
+	else if (!strcmp(what, "region"))
+		CHECK(ibv_dereg_mr(region));
+	else if (!strcmp(what, "domain"))
+		CHECK(ibv_dealloc_pd(domain));
+	else if (!strcmp(what, "register"))
+		CHECK(!ibv_reg_mr(domain, memory, LENGTH, 0));
+}
+
+/* Posts four times, with room for three completions. */
+static void overfill(struct ibv_cq *small, int how)
+{
+	struct ibv_qp *from = queue_pair_of(how == 'r' ? cq : small, how == 'r' ? small : receives);
+	struct ibv_qp *second = how == '2' ? queue_pair(small) : NULL;
+	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(from);
+
+	CHECK(small->cqe == (right ? 15 : 3));
+	connect_to(from, b->qp_num, rights);
+	connect_to_again(b, from);
+	if (second)
+		connect_to_itself(second, rights);
+	if (how == 'b')
+		ibv_wr_start(ex);
+	for (int n = 0; n < 4; n++) {
+		if (how == 'r') {
+			receive(from, mr, memory);
+		} else if (how == 'b') {
+			build(ex);
+		} else {
+			post_of(n % 2 && second ? second : from, mr, (uintptr_t)memory, 1,
+				IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+		}
+	}
+	if (how == 'b')
+		CHECK(!ibv_wr_complete(ex));
+	for (int n = 0; n < 4; n++) {
+		if (how == 'r') {
+			post_of(b, target_mr, (uintptr_t)target, 1, IBV_WR_SEND, IBV_SEND_SIGNALED);
+			poll_one(cq);
+		}
+		poll_one(small);
+	}
+	CHECK(!ibv_destroy_qp(from) && (!second || !ibv_destroy_qp(second)));
+	CHECK(!ibv_destroy_cq(small));
+}
+
 static void destroy(const char *left)
 {
 	CHECK(!ibv_destroy_qp(b));
@@ -123,10 +273,6 @@ int main(int count, char **arguments)
 			IBV_ACCESS_REMOTE_ATOMIC;
 	struct ibv_device **devices = ibv_get_device_list(NULL);
 	const char *mistake = arguments[1];
-	struct ibv_qp_attr attr = {
-		.qp_access_flags = all & ~IBV_ACCESS_LOCAL_WRITE, .timeout = 14, .retry_cnt = 7,
-		.rnr_retry = 7, .min_rnr_timer = 1,
-	};
 	struct ibv_cq_init_attr_ex wanted = { .cqe = 32, .wc_flags = IBV_WC_EX_WITH_QP_NUM };
 	struct ibv_mr *other;
 
@@ -151,8 +297,8 @@ int main(int count, char **arguments)
 	CHECK(mr && target_mr && cq && receives);
 	a = queue_pair(cq);
 	b = queue_pair(cq);
-	connect_to(a, b->qp_num, attr);
-	connect_to(b, a->qp_num, attr);
+	connect_to(a, b->qp_num, rights);
+	connect_to(b, a->qp_num, rights);
 
 	if (!strcmp(mistake, "write")) {
 		post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
@@ -252,6 +398,104 @@ int main(int count, char **arguments)
 			if (ibv_post_send(a, &wr, &bad))
 				break;
 		}
+	} else if (!strncmp(mistake, "small-", 6)) {
+		overfill(ibv_create_cq(context, right ? 15 : 3, NULL, NULL, 0), mistake[6]);
+	} else if (!strcmp(mistake, "unacknowledged")) {
+		events();
+	} else if (!strcmp(mistake, "another-domain")) {
+		struct ibv_pd *another = ibv_alloc_pd(context);
+		struct ibv_wc wc;
+
+		CHECK(another);
+		other = ibv_reg_mr(right ? pd : another, memory, LENGTH, all);
+		CHECK(other);
+		post_of(a, other, (uintptr_t)memory, 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+		while (!ibv_poll_cq(cq, 1, &wc))
+			;
+		CHECK(wc.status == (right ? IBV_WC_SUCCESS : IBV_WC_LOC_PROT_ERR));
+		CHECK(!ibv_dereg_mr(other) && !ibv_dealloc_pd(another));
+	} else if (!strcmp(mistake, "no-start")) {
+		struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(a);
+
+		for (int n = 0; n < 2; n++) {
+			if (right || n == 0)
+				ibv_wr_start(ex);
+			build(ex);
+			/* A provider may refuse it. */
+			if (ibv_wr_complete(ex) && !right && n)
+				break;
+			poll_one(cq);
+		}
+	} else if (!strcmp(mistake, "start-of-another")) {
+		struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(a);
+		pthread_t thread;
+
+		ibv_wr_start(ex);
+		if (right) {
+			build(ex);
+		} else {
+			CHECK(!pthread_create(&thread, NULL, build, ex));
+			CHECK(!pthread_join(thread, NULL));
+		}
+		CHECK(!ibv_wr_complete(ex));
+		poll_one(cq);
+	} else if (!strcmp(mistake, "restored") || !strcmp(mistake, "resent")) {
+		/* b has no receive at first: the device reads the buffer again. */
+		int answers = !strcmp(mistake, "resent");
+
+		memory[0] = 1;
+		if (answers)
+			receive(a, mr, memory + 4096);
+		post(IBV_WR_SEND, IBV_SEND_SIGNALED);
+		usleep(20000);
+		memory[8] += !right;
+		usleep(20000);
+		receive(b, target_mr, target);
+		poll_one(receives);
+		memory[8] -= !right;
+		if (answers) {
+			post_of(b, target_mr, (uintptr_t)target, 1, IBV_WR_SEND, IBV_SEND_SIGNALED);
+			poll_one(receives);
+			poll_one(cq);
+		}
+		poll_one(cq);
+	} else if (!strcmp(mistake, "read-into") || !strcmp(mistake, "atomic-into")) {
+		/* The read waits for the send before it, which waits for a receive. */
+		post(IBV_WR_SEND, 0);
+		post_of(a, mr, (uintptr_t)memory + 4096, 1,
+			*mistake == 'r' ? IBV_WR_RDMA_READ : IBV_WR_ATOMIC_FETCH_AND_ADD,
+			IBV_SEND_SIGNALED);
+		memory[4096 + 5] += !right;
+		receive(b, target_mr, target + 64);
+		poll_one(cq);
+	} else if (!strcmp(mistake, "read-over")) {
+		/* Another queue pair reads into the buffer of a send that waits for a receive. */
+		struct ibv_qp *reader = queue_pair(cq);
+
+		connect_to_itself(reader, rights);
+		target[5] = 1;
+		post(IBV_WR_SEND, IBV_SEND_SIGNALED);
+		post_of(reader, mr, (uintptr_t)memory + (right ? 4096 : 0), 1, IBV_WR_RDMA_READ,
+			IBV_SEND_SIGNALED);
+		poll_one(cq);
+		receive(b, target_mr, target + 64);
+		poll_one(cq);
+		CHECK(!ibv_destroy_qp(reader));
+	} else if (!strncmp(mistake, "again-", 6)) {
+		again(mistake + 6);
+	} else if (!strcmp(mistake, "another-context")) {
+		struct ibv_context *another = ibv_open_device(devices[0]);
+		struct ibv_pd *from = ibv_alloc_pd(right ? context : another);
+		struct ibv_qp_init_attr ask = {
+			.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+			.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1,
+				 .max_recv_sge = 1 },
+		};
+		struct ibv_qp *qp = ibv_create_qp(from, &ask);
+
+		CHECK(!!qp == right);
+		CHECK((!qp || !ibv_destroy_qp(qp)) && !ibv_dealloc_pd(from));
+		CHECK(!ibv_close_device(another));
 	/* What follows is right in either case. */
 	} else if (!strcmp(mistake, "inline")) {
 		post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED | IBV_SEND_INLINE);
@@ -298,6 +542,16 @@ int main(int count, char **arguments)
 		post_of(b, target_mr, (uintptr_t)target + 64, 1, IBV_WR_SEND, IBV_SEND_SIGNALED);
 		receive(a, mr, memory + 128);
 		poll_one(cq);
+	} else if (!strcmp(mistake, "ignores-overrun")) {
+		struct ibv_cq_init_attr_ex small = {
+			.cqe = 3, .comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
+			.flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
+		};
+		struct ibv_cq_ex *ignores = ibv_create_cq_ex(context, &small);
+
+		CHECK(ignores);
+		right = 0;
+		overfill(ibv_cq_ex_to_cq(ignores), 's');
 	} else if (!strcmp(mistake, "left-at-exit")) {
 		return 0;
 	}

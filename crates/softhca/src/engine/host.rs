@@ -469,7 +469,10 @@ impl<P: Platform> Host for Core<P> {
             }
             Ok(())
         });
-        location.filter(|at| result.is_ok() && self.platform.copies_from(*at, length))
+        let location =
+            location.filter(|at| result.is_ok() && self.platform.copies_from(*at, length))?;
+        self.platform.before_gather(qpn, location, length);
+        Some(location)
     }
 
     fn scatter(

@@ -509,7 +509,10 @@ impl<P: Platform> Core<P> {
             // In bounds: `translate` splits a range of `out.len()` bytes.
             let part = &mut out[at as usize..(at + n) as usize];
             match address {
-                Location::Guest(at) => self.platform.read(at, part).map_err(|_| Fault::Memory),
+                Location::Guest(at) => {
+                    self.platform.before_gather(accessor.qpn, at, part.len());
+                    self.platform.read(at, part).map_err(|_| Fault::Memory)
+                }
                 Location::Device(at) => self.device_memory.read(at, part),
                 Location::Null => {
                     part.fill(0);

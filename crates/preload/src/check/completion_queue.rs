@@ -1,0 +1,90 @@
+//! Completion queues: how many completions they may get before the program polls.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::explain::{Finding, Origin, lock};
+
+/// A completion queue of the program.
+#[derive(Debug)]
+pub(crate) struct CompletionQueue {
+    pub(crate) created: Origin,
+    ignores_overrun: bool,
+    /// Work requests that will have a completion, which was not polled.
+    outstanding: AtomicU32,
+    /// A completion was polled in a way that is seen.
+    is_polled: AtomicBool,
+    /// An error that is reported when the first completion is polled: until then the program
+    /// may read the queue's memory itself.
+    pending: Mutex<Option<Finding>>,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(created: Origin, ignores_overrun: bool) -> Self {
+        Self {
+            created,
+            ignores_overrun,
+            outstanding: AtomicU32::new(0),
+            is_polled: AtomicBool::new(false),
+            pending: Mutex::new(None),
+        }
+    }
+
+    /// Returns how many work requests it may get completions of, if these are more than its
+    /// entries.
+    pub(super) fn excess(&self, entries: u32) -> Option<u32> {
+        let outstanding = self.outstanding.load(Ordering::Relaxed);
+        (outstanding > entries && !self.ignores_overrun).then_some(outstanding)
+    }
+
+    /// Returns the finding if it can be reported, and keeps it otherwise.
+    pub(super) fn report_when_polled(&self, finding: Finding) -> Option<Finding> {
+        if self.is_polled.load(Ordering::Relaxed) {
+            return Some(finding);
+        }
+        lock(&self.pending).get_or_insert(finding);
+        None
+    }
+}
+
+/// The entry of a work request in its completion queue, until the completion is polled or will
+/// not come.
+#[derive(Debug)]
+pub(crate) struct Entry(Arc<CompletionQueue>);
+
+impl Entry {
+    pub(crate) fn new(queue: &Arc<CompletionQueue>) -> Self {
+        queue.outstanding.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(queue))
+    }
+
+    /// Frees it, since its completion was polled. Returns an error that is due.
+    pub(super) fn polled(self) -> Option<Finding> {
+        self.0.is_polled.store(true, Ordering::Relaxed);
+        lock(&self.0.pending).take()
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.0.outstanding.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_free_when_their_completions_are_polled() {
+        let queue = Arc::new(CompletionQueue::new(Origin::here(), false));
+        let first = Entry::new(&queue);
+        let _second = Entry::new(&queue);
+        assert_eq!((queue.excess(1), queue.excess(2)), (Some(2), None));
+        assert!(first.polled().is_none());
+        assert_eq!(queue.excess(1), None);
+        let queue = Arc::new(CompletionQueue::new(Origin::here(), true));
+        let _entry = Entry::new(&queue);
+        assert_eq!(queue.excess(0), None);
+    }
+}
