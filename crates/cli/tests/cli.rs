@@ -373,6 +373,7 @@ fn ci_systems_get_devices() {
         ("EXPLAIN", "why.txt"),
         ("PROVIDER", "libmlx5"),
         ("NAME", "rxe0,rxe1"),
+        ("OPTIONS", "--link 1Gbit,queue=64KiB --seed 7"),
         ("RUNNER_TEMP", dir.to_str().unwrap()),
         ("GITHUB_ENV", "variables"),
         ("GITHUB_PATH", "path"),
@@ -384,6 +385,8 @@ fn ci_systems_get_devices() {
         format!("LD_PRELOAD={expected}"),
         "RINGVERBS_EMBEDDED=roce,ib".to_owned(),
         "RINGVERBS_NAMES=rxe0,rxe1".to_owned(),
+        "RINGVERBS_LINK=1Gbit,queue=64KiB".to_owned(),
+        "RINGVERBS_SEED=7".to_owned(),
         format!("RINGVERBS_EXPLAIN={}", dir.join("why.txt").display()),
     ] {
         assert!(
