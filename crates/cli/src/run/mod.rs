@@ -184,6 +184,8 @@ const STEM: &str = "libringverbs";
 /// The library for embedded devices.
 const PRELOAD: &str = "libringverbs_preload.so";
 
+/// The variable that lists a program's embedded devices.
+const EMBEDDED: &str = "RINGVERBS_EMBEDDED";
 /// The variable that names the file of a program's usage.
 const USAGE: &str = "RINGVERBS_USAGE";
 
@@ -351,6 +353,13 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     };
     let mut settings = Settings::of(&args.options)?;
     if args.mount {
+        if variable(EMBEDDED).is_some() {
+            // A library that is preloaded into this process would show the files of its devices
+            // in the place of the host's.
+            let mut command = Command::new("/proc/self/exe");
+            let command = command.args(env::args_os().skip(1)).env_remove(EMBEDDED);
+            return Err(RunError::Exec("/proc/self/exe".into(), command.exec()).into());
+        }
         let devices = mounted(&args.options, &settings)?;
         mount::mount_files(&devices).map_err(RunError::Mount)?;
     }
@@ -517,7 +526,7 @@ fn embedded(devices: &str, directory: Option<&Path>, settings: &mut Settings) ->
         RunError::Directory(directory, reason)
     })?;
     settings.preload(&library)?;
-    settings.set("RINGVERBS_EMBEDDED", devices.into());
+    settings.set(EMBEDDED, devices.into());
     settings.set("RINGVERBS_DIRECTORY", directory.clone().into());
     settings.directory = Some(directory);
     Ok(())
