@@ -181,6 +181,47 @@ fn static_programs_see_the_devices() {
     assert!(names.is_empty(), "{names:?}");
 }
 
+/// A program in Go, which makes system calls without the C library.
+const GO: &str = r#"
+package main
+
+import (
+	"fmt"
+	"os"
+)
+
+func main() {
+	devices, err := os.ReadDir("/sys/class/infiniband")
+	for _, device := range devices {
+		path := "/sys/class/infiniband/" + device.Name() + "/ports/1/link_layer"
+		text, err := os.ReadFile(path)
+		fmt.Print(device.Name(), " ", device.IsDir(), " ", string(text), err, "\n")
+	}
+	fmt.Println(err)
+}
+"#;
+
+#[test]
+fn programs_in_go_see_the_devices() {
+    let Some(scratch) = Scratch::new("go") else {
+        return;
+    };
+    let source = scratch.directory.join("show.go");
+    fs::write(&source, GO).unwrap();
+    let mut go = Command::new("go");
+    let go = go.args(["build", "-o"]).arg(&scratch.program).arg(source);
+    let go = go
+        .env("CGO_ENABLED", "0")
+        .env("GOCACHE", scratch.directory.join("cache"));
+    let Ok(output) = go.output() else {
+        return testing::skip!(missing: "golang-go", "no program in Go can be made");
+    };
+    assert!(output.status.success(), "{output:?}");
+    let said = scratch.show(&["--embedded=roce,ib", "--mount"], &[]);
+    let expected = "mlx5_0 false Ethernet\n<nil>\nmlx5_1 false InfiniBand\n<nil>\n<nil>\n";
+    assert_eq!(said, expected);
+}
+
 /// The host of the inner command has the directories.
 #[test]
 fn devices_replace_those_of_the_host() {
