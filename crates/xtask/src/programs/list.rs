@@ -44,6 +44,7 @@ impl fmt::Display for Source {
 #[cfg(test)]
 pub const BY_HAND: &[&str] = &[
     "fabtests.sh",
+    "infinistore.sh",
     "librpma.sh",
     "rdma4py.sh",
     "spead2.sh",
@@ -159,6 +160,24 @@ pub const FRAMEWORKS: &[Framework] = &[
         packages: &[VENV],
         ports: ROCE,
         large: true,
+        ..SMALL
+    },
+    Framework {
+        name: "DLSlime",
+        source: Source::PyPi(&["dlslime==0.1.23", "numpy"]),
+        script: "dlslime.sh",
+        packages: &[VENV],
+        large: true,
+        ..SMALL
+    },
+    Framework {
+        name: "Monarch (torchmonarch)",
+        source: Source::PyPi(&["torchmonarch==0.7.0", "numpy"]),
+        script: "torchmonarch.sh",
+        packages: &[VENV],
+        ports: ROCE,
+        large: true,
+        seconds: 20,
         ..SMALL
     },
 ];
