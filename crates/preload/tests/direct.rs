@@ -90,7 +90,15 @@ fn keeps_registered_pages(provider: Provider) {
     }
 }
 
+/// Devices access DMA buffers.
+fn registers_dma_buffers(provider: Provider) {
+    for devices in ["roce", "ib"] {
+        runs_on(devices, "dma_buffer.c", provider);
+    }
+}
+
 with_each_provider! {
+    a_program_registers_dma_buffers: registers_dma_buffers;
     registered_memory_is_pinned: keeps_registered_pages;
     a_program_matches_tags: matches_tags;
     a_program_shares_objects: shares_objects;

@@ -80,6 +80,7 @@ impl State {
             (OBJECT_MR, METHOD_QUERY_MR) => self.query_mr(fd, request),
             (OBJECT_MR, METHOD_ADVISE_MR) => self.advise_mr(request),
             (OBJECT_MR, METHOD_DM_MR_REG) => self.reg_dm_mr(fd, request),
+            (OBJECT_MR, METHOD_REG_DMABUF_MR) => self.reg_dmabuf_mr(fd, request),
             (OBJECT_DM, METHOD_DM_ALLOC) => self.alloc_dm(fd, request),
             (OBJECT_DM, METHOD_DM_FREE) => self.remove(fd, request, ATTR_FREE_DM_HANDLE),
             (OBJECT_DM, METHOD_DM_QUERY) => self.query_dm(fd, request),

@@ -10,6 +10,7 @@ pub(crate) mod data;
 pub(crate) mod descriptors;
 pub(crate) mod device_memory;
 pub(crate) mod devx;
+pub(crate) mod dma_buffer;
 pub(crate) mod dynamic;
 pub(crate) mod event;
 pub(crate) mod explanations;

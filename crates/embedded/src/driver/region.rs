@@ -174,8 +174,9 @@ impl ObjectData for Mr {
         state.destroy_number(op::DESTROY_MKEY, self.key >> 8)
     }
 
-    fn release(&self, state: &mut State, _: RawFd, _: u32) {
+    fn release(&self, state: &mut State, _: RawFd, handle: u32) {
         state.revoke_region(self);
+        state.dma_buffers.remove(&handle);
     }
 }
 

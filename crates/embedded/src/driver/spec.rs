@@ -371,6 +371,21 @@ pub(crate) fn method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> 
                 ]
             }
         }
+        (OBJECT_MR, METHOD_REG_DMABUF_MR) => {
+            &const {
+                [
+                    new_object(ATTR_REG_DMABUF_MR_HANDLE),
+                    object(ATTR_REG_DMABUF_MR_PD_HANDLE, OBJECT_PD),
+                    exactly(ATTR_REG_DMABUF_MR_OFFSET, 8),
+                    exactly(ATTR_REG_DMABUF_MR_LENGTH, 8),
+                    exactly(ATTR_REG_DMABUF_MR_IOVA, 8),
+                    exactly(ATTR_REG_DMABUF_MR_FD, 4),
+                    flags(ATTR_REG_DMABUF_MR_ACCESS_FLAGS),
+                    out(ATTR_REG_DMABUF_MR_RESP_LKEY, 4),
+                    out(ATTR_REG_DMABUF_MR_RESP_RKEY, 4),
+                ]
+            }
+        }
         (OBJECT_MR, METHOD_ADVISE_MR) => {
             &const {
                 [

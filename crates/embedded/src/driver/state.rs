@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mmap_rs::{MmapMut, MmapOptions};
 use nix::net::if_::if_nametoindex;
+use ring::Mapping;
 use roce::bits::get32;
 use roce::fabric::Fabric;
 use roce::packet::{Gid, Pool, ip_of_gid};
@@ -85,6 +86,8 @@ pub(crate) struct State {
     pub(crate) failed: bool,
     /// Sends that were outstanding when their queue pair was destroyed.
     pub(crate) abandoned: Vec<(u32, usize)>,
+    /// Mappings of the DMA buffers of regions, by their handles.
+    pub(crate) dma_buffers: HashMap<u32, Mapping>,
     /// The port's GIDs.
     pub(crate) gids: Vec<PortGid>,
     /// Index of the network interface of an Ethernet port; 0 if there is none.
@@ -184,6 +187,7 @@ impl State {
             node_guid,
             failed: false,
             abandoned: Vec::new(),
+            dma_buffers: HashMap::new(),
             gids,
             interface,
             addresses,
