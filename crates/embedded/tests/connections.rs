@@ -509,6 +509,30 @@ fn the_end_of_the_last_process_of_an_address_is_found_out() {
     );
 }
 
+/// Whoever has started the process tells its peers, as `ringverbs run` does.
+#[test]
+fn the_peers_of_the_last_process_of_an_address_are_told_by_who_started_it() {
+    let _alone = alone();
+    let server = Server::new(40);
+    let address = Server::address(41);
+    let (mut peer, _id) = server.connected(address, ESTABLISHED);
+    let end_left = || Network::end_left_connections(&address.to_string()).unwrap();
+    end_left();
+    let none = server
+        .channel
+        .wait(Some(Duration::from_millis(50)))
+        .unwrap();
+    assert!(none.is_none(), "its process lives");
+    peer.kill();
+    end_left();
+    // Not by refusals of the address, one in five seconds.
+    let told = server
+        .channel
+        .wait(Some(Duration::from_millis(200)))
+        .unwrap();
+    assert_eq!(told.map(|it| it.kind()), Some(EventKind::DISCONNECTED));
+}
+
 #[test]
 fn messages_wait_for_the_link() {
     let pair = Pair::new(Topology::Directory, Drive::Thread);

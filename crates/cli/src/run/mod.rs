@@ -381,12 +381,26 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         Some(usage) => {
             command.envs(settings.variables(variable));
             match supervise::run(&mut command) {
-                Ok(end) => return Ok(report(args, program, end, usage.totals()?, usage)),
+                Ok(end) => {
+                    end_left_connections(&args.options);
+                    return Ok(report(args, program, end, usage.totals()?, usage));
+                }
                 Err(error) => error,
             }
         }
     };
     Err(RunError::Exec(program.clone(), error).into())
+}
+
+/// Tells the peers on other hosts of the program's processes that were killed, if no other process
+/// does.
+fn end_left_connections(options: &Options) {
+    let host = options
+        .embedded
+        .as_deref()
+        .and_then(|it| it.strip_prefix("roce:"));
+    // If it fails, they find out by themselves.
+    let _ = host.map(Network::end_left_connections);
 }
 
 /// Creates the file in which the program's processes count what they use, unless nobody reads

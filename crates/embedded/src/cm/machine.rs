@@ -255,6 +255,12 @@ impl Machine {
         !self.outgoing.is_empty()
     }
 
+    /// Returns whether a peer has yet to answer that a connection ends.
+    pub(super) fn awaits_end(&self) -> bool {
+        let mut connections = self.connections.values();
+        connections.any(|it| it.state == ConnectionState::DreqSent)
+    }
+
     /// Returns when [`expire`](Self::expire) must be called.
     pub(super) fn deadline(&self) -> Option<Duration> {
         let sets = [&self.due_active, &self.due_ended];

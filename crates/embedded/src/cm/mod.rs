@@ -202,6 +202,11 @@ impl Manager {
                 < self.shared.planned.load(Ordering::SeqCst)
     }
 
+    /// Returns whether a peer has yet to answer that a connection ends.
+    pub(crate) fn awaits_end(&self) -> bool {
+        self.shared.with(|ids| ids.machine.awaits_end())
+    }
+
     /// Returns the counters of its messages.
     pub(crate) fn counters(&self) -> ManagementCounters {
         let ids = (self.shared.ids.lock()).unwrap_or_else(PoisonError::into_inner);

@@ -4,7 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use roce::fabric::Fabric;
 use roce::packet::Pool;
@@ -151,6 +152,31 @@ impl Network {
     /// of creating sockets; and those of [`new`](Self::new).
     pub fn roce(drive: Drive, name: &str) -> std::result::Result<Self, Error> {
         Self::with_wire(drive, WireConfig::Udp(UdpPorts::open(name)?), None)
+    }
+
+    /// Ends the connections of killed processes with a device of [`roce`](Self::roce) with this
+    /// name, if no other process of its addresses does: tells their peers, and waits for their
+    /// answers, at most two seconds.
+    ///
+    /// # Errors
+    /// Those of [`roce`](Self::roce), if there are such connections.
+    pub fn end_left_connections(name: &str) -> std::result::Result<(), Error> {
+        const MAX_WAIT: Duration = Duration::from_secs(2);
+        const TURN: Duration = Duration::from_millis(1);
+        if !udp::has_left_connections() {
+            return Ok(());
+        }
+        // Joining takes them over.
+        let network = Self::roce(Drive::Caller, name)?;
+        let begin = Instant::now();
+        loop {
+            let is_busy = network.runner.turn() != Some(false);
+            let is_done = !is_busy && !network.runner.manager().awaits_end();
+            if is_done || begin.elapsed() > MAX_WAIT {
+                return Ok(());
+            }
+            thread::sleep(TURN);
+        }
     }
 
     /// Returns the network interface that has the addresses of a device of [`roce`](Self::roce)

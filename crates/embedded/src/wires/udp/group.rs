@@ -186,6 +186,34 @@ impl PeerProcesses for MemberProcesses {
     }
 }
 
+/// Opens the directory of the members.
+///
+/// # Errors
+/// EACCES if it cannot be used.
+fn open_directory() -> Result<Directory> {
+    let unusable = |_| Errno::new(libc::EACCES);
+    let parent = Directory::default_path();
+    Directory::open(&parent, Sharing::Own).map_err(unusable)?;
+    // Addresses belong to a network namespace.
+    let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let namespace = namespace.to_string_lossy();
+    let digits: String = namespace.chars().filter(char::is_ascii_digit).collect();
+    let path = parent.join(format!("roce-{digits}"));
+    Directory::open(&path, Sharing::Own).map_err(unusable)
+}
+
+/// Returns whether a member has been killed whose peers nobody has told yet.
+pub(crate) fn has_left_connections() -> bool {
+    let Ok(directory) = open_directory() else {
+        return false;
+    };
+    let is_left = |number: u8| {
+        let table = LeftTable::take_over(&directory, number);
+        table.is_some_and(|table| !table.connections.is_empty())
+    };
+    (0..MAX_MEMBERS).any(|number| connection_table::exists(&directory, number) && is_left(number))
+}
+
 /// Creates the table of a new member. Another process may be about to take over that of a
 /// former one.
 fn create_table(
@@ -224,15 +252,7 @@ impl Member {
     /// EUSERS if all numbers are taken; EPROTONOSUPPORT if a member with one of the addresses
     /// has another version; errors of the directory.
     pub(crate) fn join(addresses: &[Gid]) -> Result<Self> {
-        let unusable = |_| Errno::new(libc::EACCES);
-        let parent = Directory::default_path();
-        Directory::open(&parent, Sharing::Own).map_err(unusable)?;
-        // Addresses belong to a network namespace.
-        let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();
-        let namespace = namespace.to_string_lossy();
-        let digits: String = namespace.chars().filter(char::is_ascii_digit).collect();
-        let path = parent.join(format!("roce-{digits}"));
-        let directory = Directory::open(&path, Sharing::Own).map_err(unusable)?;
+        let directory = open_directory()?;
         for number in 0..MAX_MEMBERS {
             let Some(lock) = directory.lock(&lock_name(number))? else {
                 continue;

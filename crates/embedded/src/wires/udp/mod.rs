@@ -49,7 +49,7 @@ use crate::random::random;
 use crate::wires::agent::{self, Agents, HostConnection, MAD, MAD_SIZE, Peer, PortAddress, QPN};
 use crate::wires::wire::{self, MAX_FRAME_WAIT};
 use group::{Forwarded, Group, MessageKind};
-pub(crate) use group::{ID_BITS, QPN_BITS};
+pub(crate) use group::{ID_BITS, QPN_BITS, has_left_connections};
 use interface_monitor::{InterfaceMonitor, InterfaceState};
 use multicast::MulticastGroups;
 use packets::{MAX_SEND_FRAMES, PacketPort};
