@@ -9,7 +9,7 @@
 //!                                     the wire's queue pair 1 ◄── datagrams
 //! ```
 //!
-//! [`Ids`] are what programs see; a [`Machine`](machine::Machine) has their connections, and
+//! [`Ids`] are what programs see; a [`Machine`] has their connections, and
 //! speaks the protocol of InfiniBand's connection manager by management datagrams (`mad`). Those
 //! for this process itself are handled at once; others are sent by the wire, whose agent for
 //! them this is. Who has a port is looked up outside the machine (`ports`).
