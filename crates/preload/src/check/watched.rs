@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -44,6 +45,36 @@ impl Buffers {
         let buffers = ranges.map(|(_, buffer)| &**buffer);
         buffers.filter(move |buffer| start < buffer.end)
     }
+
+    /// Returns those of a queue pair and a use that an access to a range may be of. Work requests
+    /// are carried out in their order.
+    fn own(&self, (qpn, usage): (u32, Use), start: u64, end: u64) -> Own<'_> {
+        let mut own = Own::default();
+        let is_before = |buffer: &Buffer, other: Option<&Buffer>| {
+            other.is_none_or(|other| buffer.at < other.at)
+        };
+        for buffer in self.overlapping(start, end) {
+            if buffer.qpn != qpn || buffer.usage != usage {
+                continue;
+            }
+            if is_before(buffer, own.oldest) {
+                own.oldest = Some(buffer);
+            }
+            let accessed = buffer.accessed.load(Ordering::SeqCst);
+            if buffer.part(start, end).start >= accessed && is_before(buffer, own.next) {
+                own.next = Some(buffer);
+            }
+        }
+        own
+    }
+}
+
+/// Buffers of a queue pair that have bytes in a range.
+#[derive(Default)]
+struct Own<'a> {
+    oldest: Option<&'a Buffer>,
+    /// The oldest of which the range was not accessed.
+    next: Option<&'a Buffer>,
 }
 
 /// What a work request does with its buffer.
@@ -201,10 +232,10 @@ pub(super) fn before_gather(qpn: u32, address: u64, length: usize) {
     if length == 0 || !is_watched(address, end) {
         return;
     }
-    for buffer in lock(&BUFFERS).overlapping(address, end) {
-        if buffer.qpn == qpn && buffer.usage == Use::Gather {
-            buffer.compare(buffer.part(address, end));
-        }
+    let buffers = lock(&BUFFERS);
+    let own = buffers.own((qpn, Use::Gather), address, end);
+    if let Some(buffer) = own.next.or(own.oldest) {
+        buffer.compare(buffer.part(address, end));
     }
 }
 
@@ -216,17 +247,19 @@ pub(super) fn before_scatter(qpn: u32, address: u64, length: usize) {
         return arrived(qpn);
     }
     let buffers = lock(&BUFFERS);
-    let is_own = |buffer: &&Buffer| buffer.qpn == qpn && buffer.usage == Use::Answer;
-    let mut is_answer = false;
-    for buffer in buffers.overlapping(address, end).filter(is_own) {
-        is_answer = true;
+    let own = buffers.own((qpn, Use::Answer), address, end);
+    if let Some(buffer) = own.next {
         buffer.compare(buffer.part(address, end));
     }
+    let is_answer = own.oldest.is_some();
     match is_answer {
         true => ARRIVED[qpn as usize % ARRIVED.len()].store(now(), Ordering::SeqCst),
         false => arrived(qpn),
     }
-    for buffer in buffers.overlapping(address, end).filter(|it| !is_own(it)) {
+    for buffer in buffers.overlapping(address, end) {
+        if own.next.is_some_and(|next| ptr::eq(next, buffer)) {
+            continue;
+        }
         buffer.is_written.store(true, Ordering::SeqCst);
         // After a message the program may know that the peer has the data.
         if is_answer && buffer.qpn != qpn && last_message < buffer.at {
@@ -313,6 +346,20 @@ mod tests {
     }
 
     #[test]
+    fn a_range_is_compared_with_the_oldest_that_was_not_read() {
+        let mut bytes = vec![1; 64];
+        let (first, at) = with_bytes(401, Use::Gather, &mut bytes);
+        let (second, _) = with_bytes(401, Use::Gather, &mut bytes);
+        before_gather(401, at, 64);
+        bytes[7] = 2;
+        before_gather(401, at, 64);
+        assert_eq!((first.changed(), second.changed()), (None, Some(7)));
+        // Read again.
+        before_gather(401, at, 64);
+        assert_eq!(first.changed(), Some(7));
+    }
+
+    #[test]
     fn answers_overlap_sends_of_others() {
         let mut bytes = vec![1; 64];
         let (sent, at) = with_bytes(301, Use::Gather, &mut bytes);
@@ -322,6 +369,13 @@ mod tests {
         assert_eq!((own.overlaps(), answer.changed()), (None, None));
         // A message of another test may have arrived.
         assert!(sent.is_written() && matches!(sent.overlaps(), None | Some(302)));
+        // The answer to the first of two is no change of the other.
+        let (first, _) = with_bytes(304, Use::Answer, &mut bytes);
+        let (second, _) = with_bytes(304, Use::Answer, &mut bytes);
+        before_scatter(304, at, 64);
+        bytes[3] = 2;
+        before_scatter(304, at, 64);
+        assert_eq!((first.changed(), second.changed()), (None, None));
         let (answer, _) = with_bytes(303, Use::Answer, &mut bytes);
         bytes[9] = 2;
         before_scatter(303, at, 64);

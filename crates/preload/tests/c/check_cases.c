@@ -67,6 +67,17 @@ static void poll_one(struct ibv_cq *from)
 	CHECK(wc.status == IBV_WC_SUCCESS);
 }
 
+/* Lets the device send again what waits for a receive. */
+static void wait_for_device(void)
+{
+	struct ibv_wc wc;
+
+	for (int n = 0; n < 50; n++) {
+		CHECK(!ibv_poll_cq(cq, 1, &wc));
+		usleep(1000);
+	}
+}
+
 static void poll_extended(void)
 {
 	struct ibv_poll_cq_attr none = { 0 };
@@ -248,6 +259,130 @@ static void overfill(struct ibv_cq *small, int how)
 	CHECK(!ibv_destroy_cq(small));
 }
 
+/* A queue pair of another type, which sends to b or to itself. */
+static struct ibv_qp *unconnected(enum ibv_qp_type type)
+{
+	struct ibv_qp_init_attr ask = {
+		.send_cq = cq, .recv_cq = receives, .qp_type = type,
+		.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 2,
+			 .max_recv_sge = 1 },
+	};
+	struct ibv_qp *qp = ibv_create_qp(pd, &ask);
+	struct ibv_qp_attr attr = rights;
+
+	CHECK(qp);
+	attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+	connect_to_itself(qp, attr);
+	return qp;
+}
+
+static struct ibv_srq *shared_queue(struct ibv_pd *of)
+{
+	struct ibv_srq_init_attr ask = { .attr = { .max_wr = 16, .max_sge = 1 } };
+
+	return ibv_create_srq(of, &ask);
+}
+
+/* Makes errors of the same kinds by other functions. */
+static void vary(const char *mistake)
+{
+	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(a);
+	struct ibv_sge list[2] = { { (uintptr_t)memory, 64, mr->lkey },
+				   { (uintptr_t)memory + 4096, 64, mr->lkey } };
+
+	if (!strcmp(mistake, "list-builder") || !strcmp(mistake, "send-builder")) {
+		receive(b, target_mr, target);
+		list[1].length = *mistake == 's' ? 0 : 64;
+		ibv_wr_start(ex);
+		ex->wr_flags = IBV_SEND_SIGNALED;
+		if (*mistake == 's')
+			ibv_wr_send(ex);
+		else
+			ibv_wr_rdma_write(ex, target_mr->rkey, (uintptr_t)target);
+		ibv_wr_set_sge_list(ex, *mistake == 's' ? 1 : 2, list);
+		CHECK(!ibv_wr_complete(ex));
+		change(memory + (*mistake == 's' ? 0 : 4096));
+	} else if (!strcmp(mistake, "unreliable")) {
+		struct ibv_qp *qp = unconnected(IBV_QPT_UC);
+
+		post_of(qp, mr, (uintptr_t)memory, 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+		change(memory + 3);
+		CHECK(!ibv_destroy_qp(qp));
+	} else if (!strcmp(mistake, "restored-long")) {
+		struct ibv_send_wr wr = { .sg_list = list, .num_sge = 1, .opcode = IBV_WR_SEND,
+					  .send_flags = IBV_SEND_SIGNALED }, *bad;
+		struct ibv_sge into = { (uintptr_t)target, LENGTH, target_mr->lkey };
+		struct ibv_recv_wr receiving = { .sg_list = &into, .num_sge = 1 }, *bad_receive;
+
+		list[0].length = LENGTH;
+		CHECK(ibv_post_send(a, &wr, &bad) == 0);
+		wait_for_device();
+		memory[100] += !right;
+		memory[LENGTH - 1] += !right;
+		wait_for_device();
+		CHECK(!ibv_post_recv(b, &receiving, &bad_receive));
+		poll_one(receives);
+		memory[100] -= !right;
+		memory[LENGTH - 1] -= !right;
+		poll_one(cq);
+	} else if (!strcmp(mistake, "never-drains-builder")) {
+		for (int n = 0; n < 1000; n++) {
+			ibv_wr_start(ex);
+			ex->wr_flags = right && n % 4 == 0 ? IBV_SEND_SIGNALED : 0;
+			ibv_wr_rdma_write(ex, target_mr->rkey, (uintptr_t)target);
+			ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)memory, 64);
+			if (ibv_wr_complete(ex))
+				break;
+		}
+	} else if (!strcmp(mistake, "another-domain-of-send")) {
+		struct ibv_pd *another = ibv_alloc_pd(context);
+		struct ibv_mr *other = ibv_reg_mr(right ? pd : another, memory, LENGTH, 0);
+		struct ibv_wc wc;
+
+		CHECK(other);
+		receive(b, target_mr, target);
+		post_of(a, other, (uintptr_t)memory, 1, IBV_WR_SEND, IBV_SEND_SIGNALED);
+		while (!ibv_poll_cq(cq, 1, &wc))
+			;
+		CHECK((wc.status == IBV_WC_SUCCESS) == right);
+		CHECK(!ibv_dereg_mr(other) && !ibv_dealloc_pd(another));
+	} else if (!strcmp(mistake, "another-context-of-receives")) {
+		struct ibv_context *another = ibv_open_device(context->device);
+		struct ibv_pd *of = ibv_alloc_pd(right ? context : another);
+		struct ibv_srq *srq = shared_queue(of);
+		struct ibv_qp_init_attr ask = {
+			.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .srq = srq,
+			.cap = { .max_send_wr = 1, .max_send_sge = 1 },
+		};
+		struct ibv_qp *qp;
+
+		CHECK(srq);
+		qp = ibv_create_qp(pd, &ask);
+		CHECK(!!qp == right && (!qp || !ibv_destroy_qp(qp)));
+		CHECK(!ibv_destroy_srq(srq) && !ibv_dealloc_pd(of));
+		CHECK(!ibv_close_device(another));
+	} else if (!strcmp(mistake, "window") || !strcmp(mistake, "again-window")) {
+		struct ibv_mw *window = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+
+		CHECK(window);
+		if (right || *mistake == 'a')
+			CHECK(!ibv_dealloc_mw(window));
+		if (!right && *mistake == 'a')
+			CHECK(ibv_dealloc_mw(window));
+	} else {
+		struct ibv_srq *srq = shared_queue(pd);
+		struct ibv_srq_attr attr = { .srq_limit = 1 };
+
+		CHECK(srq);
+		if (right || strcmp(mistake, "shared-queue"))
+			CHECK(!ibv_destroy_srq(srq));
+		if (!right && !strcmp(mistake, "again-limit"))
+			CHECK(ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT));
+		else if (!right && !strcmp(mistake, "again-query"))
+			CHECK(ibv_query_srq(srq, &attr));
+	}
+}
+
 static void destroy(const char *left)
 {
 	CHECK(!ibv_destroy_qp(b));
@@ -262,7 +397,8 @@ static void destroy(const char *left)
 			CHECK(!ibv_destroy_cq(cq));
 	}
 	if (right || (strcmp(left, "queue-pair") && strcmp(left, "region") &&
-		      strcmp(left, "domain")))
+		      strcmp(left, "domain") && strcmp(left, "window") &&
+		      strcmp(left, "shared-queue")))
 		CHECK(!ibv_dealloc_pd(pd));
 	CHECK(!ibv_close_device(context));
 }
@@ -447,9 +583,9 @@ int main(int count, char **arguments)
 		if (answers)
 			receive(a, mr, memory + 4096);
 		post(IBV_WR_SEND, IBV_SEND_SIGNALED);
-		usleep(20000);
+		wait_for_device();
 		memory[8] += !right;
-		usleep(20000);
+		wait_for_device();
 		receive(b, target_mr, target);
 		poll_one(receives);
 		memory[8] -= !right;
@@ -481,7 +617,8 @@ int main(int count, char **arguments)
 		receive(b, target_mr, target + 64);
 		poll_one(cq);
 		CHECK(!ibv_destroy_qp(reader));
-	} else if (!strncmp(mistake, "again-", 6)) {
+	} else if (!strncmp(mistake, "again-", 6) && strcmp(mistake, "again-window") &&
+		   strcmp(mistake, "again-limit") && strcmp(mistake, "again-query")) {
 		again(mistake + 6);
 	} else if (!strcmp(mistake, "another-context")) {
 		struct ibv_context *another = ibv_open_device(devices[0]);
@@ -554,6 +691,8 @@ int main(int count, char **arguments)
 		overfill(ibv_cq_ex_to_cq(ignores), 's');
 	} else if (!strcmp(mistake, "left-at-exit")) {
 		return 0;
+	} else {
+		vary(mistake);
 	}
 	if (!strcmp(mistake, "unmapped"))
 		memory = NULL;
