@@ -118,9 +118,7 @@ fn run_all(arguments: &Arguments) -> Result<Outcome> {
         }
         // The plugin's folder has the library of embedded devices.
         if wanted(arguments, "shown") && machine.plugin.is_some() {
-            let shown = format!(
-                "PROFILE={profile}\ncat > /tmp/shown.txt <<'END'\n{SHOWN_DIFFERENCES}END\n{SHOWN}"
-            );
+            let shown = shown(profile);
             let run = script(&machine, arguments, profile, "shown", 1, &shown, None);
             runs.push(run?);
         }
@@ -165,8 +163,9 @@ pub struct Outcome {
     pub times: BTreeMap<String, Duration>,
 }
 
-/// Loads and unloads the drivers, checks their messages, and runs ping-pongs with both
-/// providers, all in strict mode; prints the results.
+/// Loads and unloads the drivers, checks their messages, runs ping-pongs with both providers,
+/// and compares what the drivers and the embedded device show, all in strict mode; prints the
+/// results.
 pub fn brief(kernel: Option<&str>) -> Result<Outcome> {
     let arguments = Arguments::brief(kernel);
     let machine = Machine::new(&arguments)?;
@@ -203,6 +202,11 @@ fn programs(machine: &Machine, arguments: &Arguments, profile: &str) -> Result<G
         true => INTERFACE,
         false => "",
     };
+    // The full run has a guest of its own for it.
+    let shown = match arguments.short && machine.plugin.is_some() {
+        true => shown(profile),
+        false => String::new(),
+    };
     let share = compiled_programs(machine)?;
     let folder = share.0.join("programs");
     fs::rename(folder.join("connectx.txt"), folder.join("manifest.txt"))?;
@@ -215,10 +219,16 @@ cp -r /share/programs /opt/programs
 {SUITE}{options} || exit 1
 {counters}
 {interface}
+{shown}
 {END}"
     );
     let shared = Some(share.0.clone());
     guest(machine, arguments, profile, PROGRAMS, 1, script, shared)
+}
+
+/// Returns the script that compares what mlx5_ib and the embedded device show.
+fn shown(profile: &str) -> String {
+    format!("PROFILE={profile}\ncat > /tmp/shown.txt <<'END'\n{SHOWN_DIFFERENCES}END\n{SHOWN}")
 }
 
 /// Compiles the test programs for the guest, into `programs` of a share.
