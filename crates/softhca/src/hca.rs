@@ -191,6 +191,7 @@ impl<P: Platform> Hca<P> {
     }
 
     /// Returns the engine's counters.
+    #[inline]
     pub fn stats(&self) -> Stats {
         self.core.stats
     }
@@ -290,6 +291,7 @@ impl<P: Platform> Hca<P> {
 
     /// Returns whether [`Hca::confirm_sent`] has something to do.
     #[must_use]
+    #[inline]
     pub fn awaits_confirmation(&self) -> bool {
         self.transport.awaits_confirmation()
     }
@@ -725,7 +727,11 @@ impl<P: Platform> Hca<P> {
 
     /// Processes pending work, within bounds. Returns true if more can be done at once.
     pub fn run(&mut self) -> bool {
-        let now = self.core.platform.now();
+        self.run_at(self.core.platform.now())
+    }
+
+    /// As [`run`](Self::run), at a time that the caller has just read from the platform's clock.
+    pub fn run_at(&mut self, now: u64) -> bool {
         if self.has_failed() {
             // A failed device drops what arrives.
             self.port.recv_all(now, BUDGET, &mut self.received);

@@ -109,6 +109,7 @@ impl Ranges {
         self.merged.extend(current);
     }
 
+    #[inline]
     fn contains(&self, address: u64, length: u64) -> bool {
         let Some(end) = address.checked_add(length) else {
             return false;
@@ -116,14 +117,18 @@ impl Ranges {
         if length == 0 {
             return true;
         }
-        let has = |range: &(u64, u64)| range.0 <= address && end <= range.1;
         let recent = &self.recent[(address >> 12) as usize % RECENT_RANGES];
-        if recent.get().as_ref().is_some_and(has) {
-            return true;
-        }
-        let found = self.merged.range(..=address).next_back();
-        let found = found.map(|(from, to)| (*from, *to)).filter(has);
-        found.inspect(|range| recent.set(Some(*range))).is_some()
+        let has = |range: (u64, u64)| range.0 <= address && end <= range.1;
+        recent.get().is_some_and(has) || self.find((address, end), recent)
+    }
+
+    /// Looks for the merged range around another one, and remembers it.
+    #[cold]
+    fn find(&self, (from, to): (u64, u64), recent: &Cell<Option<(u64, u64)>>) -> bool {
+        let found = self.merged.range(..=from).next_back();
+        let found = found.map(|(from, to)| (*from, *to)).filter(|it| to <= it.1);
+        recent.set(found.or(recent.get()));
+        found.is_some()
     }
 }
 
@@ -432,6 +437,17 @@ impl Memory for Process {
     }
 }
 
+impl Process {
+    /// Returns the device's time at `at`, which is now.
+    pub(crate) fn time_at(&self, at: Instant) -> u64 {
+        match &self.time {
+            // Never 0, which a driver may interpret as no time.
+            Time::Real(began) => 1 + (at - *began).as_nanos() as u64,
+            Time::Simulated(now) => now.load(Ordering::Acquire),
+        }
+    }
+}
+
 impl Interrupts for Process {
     /// The event queue is checked after every turn.
     fn interrupt(&mut self, _: u16) {}
@@ -446,11 +462,7 @@ impl Peers for Process {
 
 impl Clock for Process {
     fn now(&self) -> u64 {
-        match &self.time {
-            // Never 0, which a driver may interpret as no time.
-            Time::Real(began) => 1 + began.elapsed().as_nanos() as u64,
-            Time::Simulated(now) => now.load(Ordering::Acquire),
-        }
+        self.time_at(Instant::now())
     }
 }
 

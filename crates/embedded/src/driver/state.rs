@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use mmap_rs::{MmapMut, MmapOptions};
 use nix::net::if_::if_nametoindex;
@@ -60,6 +61,14 @@ struct EventQueue {
     memory: MmapMut,
     number: u32,
     consumed: u32,
+}
+
+/// A time, read once for all that a turn decides.
+#[derive(Clone, Copy)]
+pub(crate) struct TurnTime {
+    pub(crate) system: Instant,
+    /// The same by the device's clock.
+    device: u64,
 }
 
 /// State of a device.
@@ -431,13 +440,13 @@ impl State {
     /// Performs a bounded amount of work. Returns true if more is left, or
     /// something has just happened. With many queue pairs it finds the work that registers
     /// hint at; for the rest see [`State::turn_of_part`].
-    pub(crate) fn turn(&mut self) -> bool {
+    pub(crate) fn turn(&mut self, now: TurnTime) -> bool {
         let changed = self.update_link() | self.update_gids();
         let scan = match self.watch.is_large() {
             true => DoorbellWatch::scan_hinted,
             false => DoorbellWatch::scan_all,
         };
-        changed | self.turn_with(scan)
+        changed | self.turn_at(now, scan)
     }
 
     /// Returns the number of parts that the rest of the records have after a turn.
@@ -463,6 +472,14 @@ impl State {
         &mut self,
         scan: impl FnOnce(&mut DoorbellWatch, &mut dyn FnMut(Doorbell)),
     ) -> bool {
+        self.turn_at(self.time(), scan)
+    }
+
+    fn turn_at(
+        &mut self,
+        now: TurnTime,
+        scan: impl FnOnce(&mut DoorbellWatch, &mut dyn FnMut(Doorbell)),
+    ) -> bool {
         let Self { hca, watch, .. } = self;
         let register = u64::from(self.uar) * PAGE + ARM_CQ;
         let mut busy = false;
@@ -479,7 +496,7 @@ impl State {
                 }
             }
         });
-        busy |= hca.run();
+        busy |= hca.run_at(now.device);
         busy |= self.process_events(Self::forward_event);
         busy
     }
@@ -511,7 +528,7 @@ impl State {
             if !busy {
                 break;
             }
-            busy = self.turn();
+            busy = self.turn(self.time());
         }
     }
 
@@ -536,18 +553,22 @@ impl State {
         (self.is_in_use(), stats, self.hca.transport_counters())
     }
 
+    /// Reads the clock.
+    pub(crate) fn time(&self) -> TurnTime {
+        let system = Instant::now();
+        let device = self.hca.platform().time_at(system);
+        TurnTime { system, device }
+    }
+
     /// Returns whether a timer of a queue pair has expired.
-    pub(crate) fn is_timer_due(&self) -> bool {
-        use softhca::platform::Clock;
-        let expired = |at| at <= self.hca.platform().now();
+    pub(crate) fn is_timer_due(&self, now: TurnTime) -> bool {
+        let expired = |at| at <= now.device;
         self.hca.next_timer().is_some_and(expired)
     }
 
     /// Returns the time until something is due, in nanoseconds.
-    pub(crate) fn due(&self) -> Option<u64> {
-        use softhca::platform::Clock;
-        let now = self.hca.platform().now();
-        self.hca.deadline().map(|at| at.saturating_sub(now))
+    pub(crate) fn due(&self, now: TurnTime) -> Option<u64> {
+        self.hca.deadline().map(|at| at.saturating_sub(now.device))
     }
 
     /// Processes the device's events; returns whether there were any.

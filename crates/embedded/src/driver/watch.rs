@@ -305,7 +305,10 @@ impl DoorbellWatch {
     /// Calls `on_doorbell` for each changed record. Work posted before a completion queue was
     /// armed is reported before the arming.
     pub(crate) fn scan_all(&mut self, on_doorbell: &mut dyn FnMut(Doorbell)) {
-        self.scan_part(0, 1, on_doorbell);
+        for queue in &mut self.queues.values {
+            queue.scan(&mut *on_doorbell);
+        }
+        self.scan_arms(on_doorbell);
     }
 
     /// Calls `on_doorbell` for each request for notification.

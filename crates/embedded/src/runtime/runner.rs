@@ -168,6 +168,8 @@ pub(crate) struct Turn {
     awaits_confirmation: bool,
     /// Time until something is due.
     pub(crate) due: Option<Duration>,
+    /// When it began; `None` without a device.
+    pub(crate) time: Option<Instant>,
 }
 
 impl Shared {
@@ -183,7 +185,8 @@ impl Shared {
         }
         if let Some(link) = &self.link {
             let answer_expected = result.completed && caller == TurnCaller::PollingThread;
-            let moved = link.pump(answer_expected, result.awaits_confirmation);
+            let now = result.time.unwrap_or_else(Instant::now);
+            let moved = link.pump(now, answer_expected, result.awaits_confirmation);
             result.busy |= moved.busy;
             result.busy |= (self.reasons.as_ref()).is_some_and(|it| it.has_arrived());
             if moved.sent_all {
@@ -266,13 +269,15 @@ fn run_devices(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
     let mut result = Turn::default();
     for device in devices {
         let mut state = device.lock_for_turn();
-        if state.is_timer_due() {
+        let now = state.time();
+        result.time = Some(now.system);
+        if state.is_timer_due(now) {
             let behind = link.is_some_and(Link::is_backlogged);
             let behind = behind || state.hca.is_backlogged();
             state.hca.set_patient(behind);
         }
         let before = state.hca.stats();
-        let mut busy = state.turn();
+        let mut busy = state.turn(now);
         let parts = state.parts();
         for part in 0..parts {
             if busy {
@@ -292,7 +297,7 @@ fn run_devices(devices: &[Arc<Device>], link: Option<&Link>) -> Turn {
         result.awaits_confirmation |= state.hca.awaits_confirmation();
         result.busy |= result.remote_writes || result.completed || result.awaits_confirmation;
         result.in_use |= state.is_in_use();
-        if let Some(due) = state.due().map(Duration::from_nanos) {
+        if let Some(due) = state.due(now).map(Duration::from_nanos) {
             result.due = Some(result.due.map_or(due, |other| other.min(due)));
         }
     }

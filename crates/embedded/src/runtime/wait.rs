@@ -268,6 +268,8 @@ thread_local! {
             short_slice: false,
         })
     };
+    /// A poll of this thread has found something since its last empty poll.
+    static HAS_COMPLETION: Cell<bool> = const { Cell::new(false) };
     /// The thread has waited for an event since its last request for notification.
     static EVENT_WAIT: Cell<bool> = const { Cell::new(false) };
 }
@@ -350,10 +352,9 @@ fn processor_time() -> Duration {
 }
 
 /// Called when a poll of this thread has found something.
+#[inline]
 pub(crate) fn reset_backoff() {
-    let mut idle = IDLE_STATE.get();
-    idle.reset();
-    IDLE_STATE.set(idle);
+    HAS_COMPLETION.set(true);
 }
 
 /// Called before a thread waits for events.
@@ -379,6 +380,9 @@ pub(crate) fn takes_event_wait() -> bool {
 /// intervals, and one that works between its polls for at most half as long as it has worked.
 pub(crate) fn idle(runner: &Runner, written: Option<&Arc<AtomicU32>>) {
     let mut idle = IDLE_STATE.get();
+    if HAS_COMPLETION.take() {
+        idle.reset();
+    }
     idle.record_gap();
     let turn = runner.take_turn();
     if turn.is_some_and(|turn| turn.busy) {
@@ -386,7 +390,8 @@ pub(crate) fn idle(runner: &Runner, written: Option<&Arc<AtomicU32>>) {
         (idle.last, idle.clocks) = (None, None);
         return IDLE_STATE.set(idle);
     }
-    let now = Instant::now();
+    let now = turn.and_then(|turn| turn.time);
+    let now = now.unwrap_or_else(Instant::now);
     let waiters = runner.waiters();
     let network = Some(ptr::from_ref(waiters));
     let queue = written.map(Arc::as_ptr);

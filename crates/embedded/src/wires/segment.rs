@@ -380,7 +380,7 @@ impl Segment {
 
     /// Moves frames in both directions. Polls the sockets if that is due, or if
     /// `poll_sockets` is true.
-    pub(crate) fn pump(&mut self, epoll: &Epoll, poll_sockets: bool) -> PumpResult {
+    pub(crate) fn pump(&mut self, now: Instant, epoll: &Epoll, poll_sockets: bool) -> PumpResult {
         let mut result = PumpResult {
             busy: self.send_all(epoll),
             ..PumpResult::default()
@@ -388,9 +388,9 @@ impl Segment {
         if poll_sockets
             || self
                 .sockets_polled
-                .is_none_or(|at| at.elapsed() >= SOCKET_INTERVAL)
+                .is_none_or(|at| now - at >= SOCKET_INTERVAL)
         {
-            self.sockets_polled = Some(Instant::now());
+            self.sockets_polled = Some(now);
             self.poll_sockets(epoll, &mut result);
         }
         result.busy |= self.receive_all(epoll);
@@ -882,10 +882,10 @@ mod tests {
         let device = fabric.port(roce::fabric::PortConfig::ethernet([2, 0, 0, 0, 0, 1]));
         while segment.blocked.is_none() {
             device.send(0, frame(&pool, 1));
-            segment.pump(&poll, false);
+            segment.pump(Instant::now(), &poll, false);
         }
         std::thread::sleep(MAX_FRAME_WAIT);
-        segment.pump(&poll, false);
+        segment.pump(Instant::now(), &poll, false);
         assert!(segment.blocked.is_none() && segment.members[1].stalled);
         let others = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
         let accept = |listener: &OwnedFd| {
@@ -906,7 +906,7 @@ mod tests {
             device.send(0, frame(&pool, 1));
         }
         device.send(0, frame(&pool, 2));
-        segment.pump(&poll, false);
+        segment.pump(Instant::now(), &poll, false);
         assert!(
             read(&mut accept(&listeners[1])),
             "the frame to member 2 was delayed"
@@ -914,7 +914,7 @@ mod tests {
         // A process that has read everything is treated like any other.
         while read(&mut slow) {}
         device.send(0, frame(&pool, 1));
-        segment.pump(&poll, false);
+        segment.pump(Instant::now(), &poll, false);
         assert!(read(&mut slow));
         std::fs::remove_dir_all(&path).unwrap();
     }
@@ -946,9 +946,9 @@ mod tests {
         everybody[6..12].copy_from_slice(&[2, 0, 0, 0, 1, 1]);
         let packet = first.pool.copy_of(LinkKind::Ethernet, &everybody);
         sender.send(0, packet.unwrap());
-        first.pump(&polls[0], true);
+        first.pump(Instant::now(), &polls[0], true);
         for _ in 0..3 {
-            second.pump(&polls[1], true);
+            second.pump(Instant::now(), &polls[1], true);
         }
         let mut received = VecDeque::new();
         receiver.recv_all(0, 8, &mut received);
@@ -982,7 +982,7 @@ mod tests {
             let to = Peer::Member(to);
             let datagram = Datagram { to, port, bytes };
             agents[at].outgoing.lock().unwrap().push(datagram);
-            from.pump(&polls[at], true);
+            from.pump(Instant::now(), &polls[at], true);
         };
         let mut survivor = join(0);
         let mut ends = join(1);
@@ -995,7 +995,7 @@ mod tests {
         let calls = || agents[0].calls();
         let began = Instant::now();
         while calls().len() < 3 && began.elapsed() < Duration::from_secs(10) {
-            survivor.pump(&polls[0], true);
+            survivor.pump(Instant::now(), &polls[0], true);
         }
         assert_eq!(calls(), ["receive", "end", "receive"]);
         std::fs::remove_dir_all(&path).unwrap();
@@ -1044,7 +1044,7 @@ mod tests {
             let parts = [IoSlice::new(std::slice::from_ref(&version))];
             let flags = MsgFlags::empty();
             sendmsg::<()>(socket.as_raw_fd(), &parts, &handed, flags, None).unwrap();
-            segment.pump(&poll, true);
+            segment.pump(Instant::now(), &poll, true);
             let read = recv(socket.as_raw_fd(), &mut [0], MsgFlags::MSG_DONTWAIT);
             let expected = if is_open {
                 Err(nix::Error::EAGAIN)

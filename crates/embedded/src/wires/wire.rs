@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
@@ -36,11 +36,17 @@ impl Wire {
     /// Moves frames in both directions; handles the sockets if that is due, or if
     /// `poll_sockets` is true. With `answer_expected`, the program is about to post an answer
     /// to received messages.
-    fn pump(&mut self, epoll: &Epoll, poll_sockets: bool, answer_expected: bool) -> PumpResult {
+    fn pump(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        poll_sockets: bool,
+        answer_expected: bool,
+    ) -> PumpResult {
         match self {
-            Self::Directory(segment) => segment.pump(epoll, poll_sockets),
+            Self::Directory(segment) => segment.pump(now, epoll, poll_sockets),
             Self::Udp(udp) => PumpResult {
-                busy: udp.pump(epoll, answer_expected),
+                busy: udp.pump(now, epoll, answer_expected),
                 wakeups_read: false,
             },
         }
@@ -69,7 +75,9 @@ impl Wire {
     /// that the timeout is premature.
     fn is_backlogged(&mut self, epoll: &Epoll) -> bool {
         match self {
-            Self::Directory(segment) => segment.pump(epoll, true).busy || segment.is_unread(),
+            Self::Directory(segment) => {
+                segment.pump(Instant::now(), epoll, true).busy || segment.is_unread()
+            }
             Self::Udp(udp) => udp.is_backlogged(),
         }
     }
@@ -149,9 +157,9 @@ impl Link {
     }
 
     /// As [`Wire::pump`]; with `confirm`, tells whether all frames were sent.
-    pub(crate) fn pump(&self, answer_expected: bool, confirm: bool) -> Pumped {
+    pub(crate) fn pump(&self, now: Instant, answer_expected: bool, confirm: bool) -> Pumped {
         let pump = |wire: &mut Wire, epoll: &Epoll| Pumped {
-            busy: self.pump_wire(wire, epoll, answer_expected),
+            busy: self.pump_wire(now, wire, epoll, answer_expected),
             sent_all: confirm && wire.has_sent_all(),
         };
         self.try_with(pump).unwrap_or_else(|| {
@@ -162,9 +170,15 @@ impl Link {
         })
     }
 
-    fn pump_wire(&self, wire: &mut Wire, epoll: &Epoll, answer_expected: bool) -> bool {
+    fn pump_wire(
+        &self,
+        now: Instant,
+        wire: &mut Wire,
+        epoll: &Epoll,
+        answer_expected: bool,
+    ) -> bool {
         let slept = self.slept.load(Ordering::Relaxed) && self.slept.swap(false, Ordering::Relaxed);
-        let result = wire.pump(epoll, slept, answer_expected);
+        let result = wire.pump(now, epoll, slept, answer_expected);
         if result.wakeups_read && self.sleepers.load(Ordering::Relaxed) != 0 {
             // These wake-ups may have been for a thread that has armed the wire and is not
             // asleep yet. It arms under the wire's lock, so either it is counted in
@@ -192,7 +206,7 @@ impl Link {
     /// Moves frames; returns whether this process still has frames to send.
     pub(crate) fn is_sending(&self) -> bool {
         let sending = |wire: &mut Wire, epoll: &Epoll| {
-            self.pump_wire(wire, epoll, false);
+            self.pump_wire(Instant::now(), wire, epoll, false);
             wire.is_sending()
         };
         self.try_with(sending).unwrap_or(true)

@@ -255,6 +255,7 @@ impl<L> Qp<L> {
 
     /// Checks whether a packet is for this queue pair's service, state and partition, and from
     /// its peer.
+    #[inline]
     pub fn accepts(&self, view: &View<'_>) -> Result<(), DropCause> {
         let opcode = view.bth.opcode;
         let class = view.opcode.map_or(opcode & 0xe0, |o| o.class as u8);
@@ -279,6 +280,7 @@ impl<L> Qp<L> {
     }
 
     /// Processes a packet that [`Qp::accepts`].
+    #[inline]
     pub fn packet<H: Host<LocalBuffers = L>>(
         &mut self,
         host: &mut H,

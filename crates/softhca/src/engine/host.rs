@@ -143,6 +143,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// Tells the observer why an access with a key has failed.
+    #[inline]
     pub(super) fn observe_access<T>(
         &mut self,
         result: &Result<T, Fault>,
@@ -152,20 +153,31 @@ impl<P: Platform> Core<P> {
         rights: Rights,
     ) {
         if matches!(result, Err(Fault::Protection | Fault::Memory)) {
-            self.observe(|core| {
-                let broken = core.broken_rule(accessor, key, (va, length), rights);
-                // All rules of keys hold: the access itself has failed.
-                let broken = broken.unwrap_or(NOT_MAPPED);
-                Some(Cause::Access(AccessError {
-                    qpn: accessor.qpn,
-                    key,
-                    va,
-                    length,
-                    rule: broken.rule,
-                    inner: broken.inner,
-                }))
-            });
+            self.tell_broken_rule(accessor, key, (va, length), rights);
         }
+    }
+
+    #[cold]
+    fn tell_broken_rule(
+        &mut self,
+        accessor: Accessor,
+        key: u32,
+        (va, length): (u64, u64),
+        rights: Rights,
+    ) {
+        self.observe(|core| {
+            let broken = core.broken_rule(accessor, key, (va, length), rights);
+            // All rules of keys hold: the access itself has failed.
+            let broken = broken.unwrap_or(NOT_MAPPED);
+            Some(Cause::Access(AccessError {
+                qpn: accessor.qpn,
+                key,
+                va,
+                length,
+                rule: broken.rule,
+                inner: broken.inner,
+            }))
+        });
     }
 
     /// Tells the observer that a key could not be invalidated.

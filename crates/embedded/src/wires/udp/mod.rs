@@ -182,16 +182,16 @@ impl UdpWire {
     /// Moves frames in both directions. Returns whether frames were moved, or a frame waits.
     /// With `answer_expected`, acknowledgements wait for the next call, to leave with the
     /// program's answer.
-    pub(crate) fn pump(&mut self, epoll: &Epoll, answer_expected: bool) -> bool {
+    pub(crate) fn pump(&mut self, now: Instant, epoll: &Epoll, answer_expected: bool) -> bool {
         let mut changed = false;
         if self
             .controlled
-            .is_none_or(|last| last.elapsed() >= CONTROL_INTERVAL)
+            .is_none_or(|last| now - last >= CONTROL_INTERVAL)
         {
             self.handle_refusals();
             self.may_have_forwarded = true;
             changed = self.update_interface(epoll);
-            self.controlled = Some(Instant::now());
+            self.controlled = Some(now);
         }
         self.send_management();
         self.acks_held = answer_expected && !self.acks_held && {
