@@ -493,8 +493,9 @@ impl Context {
 
     /// Returns why the last work request of a queue pair, or the last request of its peer, has
     /// failed, with both sides of what was compared: "work request failed: its local buffers:
-    /// [...]: the key is for 4096 bytes from 0x7f0000 on". Of a refused request, the peer's
-    /// device knows the reason.
+    /// [...]: the key is for 4096 bytes from 0x7f0000 on". If the peer is on a device of the same
+    /// network in this process, what that has found follows ("the other end"); otherwise its own
+    /// context knows why it has refused a request.
     ///
     /// `qp_num` is that of the completion. `None` if nothing has failed, and on devices that are
     /// not embedded, which do not tell. The last 64 queue pairs are remembered.

@@ -261,13 +261,18 @@ fn failures_are_explained() {
     failed.result.unwrap_err();
     let refused = arrived.poll_until_one().unwrap();
     refused.result.unwrap_err();
-    let reason = a.explanation(failed.qp_num).unwrap();
-    assert_eq!(
-        reason,
-        "work request failed: the peer refused it: invalid request"
-    );
-    let reason = receiver.explanation().unwrap();
+    let reason = failed.explanation(&a).unwrap();
+    assert_eq!(Some(&reason), a.explanation(failed.qp_num).as_ref());
+    let begin = "work request failed: the peer refused it: invalid request; the other end: queue \
+                 pair 0x";
+    assert!(reason.starts_with(begin), "{reason}");
     let expected = "does not fit into the receive of 4096";
+    assert!(reason.contains(expected), "{reason}");
+    let reason = receiver.explanation().unwrap();
+    assert!(
+        reason.starts_with("request of the peer refused: "),
+        "{reason}"
+    );
     assert!(reason.contains(expected), "{reason}");
     assert_eq!(b.refusal(), None);
     let port = b.query_port(9);

@@ -78,7 +78,43 @@ pub use faults::{Fault, Frames};
 pub use leaks::Leak;
 pub use node::Node;
 
-use ringverbs::{QueuePair, Result};
+use ringverbs::{Completion, Context, QueuePair, Result};
+
+/// Fails the test if a completion is that of a failed operation, with why it has failed: also
+/// what the other end has found, if that is a device of the same fabric. `context` is that of the
+/// queue pair.
+///
+/// ```
+/// # use ringverbs::Transport;
+/// # use ringverbs_testkit::{Fabric, assert_success, connect};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let fabric = Fabric::roce(2)?;
+/// # let (a, b) = (fabric.node(0).open()?, fabric.node(1).open()?);
+/// # let (domain_a, domain_b) = (a.alloc_pd()?, b.alloc_pd()?);
+/// # let mut queue = a.completion_queue().build()?;
+/// # let other = b.completion_queue().build()?;
+/// # let mut qp_a = domain_a.queue_pair(Transport::Reliable, &queue).build()?;
+/// # let mut qp_b = domain_b.queue_pair(Transport::Reliable, &other).build()?;
+/// # connect(&mut qp_a, &mut qp_b)?;
+/// # qp_b.receive(domain_b.alloc(64)?.into_buffer(), 1)?;
+/// # qp_a.send(domain_a.alloc(64)?.into_buffer(), 2)?;
+/// assert_success(&a, &queue.poll_until_one()?);
+/// # Ok(()) }
+/// ```
+///
+/// # Panics
+/// If the operation has failed.
+#[track_caller]
+pub fn assert_success(context: &Context, completion: &Completion) {
+    let Err(failure) = completion.result else {
+        return;
+    };
+    let operation = completion.operation;
+    match completion.explanation(context) {
+        Some(reason) => panic!("{operation:?}: {failure}: {reason}"),
+        None => panic!("{operation:?}: {failure}"),
+    }
+}
 
 /// Connects two queue pairs to each other, by port 1 of their devices.
 ///

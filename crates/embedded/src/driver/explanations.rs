@@ -24,6 +24,9 @@ pub(crate) struct Explanations {
     access: Option<AccessError>,
     /// Causes by queue pair, oldest first.
     recent: VecDeque<(u32, transport::Cause, Option<AccessError>)>,
+    /// Queue pairs whose peers had to try again, since no receive was posted or memory was
+    /// absent, with the last of these causes; oldest first.
+    not_ready: VecDeque<(u32, Refusal)>,
     /// The last refused command.
     refusal: Option<Cause>,
 }
@@ -39,22 +42,20 @@ impl Explanations {
                 cause,
             }) => {
                 let access = self.access.take();
-                let is_final = match cause {
-                    transport::Cause::Failed(failure) => *failure != Failure::Flushed,
+                match cause {
+                    transport::Cause::Failed(Failure::Flushed) | transport::Cause::Dropped(_) => {}
                     // The peer tries again.
-                    transport::Cause::Refused(refusal) => {
-                        !matches!(refusal, Refusal::NoReceive | Refusal::AbsentMemory)
+                    transport::Cause::Refused(
+                        refusal @ (Refusal::NoReceive | Refusal::AbsentMemory),
+                    ) => {
+                        self.not_ready.retain(|(known, _)| known != qpn);
+                        push(&mut self.not_ready, (*qpn, *refusal));
                     }
-                    transport::Cause::Dropped(_) => false,
-                };
-                if !is_final {
-                    return;
+                    transport::Cause::Failed(_) | transport::Cause::Refused(_) => {
+                        self.recent.retain(|(known, ..)| known != qpn);
+                        push(&mut self.recent, (*qpn, *cause, access));
+                    }
                 }
-                self.recent.retain(|(known, ..)| known != qpn);
-                if self.recent.len() == KEPT {
-                    self.recent.pop_front();
-                }
-                self.recent.push_back((*qpn, *cause, access));
             }
             _ => {}
         }
@@ -62,9 +63,15 @@ impl Explanations {
 
     /// Returns why the last work request of a queue pair, or the last request of its peer, has
     /// failed.
-    pub(crate) fn of_queue_pair(&self, qpn: u32) -> Option<String> {
+    pub(crate) fn of_queue_pair(&self, qpn: u32) -> Option<(transport::Cause, String)> {
         let (_, cause, access) = self.recent.iter().find(|(known, ..)| *known == qpn)?;
-        Some(described(cause, access.as_ref()))
+        Some((*cause, described(cause, access.as_ref())))
+    }
+
+    /// Returns why the peer of a queue pair had to try again the last time.
+    pub(crate) fn not_ready(&self, qpn: u32) -> Option<String> {
+        let (_, refusal) = self.not_ready.iter().find(|(known, _)| *known == qpn)?;
+        Some(transport::Cause::Refused(*refusal).to_string())
     }
 
     /// Returns why the last refused command was.
@@ -75,7 +82,16 @@ impl Explanations {
     /// Forgets a queue pair, whose number another one gets.
     pub(crate) fn forget(&mut self, qpn: u32) {
         self.recent.retain(|(known, ..)| *known != qpn);
+        self.not_ready.retain(|(known, _)| *known != qpn);
     }
+}
+
+/// Adds a value to those that are kept.
+fn push<T>(kept: &mut VecDeque<T>, value: T) {
+    if kept.len() == KEPT {
+        kept.pop_front();
+    }
+    kept.push_back(value);
 }
 
 #[cfg(test)]
@@ -101,7 +117,7 @@ mod tests {
         ));
         explanations.keep(&failed(2, Failure::NoReads));
         explanations.keep(&failed(1, Failure::Flushed));
-        let reason = explanations.of_queue_pair(1).unwrap();
+        let (_, reason) = explanations.of_queue_pair(1).unwrap();
         assert!(
             reason.contains("no answer of the peer after 3 retries"),
             "{reason}"
@@ -114,5 +130,20 @@ mod tests {
         assert_eq!(explanations.of_queue_pair(2), None);
         assert!(explanations.of_queue_pair(99).is_some());
         assert_eq!(explanations.recent.len(), KEPT);
+        assert_eq!(explanations.not_ready(4), None);
+        explanations.keep(&Cause::Device(DeviceCause::Transport {
+            qpn: Some(4),
+            cause: Refusal::NoReceive.into(),
+        }));
+        let reason = explanations.not_ready(4).unwrap();
+        assert!(reason.ends_with("no receive is posted"), "{reason}");
+        assert!(
+            explanations
+                .recent
+                .iter()
+                .all(|it| it.1 == Failure::NoPath.into())
+        );
+        explanations.forget(4);
+        assert_eq!(explanations.not_ready(4), None);
     }
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use roce::transport::Counters;
+use roce::transport::{self, Counters};
+use softhca::Connection;
 use softhca::cause::WorkRequest;
 use softhca::engine::counters::{OperationCounts, QCounters};
 
@@ -18,7 +19,7 @@ use crate::driver::object::Qp;
 use crate::driver::query;
 use crate::driver::state::State;
 use crate::runtime::device::Device;
-use crate::runtime::reasons::{ReasonHandler, Reasons};
+use crate::runtime::reasons::{ReasonHandler, Reasons, are_opposite};
 use crate::runtime::runner::Runner;
 use crate::runtime::time::{self, Limit};
 use crate::runtime::wait;
@@ -260,9 +261,52 @@ impl Embedded {
     }
 
     /// Returns why the last work request of a queue pair, or the last request of its peer, has
-    /// failed; flushed ones tell nothing. The last 64 queue pairs are remembered.
+    /// failed; flushed ones tell nothing. The last 64 queue pairs are remembered. If a peer on a
+    /// device of this network in this process has failed it, its reason follows ("the other
+    /// end").
     pub fn explanation(&self, qpn: u32) -> Option<String> {
-        self.device.lock().explanations().of_queue_pair(qpn)
+        let ((cause, reason), connection) = {
+            let state = self.device.lock();
+            let found = state.explanations().of_queue_pair(qpn)?;
+            (found, state.hca.connection(qpn))
+        };
+        let other_end = match cause {
+            transport::Cause::Failed(failure) => PeerFailure::of_requester(&failure)
+                .zip(connection)
+                .and_then(|(failure, connection)| self.other_end(qpn, &connection, failure)),
+            _ => None,
+        };
+        Some(match other_end {
+            Some(other_end) => format!("{reason}; the other end: {other_end}"),
+            None => reason,
+        })
+    }
+
+    /// Returns why the peer of a queue pair has failed a request, if it is on a device of this
+    /// network.
+    fn other_end(&self, qpn: u32, connection: &Connection, failure: PeerFailure) -> Option<String> {
+        let path = connection.path?;
+        let peer = connection.peer;
+        self.runner.devices().iter().find_map(|device| {
+            let state = device.lock();
+            let other = state.hca.connection(peer)?;
+            let is_peer = other
+                .path
+                .is_none_or(|other_path| other.peer == qpn && are_opposite(&path, &other_path));
+            if !is_peer {
+                return None;
+            }
+            let reason = match failure {
+                PeerFailure::Refused => {
+                    let (cause, reason) = state.explanations().of_queue_pair(peer)?;
+                    matches!(cause, transport::Cause::Refused(_)).then_some(reason)?
+                }
+                PeerFailure::NotReady => state.explanations().not_ready(peer)?,
+                PeerFailure::Silent if other.state.receives() => return None,
+                PeerFailure::Silent => format!("it is in {}", other.state),
+            };
+            Some(format!("queue pair {peer:#x}: {reason}"))
+        })
     }
 
     /// Returns why the last verbs command that was refused was.

@@ -380,7 +380,7 @@ impl Reasons {
         (busy, due)
     }
 
-    /// Tells the handler the answer to a question that no longer waits, but is counted.
+    /// Tells the handler the answer to a question that was taken from the list, and counted.
     fn tell(&self, asked: &Asked, reason: Option<&str>) {
         if let Some(handler) = self.handler(asked.device) {
             handler.answered(asked.qpn, reason);
@@ -544,6 +544,24 @@ impl ManagementAgent for Reasons {
     fn end_host(&self, _: Peer, _: Duration) {}
 
     fn end_member(&self, _: u16, _: MemberEnd) {}
+}
+
+/// Returns whether two paths are those of the two ends of a connection.
+pub(crate) fn are_opposite(a: &Path, b: &Path) -> bool {
+    match (a.grh, b.grh) {
+        (Some(a), Some(b)) => a.sgid == b.dgid && a.dgid == b.sgid,
+        _ => match (a.link, b.link) {
+            (
+                Link::Ib { slid, dlid, .. },
+                Link::Ib {
+                    slid: source,
+                    dlid: destination,
+                    ..
+                },
+            ) => slid == destination && dlid == source,
+            _ => false,
+        },
+    }
 }
 
 /// Returns the number of the process that has a queue pair, among those that share an address.

@@ -708,6 +708,11 @@ impl Runner {
         &self.shared.manager
     }
 
+    /// Returns the devices.
+    pub(crate) fn devices(&self) -> Vec<Arc<Device>> {
+        self.shared.devices().clone()
+    }
+
     /// Returns the questions to peers, if there is a wire.
     pub(crate) fn reasons(&self) -> Option<&Reasons> {
         self.shared.reasons.as_deref()

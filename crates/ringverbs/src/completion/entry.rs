@@ -4,6 +4,8 @@ use std::fmt;
 
 use uverbs::AhAttr;
 
+#[cfg(feature = "embedded")]
+use crate::context::Context;
 use crate::data::Payload;
 use crate::device::{self, Entry, WorkCompletion};
 use crate::inflight::{Posted, Retired};
@@ -308,6 +310,39 @@ impl Default for Completion {
 }
 
 impl Completion {
+    /// Returns why the operation failed, with both sides of what was compared
+    /// ([`Context::explanation`]); `None` if it has succeeded, and on devices that are not
+    /// embedded, which do not tell.
+    ///
+    /// `context` is that of the queue pair. Nothing is computed before this is called; it takes
+    /// the device's lock.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), ringverbs::Error> {
+    /// use ringverbs::{Device, Transport};
+    ///
+    /// let context = Device::embedded()?.open()?;
+    /// let domain = context.alloc_pd()?;
+    /// let mut queue = context.completion_queue().entries(16).build()?;
+    /// let mut qp = domain.queue_pair(Transport::Reliable, &queue).build()?;
+    /// let address = context.local_address(1)?;
+    /// let endpoint = qp.endpoint(&address);
+    /// qp.connect(&address, &endpoint)?;
+    /// // The queue pair, which is connected to itself, receives less than it sends.
+    /// qp.receive(domain.alloc(64)?.into_buffer(), 1)?;
+    /// qp.send(domain.alloc(4096)?.into_buffer(), 2)?;
+    /// let completion = queue.poll_until_one()?;
+    /// assert!(completion.result.is_err());
+    /// println!("{}", completion.explanation(&context).unwrap_or_default());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "embedded")]
+    pub fn explanation(&self, context: &Context) -> Option<String> {
+        self.result.as_ref().err()?;
+        context.explanation(self.qp_num)
+    }
+
     /// Builds a completion from the device's entry and the operation in flight.
     #[inline]
     pub(crate) fn new(entry: Entry<'_>, retired: Retired<'_>) -> Self {

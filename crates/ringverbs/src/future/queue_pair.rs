@@ -354,6 +354,14 @@ impl AsyncQueuePair {
         self.shared.slots().failure()
     }
 
+    /// Returns why an operation, or the last request of its peer, has failed, with both sides of
+    /// what was compared; `None` on devices that are not embedded, which do not tell
+    /// ([`Context::explanation`]).
+    #[cfg(feature = "embedded")]
+    pub fn explanation(&self) -> Option<String> {
+        self.context().explanation(self.qp_num())
+    }
+
     /// Queries the attributes of the queue pair. A system call.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ringverbs::AsyncEventType;
 use ringverbs::completion::Status;
 use ringverbs::qp::State;
-use ringverbs_testkit::{Fabric, Fault, Frames, Kind, connect};
+use ringverbs_testkit::{Fabric, Fault, Frames, Kind, assert_success, connect};
 
 use crate::pair::{LONG, Side, pair};
 
@@ -143,4 +143,50 @@ fn a_device_fails() {
     // Everything there was destroyed with the device.
     assert_eq!(fabric.node(1).objects(), 0);
     drop(b);
+}
+
+/// Returns what an assertion about a send says.
+fn said_of_send(a: &mut Side) -> String {
+    a.qp.send(a.buffer(&[5; 64]), 2).unwrap();
+    let completion = a.complete();
+    let context = a.qp.context().clone();
+    let asserts = std::panic::AssertUnwindSafe(|| assert_success(&context, &completion));
+    match std::panic::catch_unwind(asserts) {
+        Ok(()) => String::new(),
+        Err(said) => *said.downcast::<String>().unwrap(),
+    }
+}
+
+#[test]
+fn assertions_say_what_the_other_end_has_found() {
+    for fabric in [Fabric::roce(2), Fabric::infiniband(2)] {
+        let fabric = fabric.unwrap();
+        let connected = || pair(&fabric);
+        let (mut a, mut b) = connected();
+        b.qp.receive(b.buffer(&[0; 64]), 1).unwrap();
+        assert_eq!(said_of_send(&mut a), "");
+        b.qp.receive(b.buffer(&[0; 16]), 1).unwrap();
+        let said = said_of_send(&mut a);
+        let parts = [
+            "Send: ",
+            "the peer refused it: invalid request; the other end: queue pair 0x",
+            "a message of 64 bytes or more does not fit into the receive of 16",
+        ];
+        for part in parts {
+            assert!(said.contains(part), "no {part}: {said}");
+        }
+        // One end is connected, the other one in INIT.
+        let (mut a, b) = (
+            Side::new(&fabric, 0).unwrap(),
+            Side::new(&fabric, 1).unwrap(),
+        );
+        let here = a.qp.context().local_address(1).unwrap();
+        let there = b.qp.context().local_address(1).unwrap();
+        let peer = b.qp.endpoint(&there);
+        a.qp.connect(&here, &peer).unwrap();
+        let said = said_of_send(&mut a);
+        assert!(said.contains("no answer of the peer after "), "{said}");
+        let state = format!("the other end: queue pair {:#x}: it is in ", b.qp.qp_num());
+        assert!(said.contains(&state), "{said}");
+    }
 }
