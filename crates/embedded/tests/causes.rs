@@ -109,7 +109,10 @@ fn a_refused_command_is_explained() {
         (cause.what, cause.rule),
         ("protection domain", Rule::Unused)
     );
-    assert_eq!(cause.of, Some(host.pd.0));
+    assert_eq!(
+        cause.of,
+        Some(ringverbs_embedded::cause::Container::Number(host.pd.0))
+    );
     assert_eq!(host.embedded.refusal(), Some(told[0].to_string()));
     // Nobody is told any more.
     host.embedded.observe(None);

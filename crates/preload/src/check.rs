@@ -228,6 +228,10 @@ impl Checker {
         if queue.is_lost() {
             return Posted::default();
         }
+        if explainer.objects.has_unseen(queue_pair) {
+            self.lose(&mut queue);
+            return Posted::default();
+        }
         // Answers arrive at other queue pairs.
         if [QpType::XRC_INI, QpType::DRIVER].contains(&queue_pair.kind) {
             self.lose(&mut queue);
@@ -258,10 +262,15 @@ impl Checker {
     /// Notes receives before the provider has them.
     pub(crate) fn posting_receives(
         &self,
+        explainer: &Explainer,
         posting: Posting<'_>,
         receives: impl IntoIterator<Item = Received>,
     ) -> Posted {
         let mut queue = lock(&posting.queue_pair.receives_in_flight);
+        if explainer.objects.has_unseen(posting.queue_pair) {
+            queue.lose();
+            return Posted::default();
+        }
         let completions = posting.completions.map(|(queue, _)| queue);
         let mut posted = Posted::default();
         let mut last = None;
@@ -350,6 +359,11 @@ impl Checker {
             return;
         }
         let mut queue = lock(&queue_pair.in_flight);
+        if explainer.objects.has_unseen(&queue_pair) {
+            // It may be the completion of one that was posted in a signal handler.
+            self.lose(&mut queue);
+            return;
+        }
         if completion.has_failed {
             // The queue pair is in error, and work requests are flushed.
             self.lose(&mut queue);

@@ -207,7 +207,8 @@ impl Reports {
         }
         let queue_pair = queue_pair_of(cause);
         let known = queue_pair.and_then(|number| objects.queue_pair(device, number));
-        let post = (known.as_ref().zip(work.as_ref())).and_then(|(it, work)| it.post_of(work));
+        let numbered = known.as_ref().filter(|it| !objects.has_unseen(it));
+        let post = (numbered.zip(work.as_ref())).and_then(|(it, work)| it.post_of(work));
         // The failure of the work request follows, with the same reason.
         if is_malformed_request(cause) && known.as_ref().is_some_and(|it| !it.is_raw()) {
             return None;
@@ -238,7 +239,9 @@ impl Reports {
                 ..
             })
         ) {
-            let never = known.as_ref().is_some_and(|it| has_had_no_receive(it));
+            let never = known
+                .as_ref()
+                .is_some_and(|it| has_had_no_receive(it, objects));
             message.push_str(if never { NEVER_POSTED } else { "" });
         }
         let is_request = work.is_some_and(|work| work.operation.is_some());
@@ -320,7 +323,8 @@ impl Reports {
         let refused = (failure == PeerFailure::Silent).then_some(PeerFailure::Refused);
         let mut failures = refused.into_iter().chain([failure]);
         let refusal = failures.find_map(|it| self.refusals.get(&(device, number, it)))?;
-        let never = refusal.ends_with("no receive is posted") && has_had_no_receive(&queue_pair);
+        let never =
+            refusal.ends_with("no receive is posted") && has_had_no_receive(&queue_pair, objects);
         let never = if never { NEVER_POSTED } else { "" };
         let state = queue_pair.state_name();
         Some(format!(
@@ -395,12 +399,15 @@ impl ReasonHandler for PeerExchange {
     }
 }
 
+/// The syndrome of a completion queue that was overrun.
+const CQ_OVERRUN: u8 = 1;
+
 /// Follows "no receive is posted" in a message.
 const NEVER_POSTED: &str = ", and none was since it was created";
 
 /// Returns whether no receive was ever posted to a queue pair.
-fn has_had_no_receive(queue_pair: &QueuePair) -> bool {
-    lock(&queue_pair.receives).total == 0
+fn has_had_no_receive(queue_pair: &QueuePair, objects: &Objects) -> bool {
+    lock(&queue_pair.receives).total == 0 && !objects.has_unseen(queue_pair)
 }
 
 /// Returns whether a cause ends a work request.
@@ -437,6 +444,7 @@ fn late_for(cause: &Cause) -> Option<u32> {
 /// Returns the number of the queue pair that a cause is about.
 fn queue_pair_of(cause: &Cause) -> Option<u32> {
     match cause {
+        Cause::Verb { error, .. } => error.queue_pair(),
         Cause::Device(DeviceCause::Transport { qpn, .. }) => *qpn,
         Cause::Device(DeviceCause::Misuse(
             Misuse::WorkRequest { queue, .. } | Misuse::BlueFlame { queue, .. },
@@ -752,7 +760,8 @@ impl Explainer {
     }
 
     /// Reports an event of the connection manager that the program reads, if it is a failure.
-    pub(crate) fn connection_event(&self, event: &rdmacm::Message) {
+    /// `id` is its number.
+    pub(crate) fn connection_event(&self, id: u32, event: &rdmacm::Message) {
         let Err(reason) = event.result() else {
             return;
         };
@@ -760,10 +769,13 @@ impl Explainer {
             return;
         }
         let call = Origin::here();
+        let _scope = internal::enter();
         let kind = event.kind();
-        let message = format!("connection failed, event {kind:?}: {reason}");
+        let reason = format!("event {kind:?}: {reason}");
         let mut hasher = DefaultHasher::new();
-        ("connection", kind.0, &message, call.stack.site()).hash(&mut hasher);
+        ("connection", kind.0, &reason, call.stack.site()).hash(&mut hasher);
+        let ends = addresses_of(id).unwrap_or_default();
+        let message = format!("connection{ends} failed, {reason}");
         let reports = &mut *lock(&self.reports);
         let Some(count) = reports.count(hasher.finish(), || message.clone()) else {
             return;
@@ -819,6 +831,7 @@ impl Explainer {
         let summary = Summary {
             devices: devices.iter().map(Embedded::activity).collect(),
             queue_pairs: self.objects.queue_pairs_created(),
+            unseen: self.objects.unseen(),
             errors: {
                 let reports = lock(&self.reports);
                 let mut errors: Vec<(u64, String)> = (reports.met.values())
@@ -833,6 +846,17 @@ impl Explainer {
             Format::Json => summary.json(),
         });
     }
+}
+
+/// Returns the addresses of a connection, to follow that word, if its id has a device.
+fn addresses_of(id: u32) -> Option<String> {
+    // Ids are on the first device.
+    let known = process::ready_devices().first()?.connection_ids();
+    let found = known.into_iter().find(|it| it.id == id)?;
+    Some(match (found.local, found.peer?) {
+        (Some(local), peer) => format!(" from {local} to {peer}"),
+        (None, peer) => format!(" to {peer}"),
+    })
 }
 
 /// Returns the kind of a cause: causes that differ in numbers only, and have the same place in
@@ -894,6 +918,12 @@ fn is_worth_a_report(cause: &Cause) -> bool {
         )) => false,
         // A frame for somebody else.
         Cause::Device(DeviceCause::Frame { cause, .. }) => *cause != FrameDrop::NoRule,
+        // Its overrun was reported.
+        Cause::Device(DeviceCause::Event {
+            kind: event::CQ_ERROR,
+            subtype: CQ_OVERRUN,
+            ..
+        }) => false,
         Cause::Device(DeviceCause::Event { kind, .. }) => !matches!(
             *kind,
             event::COMM_EST

@@ -262,6 +262,13 @@ fn poll_turn(queue: *mut c_void) -> &'static Mutex<()> {
 /// # Safety
 /// The queue must exist, and its context must be open.
 unsafe fn check_completions(queue: *mut c_void, completions: impl Iterator<Item = Completion>) {
+    if internal::is_in_handler() {
+        if let Some(explainer) = process::explainer() {
+            // Of any queue pair.
+            explainer.objects.note_unseen(0);
+        }
+        return;
+    }
     // SAFETY: guaranteed by the caller.
     let fd = unsafe { (*(*queue.cast::<Cq>()).context).command_fd };
     let (Some(explainer), Lookup::Open(context)) = (process::explainer(), table::find(fd)) else {
@@ -284,7 +291,11 @@ unsafe extern "C" fn checked_poll<const N: usize>(
     if unsafe { is_destroyed(queue) } {
         return -libc::EINVAL;
     }
-    let turn = lock(poll_turn(queue));
+    let turn = match internal::is_in_handler() {
+        false => Some(lock(poll_turn(queue))),
+        // The handler may have interrupted who has it.
+        true => poll_turn(queue).try_lock().ok(),
+    };
     // SAFETY: guaranteed by the caller.
     let found = unsafe { provider(queue, max, completions) };
     if found > 0 {
@@ -316,7 +327,7 @@ unsafe extern "C" fn checked_poll<const N: usize>(
 /// The queue must exist, or its memory.
 unsafe fn is_destroyed(queue: *mut c_void) -> bool {
     let has_any = |it: &'static Explainer| it.objects.has_destroyed_queues();
-    if !process::explainer().is_some_and(has_any) {
+    if !process::explainer().is_some_and(has_any) || internal::is_in_handler() {
         return false;
     }
     // SAFETY: guaranteed by the caller.

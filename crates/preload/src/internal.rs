@@ -13,6 +13,75 @@ thread_local! {
     static INSIDE: Cell<Inside> = const { Cell::new(Inside { depth: 0, cancel_state: 0, interrupted: false }) };
 }
 
+thread_local! {
+    static HANDLER: Cell<Option<HandlerFrame>> = const { Cell::new(None) };
+}
+
+/// Where a signal handler of the program runs.
+#[derive(Clone, Copy)]
+struct HandlerFrame {
+    /// An address in the frame of its caller.
+    address: usize,
+    /// It has the stack of sigaltstack(2).
+    has_own_stack: bool,
+}
+
+/// While it exists, a signal handler of the program runs in this thread.
+pub(crate) struct HandlerScope(Option<HandlerFrame>);
+
+/// Called when a signal handler of the program begins.
+pub(crate) fn enter_handler() -> HandlerScope {
+    let local = 0;
+    let frame = HandlerFrame {
+        address: (&raw const local).addr(),
+        has_own_stack: is_on_own_stack(),
+    };
+    let before = HANDLER.try_with(|handler| handler.replace(Some(frame)));
+    HandlerScope(before.unwrap_or_default())
+}
+
+impl Drop for HandlerScope {
+    fn drop(&mut self) {
+        let _ = HANDLER.try_with(|handler| handler.set(self.0));
+    }
+}
+
+/// Returns whether this thread runs on the stack of sigaltstack(2).
+fn is_on_own_stack() -> bool {
+    let mut stack = std::mem::MaybeUninit::<libc::stack_t>::zeroed();
+    // SAFETY: the call writes to a variable of this function, for which zero is a value.
+    let stack = unsafe {
+        libc::sigaltstack(std::ptr::null(), stack.as_mut_ptr());
+        stack.assume_init()
+    };
+    stack.ss_flags & libc::SS_ONSTACK != 0
+}
+
+/// Returns whether this thread runs a signal handler of the program. It may have interrupted any
+/// code, such as malloc(3): nothing may be allocated, and no lock waited for. Costs a load
+/// outside of handlers.
+#[inline]
+pub(crate) fn is_in_handler() -> bool {
+    HANDLER
+        .try_with(Cell::get)
+        .is_ok_and(|handler| handler.is_some_and(is_still_in))
+}
+
+/// Returns whether a handler has not been left by siglongjmp(3).
+#[cold]
+fn is_still_in(handler: HandlerFrame) -> bool {
+    let local = 0;
+    let is_in = match handler.has_own_stack {
+        true => is_on_own_stack(),
+        // Stacks grow downwards.
+        false => (&raw const local).addr() < handler.address,
+    };
+    if !is_in {
+        let _ = HANDLER.try_with(|handler| handler.set(None));
+    }
+    is_in
+}
+
 #[derive(Clone, Copy)]
 struct Inside {
     /// Number of scopes.

@@ -5,6 +5,9 @@
 //! Functions that return to the program by a jump pass the address that they were called from,
 //! which code of Rust cannot read.
 //!
+//! Posts in signal handlers are counted, but not noted: a handler may interrupt whoever holds a
+//! lock, or allocates.
+//!
 //! Posts by other functions (of mlx5dv), or written to the queues directly, are not seen: the
 //! numbers of the device and of this process differ then, and the work request is not known.
 
@@ -232,7 +235,7 @@ impl Posting {
         let _scope = internal::enter();
         let receives = posts.iter();
         let receives = receives.map(|post| Received::new(post.wr_id, post.origin.clone()));
-        checker.posting_receives(self.checked(RECEIVES_OF), receives)
+        checker.posting_receives(self.explainer, self.checked(RECEIVES_OF), receives)
     }
 
     /// Tells the checker that the provider has taken work requests of a queue.
@@ -258,7 +261,8 @@ impl Posting {
 /// A queue pair that is posted to was destroyed.
 struct Destroyed;
 
-/// Returns the queue pair that the program posts to from a place; `None` if it is not known.
+/// Returns the queue pair that the program posts to from a place; `None` if it is not known, or
+/// in a signal handler, which may hold any lock: such posts are counted only.
 ///
 /// # Errors
 /// It was destroyed, which is reported if there is a place.
@@ -272,7 +276,11 @@ unsafe fn posting_from(
     let Some(explainer) = process::explainer() else {
         return Ok(None);
     };
-
+    if internal::is_in_handler() {
+        let user_handle = queue_pair.expose_provenance() as u64;
+        explainer.objects.note_unseen(user_handle);
+        return Ok(None);
+    }
     // A signal handler that interrupts this does not wait for its locks.
     let _scope = internal::enter();
     // SAFETY: guaranteed by the caller.

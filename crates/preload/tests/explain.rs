@@ -113,7 +113,8 @@ const MISTAKES: [(&str, &[&str], usize); 15] = [
     (
         "states",
         &[
-            "ibv_modify_qp refused: there is no transition from RESET to RTS",
+            "ibv_modify_qp refused: there is no transition from RESET to RTS (of queue pair 0x",
+            "(RC, last set to RESET): created in process ",
             "        at modified_wrongly (faults.c:MODIFY)",
             "        by main (faults.c:",
         ],
@@ -371,7 +372,8 @@ fn refused_connections(provider: Provider) {
     let (reports, _) = reports(&std::fs::read_to_string(file).unwrap());
     assert_eq!(reports.len(), 1, "{reports:?}");
     for part in [
-        "ringverbs: mlx5_0: connection failed, event REJECTED: rejected: nobody listens on that port",
+        "ringverbs: mlx5_0: connection from 127.0.0.1:",
+        " to 127.0.0.1:7174 failed, event REJECTED: rejected: nobody listens on that port",
         "called by thread ",
         "at rping+0x",
     ] {
@@ -380,7 +382,71 @@ fn refused_connections(provider: Provider) {
     world.finish();
 }
 
+/// A mistake that is made 10,000 times is reported when it is first made, and then at each power
+/// of ten; the summary has the number.
+fn repetitions_are_counted(provider: Provider) {
+    let _turn = turn();
+    let Some(faults) = FaultyProgram::new(provider, "roce") else {
+        return;
+    };
+    let said = faults.run("often", &[("RINGVERBS_EXPLAIN", "1")]);
+    let (reports, summaries) = reports(&said);
+    let counts = reports.iter().map(|report| {
+        let line = report.lines().next().unwrap();
+        assert!(
+            line.contains("work request failed: its local buffers"),
+            "{report}"
+        );
+        assert!(
+            report.contains("work request: wr_id 0x5e, RDMA write, 64 bytes"),
+            "{report}"
+        );
+        let count = line
+            .rsplit_once(" (")
+            .and_then(|it| it.1.strip_suffix(" such)"));
+        count.map_or(1, |count| count.parse().unwrap())
+    });
+    assert_eq!(counts.collect::<Vec<u32>>(), [1, 10, 100, 1000, 10_000]);
+    assert_eq!(summaries.len(), 1, "{said}");
+    assert!(summaries[0].contains("kinds of errors: 1\n"), "{said}");
+    assert!(
+        summaries[0].contains("\n    10000 times: queue pair 0x"),
+        "{said}"
+    );
+    faults.world.finish();
+}
+
+/// A signal handler that posts does not wait for what it interrupts.
+fn handlers_may_post(provider: Provider) {
+    let _turn = turn();
+    let world = World::new(provider, "roce");
+    let options = &["-pthread", "-libverbs"];
+    let Some(program) = compiled("cc", "handlers.c", options, &world.directory) else {
+        return;
+    };
+    for variables in [
+        &[("RINGVERBS_EXPLAIN", "1")][..],
+        &[("RINGVERBS_EXPLAIN", "1"), ("RINGVERBS_CHECK", "1")],
+    ] {
+        // It is killed if it hangs.
+        let line = format!("timeout -s KILL 100 {} posts", program.display());
+        let mut command = world.command(&line);
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{:?} {said}", output.status);
+        let (_, summaries) = reports(&said);
+        let found = summaries.iter().find_map(|summary| {
+            let line = (summary.lines()).find(|it| it.contains(" posts or polls in signal"))?;
+            line.trim_start().split(' ').next()?.parse::<u32>().ok()
+        });
+        assert!(found.is_some_and(|count| count >= 300), "{said}");
+    }
+    world.finish();
+}
+
 with_each_provider! {
+    repetitions: repetitions_are_counted;
+    signal_handlers_may_post: handlers_may_post;
     fifos_without_a_reader: does_not_wait_for_readers;
     refused_connections_are_explained: refused_connections;
     correct_programs: correct_programs_are_silent;

@@ -483,6 +483,10 @@ impl fmt::Display for Misuse {
     }
 }
 
+/// Subtypes of a port change.
+pub(crate) const PORT_DOWN: u8 = 1;
+pub(crate) const PORT_ACTIVE: u8 = 4;
+
 /// Returns the name of an event type.
 fn event_name(kind: u8) -> &'static str {
     match kind {
@@ -529,6 +533,14 @@ impl fmt::Display for Cause {
                 number,
             } => {
                 let name = event_name(*kind);
+                if *kind == event::PORT_CHANGE {
+                    let state = match *subtype {
+                        PORT_DOWN => "down",
+                        PORT_ACTIVE => "active",
+                        _ => "in another state",
+                    };
+                    return write!(f, "event {kind:#x}/{subtype:#x}: port {number} is {state}");
+                }
                 write!(f, "event {kind:#x}/{subtype:#x}, {name}: {number:#x}")
             }
         }

@@ -9,7 +9,7 @@ use roce::fabric::Port;
 use roce::packet::{LinkKind, Packet, Path, Pool, View};
 use roce::transport::{self, QpState, Service, Transport};
 
-use crate::cause::{FrameDrop, Misuse, Observer};
+use crate::cause::{FrameDrop, Misuse, Observer, PORT_ACTIVE, PORT_DOWN};
 use crate::engine::command_queue::{self, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
 use crate::engine::counters::{OperationCounts, QCounters, Stats};
@@ -52,10 +52,6 @@ const MAJOR: u32 = 16;
 const MINOR: u32 = 35;
 const SUBMINOR: u32 = 4030;
 const COMMAND_INTERFACE: u32 = 5;
-
-/// Port states in a port change event.
-const PORT_DOWN: u8 = 1;
-const PORT_ACTIVE: u8 = 4;
 
 /// The state and the peer of a queue pair of a connected service.
 #[derive(Clone, Copy, Debug)]

@@ -29,8 +29,29 @@ pub struct VerbError {
     pub value: u64,
     /// The rule that it breaks.
     pub rule: Rule,
-    /// The attribute that contains the parameter, or the handle of its object.
-    pub of: Option<u32>,
+    /// What contains the parameter.
+    pub of: Option<Container>,
+}
+
+/// What contains the parameter of a [`VerbError`].
+#[non_exhaustive]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Container {
+    /// An attribute, or an object by its handle.
+    Number(u32),
+    /// The queue pair that is modified, by its number.
+    QueuePair(u32),
+}
+
+impl VerbError {
+    /// Returns the number of the queue pair that is modified.
+    #[must_use]
+    pub fn queue_pair(&self) -> Option<u32> {
+        match self.of {
+            Some(Container::QueuePair(number)) => Some(number),
+            _ => None,
+        }
+    }
 }
 
 /// The object in a [`VerbError`] of raw packets on a network interface that the system refuses.
@@ -139,7 +160,13 @@ impl VerbError {
     /// Names the attribute that contains the parameter, or the handle of its object, unless
     /// it is named already.
     pub(crate) fn of(mut self, which: impl Into<u32>) -> Self {
-        self.of.get_or_insert(which.into());
+        self.of.get_or_insert(Container::Number(which.into()));
+        self
+    }
+
+    /// Names the queue pair that is modified, unless an attribute is named.
+    pub(crate) fn of_queue_pair(mut self, number: u32) -> Self {
+        self.of.get_or_insert(Container::QueuePair(number));
         self
     }
 
@@ -177,7 +204,8 @@ impl fmt::Display for VerbError {
             },
         }
         match self.of {
-            Some(of) => write!(f, " (of {of:#x})"),
+            Some(Container::QueuePair(number)) => write!(f, " (of queue pair {number:#x})"),
+            Some(Container::Number(of)) => write!(f, " (of {of:#x})"),
             None => Ok(()),
         }
     }

@@ -403,7 +403,10 @@ impl State {
         knows: u32,
     ) -> Result<()> {
         let modified = self.modify_qp_attributes(fd, request, given, knows);
-        modified.map_err(|error| error.of(given.qp_handle))?;
+        modified.map_err(|error| match self.objects.qp(fd, given.qp_handle) {
+            Ok(qp) => error.of_queue_pair(qp.number),
+            Err(_) => error.of(given.qp_handle),
+        })?;
         let has_state = Mask::from_bits_retain(given.attr_mask).contains(Mask::STATE);
         if has_state && self.objects.changes.is_some() {
             let number = self.objects.qp(fd, given.qp_handle)?.number;

@@ -25,7 +25,7 @@ use uverbs::abi::write::{AllocPd, ModifyQp, RegMr};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::cause::{Cause, Class, VerbError};
+use super::cause::{Cause, Class, Container, VerbError};
 use super::files::{ContextFile, File};
 use super::gids::GidTable;
 use super::memory::Process;
@@ -235,7 +235,7 @@ fn methods_and_attributes_are_checked() {
     short.find(ATTR_CREATE_CQ_CQE).len = 2;
     let error = driver.refused(&short);
     assert_cause(error, EINVAL, "length", 2, Rule::Between(4, 4));
-    assert_eq!(error.of, Some(ATTR_CREATE_CQ_CQE.into()));
+    assert_eq!(error.of, Some(Container::Number(ATTR_CREATE_CQ_CQE.into())));
     let mut unmapped = driver.cq_command(15);
     unmapped.find(ATTR_CREATE_CQ_RESP_CQE).data = 64;
     let error = driver.refused(&unmapped);
@@ -296,7 +296,7 @@ fn contexts_and_objects_are_checked() {
     let of_cq = Rule::Is(OBJECT_CQ.into());
     let error = driver.refused(&wrong);
     assert_cause(error, EINVAL, "type of the object", OBJECT_PD.into(), of_cq);
-    assert_eq!(error.of, Some(pd));
+    assert_eq!(error.of, Some(Container::Number(pd)));
     let foreign = destroy(OBJECT_CQ, cq);
     let other_fd = driver.open();
     let error = driver.run_on(other_fd, &foreign).unwrap_err();
@@ -367,7 +367,8 @@ fn transitions_are_checked() {
     let error = driver.refused(&modify_qp(qp, Mask::STATE, to_rtr));
     let rule = Rule::Transition { from: 0, to: 2 };
     assert_cause(error, EINVAL, "qp_state", 2, rule);
-    assert_eq!(error.of, Some(qp));
+    let number = driver.state.objects.qp(driver.fd, qp).unwrap().number;
+    assert_eq!(error.queue_pair(), Some(number));
     let to_init = |it: &mut ModifyQp| it.qp_state = QpState::INIT.0;
     let needed = Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS;
     let error = driver.refused(&modify_qp(qp, Mask::STATE | Mask::PORT, to_init));
@@ -508,4 +509,62 @@ fn the_observer_is_told_refusals_and_events() {
     let last = *causes.lock().unwrap().last().unwrap();
     let event = uverbs::AsyncEventType::DEVICE_FATAL;
     assert_eq!(last, Cause::Event { event, element: 0 });
+}
+
+/// One rule of each kind, with operands as in `docs/explain.md`.
+const RULES: [Rule; 35] = [
+    Rule::AtMost(4),
+    Rule::AtLeast(4),
+    Rule::Between(1, 4),
+    Rule::Is(4),
+    Rule::OneOf(&[1, 2]),
+    Rule::MultipleOf(8),
+    Rule::PowerOfTwo(64),
+    Rule::Bits(7),
+    Rule::Contains(3),
+    Rule::Excludes(4),
+    Rule::Zero,
+    Rule::NonZero,
+    Rule::Known,
+    Rule::WellFormed,
+    Rule::NoWrap,
+    Rule::Readable,
+    Rule::Writable,
+    Rule::Within(4096),
+    Rule::Exists,
+    Rule::OfType("TIR"),
+    Rule::OfContext,
+    Rule::Unused,
+    Rule::Free,
+    Rule::Permitted,
+    Rule::Supported,
+    Rule::Present,
+    Rule::Absent,
+    Rule::Once,
+    Rule::With("GRH"),
+    Rule::Without("GRH"),
+    Rule::InState("joined"),
+    Rule::Transition { from: 0, to: 3 },
+    Rule::NoFault,
+    Rule::Granted,
+    Rule::CommonMultiple { with: 3, limit: 64 },
+];
+
+/// The page of `--explain` has the sentence of each rule by which the driver refuses a command.
+#[test]
+fn the_sentences_of_rules_are_documented() {
+    let page = include_str!("../../../../docs/explain.md");
+    let (_, section) = page.split_once("## Refused commands\n").unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let rows = section.lines().filter(|line| line.starts_with("| ..."));
+    let sentences: Vec<&str> = rows
+        .map(|line| line.split('|').nth(1).unwrap().trim())
+        .collect();
+    let expected: Vec<String> = (RULES.iter().enumerate())
+        .map(|(number, rule)| {
+            assert_eq!(usize::from(rule.number()), number);
+            format!("... {rule}")
+        })
+        .collect();
+    assert_eq!(sentences, expected);
 }

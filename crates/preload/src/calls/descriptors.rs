@@ -136,8 +136,8 @@ fn explain_event(command: &[u8]) {
     let mut event = [0; size_of::<abi::EventResp>()];
     // SAFETY: bytes may have any value.
     event[..length].copy_from_slice(&unsafe { found.assume_init() });
-    if let Ok((_, message)) = rdmacm::Message::parse(&event, rdmacm::event::Form::Connection) {
-        explainer.connection_event(&message);
+    if let Ok((event, message)) = rdmacm::Message::parse(&event, rdmacm::event::Form::Connection) {
+        explainer.connection_event(event.id, &message);
     }
 }
 

@@ -50,6 +50,7 @@ extern "C-unwind" fn on_signal(number: c_int, info: *mut siginfo_t, context: *mu
     // ignores the other arguments.
     let handler = unsafe { mem::transmute::<usize, Handler>(handler) };
     let _program = internal::interrupt();
+    let _handler = internal::enter_handler();
     handler(number, info, context);
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use embedded::ObjectChange;
@@ -172,6 +172,10 @@ pub(crate) struct QueuePair {
     pub(crate) state: Mutex<QpState>,
     pub(crate) created: Origin,
     pub(crate) user_handle: u64,
+    /// Posts that were not noted ([`Objects::note_unseen`]) since RESET: of this queue pair, and
+    /// of unknown ones at the time of the last RESET.
+    unseen: AtomicBool,
+    unseen_before: AtomicU64,
     /// Posts, and locks that are held while the provider posts, so that the order is its.
     pub(crate) sends: Mutex<Posts>,
     pub(crate) receives: Mutex<Posts>,
@@ -314,7 +318,11 @@ pub(crate) struct Objects {
     destroyed_queues: Mutex<HashMap<(usize, u64), [Origin; 2]>>,
     has_destroyed_queues: AtomicBool,
     sites: Mutex<Sites>,
-    queue_pairs_created: std::sync::atomic::AtomicU64,
+    queue_pairs_created: AtomicU64,
+    /// Number of calls in signal handlers that were not noted, and of those among them whose queue
+    /// pair is not known.
+    unseen: AtomicU64,
+    unseen_of_unknown: AtomicU64,
 }
 
 impl Objects {
@@ -334,6 +342,8 @@ impl Objects {
                     state: Mutex::new(QpState::RESET),
                     created: Origin::here(),
                     user_handle,
+                    unseen: AtomicBool::new(false),
+                    unseen_before: AtomicU64::new(self.unseen_of_unknown.load(Ordering::Relaxed)),
                     sends: Mutex::new(Posts::new(sends)),
                     receives: Mutex::new(Posts::new(receives)),
                     send_order: Mutex::default(),
@@ -352,6 +362,9 @@ impl Objects {
                 };
                 *lock(&queue_pair.state) = state;
                 if state == QpState::RESET {
+                    queue_pair.unseen.store(false, Ordering::Relaxed);
+                    let unseen = self.unseen_of_unknown.load(Ordering::Relaxed);
+                    queue_pair.unseen_before.store(unseen, Ordering::Relaxed);
                     lock(&queue_pair.sends).reset();
                     lock(&queue_pair.receives).reset();
                     lock(&queue_pair.in_flight).reset();
@@ -514,6 +527,36 @@ impl Objects {
 
     pub(crate) fn queue_pair(&self, device: usize, number: u32) -> Option<Arc<QueuePair>> {
         lock(&self.queue_pairs).get(&(device, number)).cloned()
+    }
+
+    /// Counts a call in a signal handler about the queue pair with this user handle.
+    /// Waits for no lock and allocates nothing.
+    pub(crate) fn note_unseen(&self, user_handle: u64) {
+        self.unseen.fetch_add(1, Ordering::Relaxed);
+        let found = self.queue_pairs.try_lock().ok().is_some_and(|queue_pairs| {
+            let mut queue_pairs = queue_pairs.values();
+            let found = queue_pairs.find(|it| it.user_handle == user_handle);
+            found.is_some_and(|it| {
+                it.unseen.store(true, Ordering::Relaxed);
+                true
+            })
+        });
+        if !found {
+            self.unseen_of_unknown.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the number of calls in signal handlers that were not noted.
+    pub(crate) fn unseen(&self) -> u64 {
+        self.unseen.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether posts to a queue pair may not have been noted since RESET: the device's
+    /// numbers of work requests mean nothing then.
+    pub(crate) fn has_unseen(&self, queue_pair: &QueuePair) -> bool {
+        queue_pair.unseen.load(Ordering::Relaxed)
+            || queue_pair.unseen_before.load(Ordering::Relaxed)
+                != self.unseen_of_unknown.load(Ordering::Relaxed)
     }
 
     /// Returns whether the program has destroyed a queue pair with this number.

@@ -304,6 +304,8 @@ pub(super) struct Summary {
     pub(super) devices: Vec<Activity>,
     /// Number of queue pairs that were created.
     pub(super) queue_pairs: u64,
+    /// Number of posts, and of polls that are checked, in signal handlers: they are not noted.
+    pub(super) unseen: u64,
     /// How often each kind of cause was met, and its first message.
     pub(super) errors: Vec<(u64, String)>,
 }
@@ -338,6 +340,14 @@ impl Summary {
             for (operation, requests, bytes) in device.operations.iter() {
                 let _ = writeln!(text, "        {operation}: {requests}, {bytes} bytes");
             }
+        }
+        if self.unseen != 0 {
+            let count = self.unseen;
+            let _ = writeln!(
+                text,
+                "    {count} posts or polls in signal handlers, which are not followed: wr_id are \
+                 not known after them"
+            );
         }
         for (count, message) in &self.errors {
             let times = if *count == 1 { "time" } else { "times" };
@@ -376,6 +386,7 @@ impl Summary {
             .raw("process", process::id())
             .raw("carried_data", self.has_data())
             .raw("queue_pairs", self.queue_pairs)
+            .raw("in_signal_handlers", self.unseen)
             .list("devices", devices)
             .list("errors", errors)
             .end()

@@ -91,6 +91,31 @@ static void build(struct ibv_mr *mr)
 	}
 }
 
+/* Fails as often as that by one mistake. */
+enum { OFTEN = 10000 };
+
+static void often(struct ibv_mr *mr)
+{
+	struct ibv_qp_attr attr = { .timeout = 8, .retry_cnt = 1 };
+	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+	struct ibv_sge list = { (uintptr_t)memory, 64, mr->lkey + 0x100000 };
+	struct ibv_send_wr send = { .wr_id = 0x5e, .opcode = IBV_WR_RDMA_WRITE,
+				    .send_flags = IBV_SEND_SIGNALED, .sg_list = &list, .num_sge = 1 }, *bad;
+	struct ibv_qp *qp = queue_pair(IBV_QPT_RC);
+	struct ibv_wc wc = { 0 };
+
+	for (int n = 0; n < OFTEN; n++) {
+		if (n) {
+			CHECK(!ibv_modify_qp(qp, &reset, IBV_QP_STATE));
+			connect_to_itself(qp, attr);
+		}
+		CHECK(!ibv_post_send(qp, &send, &bad));
+		while (!ibv_poll_cq(cq, 1, &wc))
+			;
+		CHECK(wc.status == IBV_WC_LOC_PROT_ERR);
+	}
+}
+
 int main(int count, char **arguments)
 {
 	struct ibv_send_wr send = { .wr_id = 0x5e, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
@@ -145,6 +170,10 @@ int main(int count, char **arguments)
 		while (!ibv_poll_cq(cq, 1, &wc))
 			;
 		puts(ibv_wc_status_str(wc.status));
+		return 0;
+	}
+	if (!strcmp(mistake, "often")) {
+		often(mr);
 		return 0;
 	}
 	qp = queue_pair(!strncmp(mistake, "ud", 2) ? IBV_QPT_UD : IBV_QPT_RC);

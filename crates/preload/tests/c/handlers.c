@@ -20,7 +20,7 @@
 
 static struct ibv_comp_channel *channel;
 static struct ibv_cq *cq;
-static struct ibv_qp *qp;
+static struct ibv_qp *qp, *in_handler;
 static struct ibv_mr *mr;
 static char buffer[4096];
 static sigjmp_buf left;
@@ -115,6 +115,21 @@ static void open_file(int number)
 	if (opened > 0)
 		CHECK(!close(opened));
 	opened = open("/dev/null", O_RDONLY);
+	count(number);
+}
+
+/* Posts a receive, also to a queue that is full. */
+static void post_receive(struct ibv_qp *to)
+{
+	struct ibv_sge sge = { (uintptr_t)buffer, 64, mr->lkey };
+	struct ibv_recv_wr receive = { .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	(void)!ibv_post_recv(to, &receive, &bad);
+}
+
+static void post_in_handler(int number)
+{
+	post_receive(in_handler);
 	count(number);
 }
 
@@ -217,6 +232,32 @@ int main(int argc, char **argv)
 			CHECK(!ibv_poll_cq(cq, 1, &wc));
 		CHECK(!setitimer(ITIMER_REAL, &never, NULL));
 		CHECK(opened > 0 && opened < 64 && !close(opened));
+	} else if (is(mode, "posts")) {
+		/* A handler posts, whatever it interrupts: calls that post, or malloc. */
+		struct itimerval often = { { 0, 500 }, { 0, 500 } }, never = { 0 };
+		struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+		struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+		struct ibv_qp_init_attr ask = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+						.cap = { 4, 4, 1, 1, 0 } };
+		struct ibv_qp *other = ibv_create_qp(qp->pd, &ask);
+		const int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+				 IBV_QP_ACCESS_FLAGS;
+
+		/* The provider locks the completion queue of a full queue. */
+		ask.send_cq = ask.recv_cq = ibv_create_cq(qp->context, 16, NULL, NULL, 0);
+		CHECK(other && ask.send_cq && (in_handler = ibv_create_qp(qp->pd, &ask)));
+		CHECK(!ibv_modify_qp(in_handler, &init, mask));
+		signal(SIGALRM, post_in_handler);
+		CHECK(!setitimer(ITIMER_REAL, &often, NULL));
+		while (handled < 300) {
+			CHECK(!ibv_modify_qp(other, &reset, IBV_QP_STATE));
+			CHECK(!ibv_modify_qp(other, &init, mask));
+			for (int n = 0; n < 50; n++) {
+				post_receive(other);
+				free(malloc(n * 100));
+			}
+		}
+		CHECK(!setitimer(ITIMER_REAL, &never, NULL));
 	} else if (is(mode, "actions")) {
 		action.sa_handler = count;
 		CHECK(!sigaction(SIGUSR1, &action, &before) && before.sa_handler == SIG_DFL);
