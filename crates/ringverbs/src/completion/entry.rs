@@ -318,7 +318,7 @@ impl Completion {
     /// the device's lock.
     ///
     /// ```
-    /// # fn main() -> Result<(), ringverbs::Error> {
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// use ringverbs::{Device, Transport};
     ///
     /// let context = Device::embedded()?.open()?;
@@ -329,8 +329,8 @@ impl Completion {
     /// let endpoint = qp.endpoint(&address);
     /// qp.connect(&address, &endpoint)?;
     /// // The queue pair, which is connected to itself, receives less than it sends.
-    /// qp.receive(domain.alloc(64)?.into_buffer(), 1)?;
-    /// qp.send(domain.alloc(4096)?.into_buffer(), 2)?;
+    /// qp.receive(domain.alloc(4096)?.into_buffer(), 1)?;
+    /// qp.send(domain.alloc(8192)?.into_buffer(), 2)?;
     /// let completion = queue.poll_until_one()?;
     /// assert!(completion.result.is_err());
     /// println!("{}", completion.explanation(&context).unwrap_or_default());
