@@ -15,8 +15,8 @@ use crate::real;
 
 /// Number of allocations that are kept.
 const MAX_KEPT: usize = 256;
-/// Allocations of this alignment are queues, not objects.
-const QUEUE_ALIGNMENT: usize = 4096;
+/// Longest allocation that may be an object; longer ones are queues.
+const LONGEST_OBJECT: usize = 32 << 10;
 
 /// Addresses of allocations that are kept, oldest first.
 static KEPT: Mutex<VecDeque<usize>> = Mutex::new(VecDeque::new());
@@ -25,7 +25,9 @@ static KEPT: Mutex<VecDeque<usize>> = Mutex::new(VecDeque::new());
 unsafe extern "C" fn free(allocation: *mut c_void) {
     let address = allocation.expose_provenance();
     let mut due = allocation;
-    if address != 0 && address % QUEUE_ALIGNMENT != 0 {
+    // SAFETY: an allocation of the C library, or null, for which the function returns 0.
+    let size = unsafe { libc::malloc_usable_size(allocation) };
+    if (1..=LONGEST_OBJECT).contains(&size) {
         let kept = match KEPT.try_lock() {
             Ok(kept) => Some(kept),
             Err(TryLockError::Poisoned(kept)) => Some(kept.into_inner()),
