@@ -260,10 +260,11 @@ static void overfill(struct ibv_cq *small, int how)
 }
 
 /* A queue pair of another type, which sends to b or to itself. */
-static struct ibv_qp *unconnected(enum ibv_qp_type type)
+/* Creates one whose peer is another one, or itself. */
+static struct ibv_qp *unreliable(struct ibv_qp *peer)
 {
 	struct ibv_qp_init_attr ask = {
-		.send_cq = cq, .recv_cq = receives, .qp_type = type,
+		.send_cq = cq, .recv_cq = receives, .qp_type = IBV_QPT_UC,
 		.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 2,
 			 .max_recv_sge = 1 },
 	};
@@ -272,7 +273,7 @@ static struct ibv_qp *unconnected(enum ibv_qp_type type)
 
 	CHECK(qp);
 	attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
-	connect_to_itself(qp, attr);
+	connect_to(qp, peer ? peer->qp_num : qp->qp_num, attr);
 	return qp;
 }
 
@@ -303,11 +304,13 @@ static void vary(const char *mistake)
 		CHECK(!ibv_wr_complete(ex));
 		change(memory + (*mistake == 's' ? 0 : 4096));
 	} else if (!strcmp(mistake, "unreliable")) {
-		struct ibv_qp *qp = unconnected(IBV_QPT_UC);
+		/* What arrives at the queue pair itself would permit the change. */
+		struct ibv_qp *peer = unreliable(NULL), *qp = unreliable(peer);
 
 		post_of(qp, mr, (uintptr_t)memory, 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
 		change(memory + 3);
 		CHECK(!ibv_destroy_qp(qp));
+		CHECK(!ibv_destroy_qp(peer));
 	} else if (!strcmp(mistake, "restored-long")) {
 		struct ibv_send_wr wr = { .sg_list = list, .num_sge = 1, .opcode = IBV_WR_SEND,
 					  .send_flags = IBV_SEND_SIGNALED }, *bad;

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::sync::Barrier;
 use std::thread;
 use std::time::Duration;
 
@@ -127,12 +128,14 @@ fn programs_connect_by_address() {
     let (here, there) = (fabric.node(0).device(), fabric.node(1).device());
     let listener = Listener::bind_on(&there, PortSpace::TCP, address(), 1).unwrap();
     let limit = Duration::from_secs(10);
+    let accepted = Barrier::new(2);
     thread::scope(|scope| {
         scope.spawn(|| {
             let request = listener.next_request(Some(limit)).unwrap().unwrap();
             request.prepare(&mut b.qp).unwrap();
             b.qp.receive(b.buffer(&[0; 8]), 1).unwrap();
             let connection = request.accept(&mut b.qp, &Options::default()).unwrap();
+            accepted.wait();
             assert!(b.complete().result.is_ok());
             connection.wait_disconnected(Some(limit)).unwrap();
         });
@@ -142,6 +145,8 @@ fn programs_connect_by_address() {
             .unwrap()
             .connect(&mut a.qp, &options, Some(limit))
             .unwrap();
+        // The last message of the connection's setup has arrived: the next frame is the send's.
+        accepted.wait();
         fabric.frames().from(fabric.node(0)).nth(1).lose();
         a.qp.send(a.buffer(&[5; 8]), 2).unwrap();
         assert!(a.complete().result.is_ok());
