@@ -229,6 +229,14 @@ libc_functions! {
     faccessat(at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int, -1;
     readlink(path: *const c_char, buffer: *mut c_char, size: usize) -> isize, -1;
     readlinkat(at: c_int, path: *const c_char, buffer: *mut c_char, size: usize) -> isize, -1;
+    getxattr(
+        path: *const c_char, name: *const c_char, value: *mut c_void, size: usize
+    ) -> isize, -1;
+    lgetxattr(
+        path: *const c_char, name: *const c_char, value: *mut c_void, size: usize
+    ) -> isize, -1;
+    listxattr(path: *const c_char, names: *mut c_char, size: usize) -> isize, -1;
+    llistxattr(path: *const c_char, names: *mut c_char, size: usize) -> isize, -1;
     realpath(path: *const c_char, resolved: *mut c_char) -> *mut c_char, ptr::null_mut();
     opendir(path: *const c_char) -> *mut c_void, ptr::null_mut();
     scandir(

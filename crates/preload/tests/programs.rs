@@ -338,6 +338,18 @@ fn an_invalid_environment_is_reported_in_one_line() {
     assert!(nowhere.contains("/nowhere/x"), "{nowhere}");
 }
 
+/// `ls -l` also reads extended attributes, and follows links.
+#[test]
+fn folders_of_devices_are_listed() {
+    let world = World::new(Provider::Stock, "roce");
+    let mut command = world.command("ls -lR /sys/class/infiniband/mlx5_0/ /sys/class/infiniband");
+    let listed = command.output().unwrap();
+    let out = String::from_utf8_lossy(&listed.stdout);
+    let errors = String::from_utf8_lossy(&listed.stderr);
+    assert!(listed.status.success() && errors.is_empty(), "{errors}");
+    assert!(out.lines().count() > 400);
+}
+
 #[test]
 fn a_program_without_devices_is_left_alone() {
     let world = World::new(Provider::Stock, "roce");

@@ -340,6 +340,30 @@ export! {
         unsafe { with_tree_path(at, |at| real::readlinkat(directory, at, buffer, size)) }
     }
 
+    getxattr(
+        at: *const c_char, name: *const c_char, value: *mut c_void, size: usize
+    ) -> isize {
+        // SAFETY: guaranteed by the caller.
+        unsafe { with_tree_path(at, |at| real::getxattr(at, name, value, size)) }
+    }
+
+    lgetxattr(
+        at: *const c_char, name: *const c_char, value: *mut c_void, size: usize
+    ) -> isize {
+        // SAFETY: guaranteed by the caller.
+        unsafe { with_tree_path(at, |at| real::lgetxattr(at, name, value, size)) }
+    }
+
+    listxattr(at: *const c_char, names: *mut c_char, size: usize) -> isize {
+        // SAFETY: guaranteed by the caller.
+        unsafe { with_tree_path(at, |at| real::listxattr(at, names, size)) }
+    }
+
+    llistxattr(at: *const c_char, names: *mut c_char, size: usize) -> isize {
+        // SAFETY: guaranteed by the caller.
+        unsafe { with_tree_path(at, |at| real::llistxattr(at, names, size)) }
+    }
+
     realpath(at: *const c_char, resolved: *mut c_char) -> *mut c_char {
         // SAFETY: guaranteed by the caller; what the C library returns is
         // NUL-terminated.
