@@ -523,12 +523,24 @@ impl ProcessState {
     }
 }
 
+/// Returns what this process has inherited.
+fn inheritance() -> Option<&'static Inheritance> {
+    // SAFETY: states are never freed.
+    let state = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
+    if let Some(inherited) = state.and_then(|it| it.inherited.get()) {
+        return Some(inherited);
+    }
+    // In a process with devices, the list is that of its next child.
+    let has_devices = state.is_some_and(|it| it.ready.get().is_some());
+    // SAFETY: without devices the process makes no other list, and frees none.
+    (!has_devices).then(|| unsafe { INHERITED.load(Ordering::Acquire).as_ref() })?
+}
+
 /// Called when the program uses a descriptor of its parent: makes inherited contexts anew, and
 /// takes the descriptor's channel.
 pub(crate) fn adopt_for_use(fd: RawFd) {
     let state = ProcessState::current();
-    let has_inherited = || !INHERITED.load(Ordering::Acquire).is_null();
-    if state.inherited.get().is_some() || has_inherited() {
+    if inheritance().is_some() {
         if let Ok(devices) = state.devices() {
             state.take_channel(devices, fd);
         }
@@ -548,10 +560,7 @@ pub(crate) fn take_orphaned_channels(all: bool) -> Option<RawFd> {
     if internal::is_internal() {
         return None;
     }
-    let own = ProcessState::current().inherited.get().copied();
-    // SAFETY: not freed in a child.
-    let list = unsafe { INHERITED.load(Ordering::Acquire).as_ref() };
-    let channels = own.or(list).map_or(&[][..], |it| &it.channels);
+    let channels = inheritance().map_or(&[][..], |it| &it.channels);
     let mut owner = None;
     for it in channels
         .iter()
@@ -571,11 +580,7 @@ pub(crate) fn take_orphaned_channels(all: bool) -> Option<RawFd> {
 
 /// Called after the program has closed a descriptor of its parent.
 pub(crate) fn closed_inherited() {
-    let current = CURRENT.load(Ordering::Acquire);
-    // SAFETY: states are never freed, lists not in a child.
-    let (state, list) = unsafe { (current.as_ref(), INHERITED.load(Ordering::Acquire).as_ref()) };
-    let inherited = state.and_then(|it| it.inherited.get().copied()).or(list);
-    for it in inherited.into_iter().flat_map(|it| &it.channels) {
+    for it in inheritance().into_iter().flat_map(|it| &it.channels) {
         if it.is_pending() && it.open_fds().next().is_none() {
             it.close();
         }

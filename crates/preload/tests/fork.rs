@@ -84,6 +84,7 @@ fn listeners(provider: Provider) {
             ("select", 0),
             ("child", 1),
             ("left", 0),
+            ("closes", 0),
             ("parent", 2),
             ("workers", 2),
         ] {

@@ -224,6 +224,20 @@ int main(int argc, char **argv)
 			serve();
 			CHECK(write(used[1], "u", 1) == 1);
 			clients--;
+		} else if (IS("closes")) {
+			/* Closes what its parent has made, after a fork of its own. */
+			struct ibv_context *context = ibv_open_device(ibv_get_device_list(NULL)[0]);
+
+			CHECK(context && ibv_create_cq(context, 1, NULL, NULL, 0));
+			if ((pid = fork())) {
+				waits_for(pid);
+				_exit(0);
+			}
+			listens();
+			if (!(pid = fork()))
+				_exit(0);
+			waits_for(pid);
+			CHECK(!close(context->cmd_fd));
 		} else if (IS("parent")) {
 			/* Its children come second; one runs another program. */
 			listens();
