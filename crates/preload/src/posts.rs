@@ -243,10 +243,20 @@ impl Posting {
         checker.accepted(self.explainer, self.checked(queue), posted);
     }
 
-    /// Tells the checker that the provider has refused the last sends, for this reason.
-    fn refused(&self, checker: &Checker, refused: (usize, i32), post: &Post) {
-        let (explainer, queue_pair) = (self.explainer, &self.queue_pair);
-        checker.refused(explainer, self.key, queue_pair, refused, &post.origin);
+    /// Handles a work request that the provider has refused. `sends` is the number of those that
+    /// the checker follows from it on.
+    fn refused(
+        &self,
+        sends: Option<(&Checker, usize)>,
+        (what, result): (&'static str, c_int),
+        post: &Post,
+    ) {
+        let (explainer, queue_pair, errno) = (self.explainer, &self.queue_pair, result.abs());
+        if let Some((checker, count)) = sends {
+            let refused = (count, errno);
+            checker.refused(explainer, self.key, queue_pair, refused, &post.origin);
+        }
+        explainer.post_refused(self.key, queue_pair, (what, errno), post);
     }
 
     /// Notes that the order of sends is unknown.
@@ -478,16 +488,19 @@ unsafe fn post(
         }
         lock(posts).take_back(noted.len().saturating_sub(accepted));
         if let Some(post) = noted.get(accepted) {
-            if let Some((checker, posted)) = checked {
+            let rest = |(checker, posted): (_, Posted)| {
                 let count = posted.count.saturating_sub(accepted);
-                match sends {
-                    true => posting.refused(checker, (count, result.abs()), post),
-                    false => lock(&known.receives_in_flight).take_back(count),
+                (checker, count)
+            };
+            let followed = checked.map(rest);
+            if sends {
+                posting.refused(followed, ("send", result), post);
+            } else {
+                if let Some((_, count)) = followed {
+                    lock(&known.receives_in_flight).take_back(count);
                 }
+                posting.refused(None, ("receive", result), post);
             }
-            let what = if sends { "send" } else { "receive" };
-            let refusal = (what, result.abs());
-            (posting.explainer).post_refused(posting.key, known, refusal, post);
         }
     } else if let Some((checker, posted)) = checked {
         let queue = if sends { SENDS_OF } else { RECEIVES_OF };
@@ -554,12 +567,9 @@ unsafe extern "C" fn bind_window<const N: usize>(
     // SAFETY: guaranteed by the caller.
     let result = unsafe { provider(queue_pair, window, binding) };
     if result != 0 {
-        if let Some((checker, posted)) = checked {
-            posting.refused(checker, (posted.count, result.abs()), &post);
-        }
         lock(&known.sends).take_back(1);
-        let refusal = ("memory window binding", result.abs());
-        (posting.explainer).post_refused(posting.key, known, refusal, &post);
+        let followed = checked.map(|(checker, posted)| (checker, posted.count));
+        posting.refused(followed, ("memory window binding", result), &post);
     } else if let Some((checker, posted)) = checked {
         posting.accepted(checker, SENDS_OF, posted);
     }
@@ -708,14 +718,10 @@ unsafe extern "C" fn complete<const N: usize>(queue_pair: *mut IbvQp) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { provider(queue_pair) };
     if let Some((posting, built)) = posting.as_ref().zip(built).filter(|_| result != 0) {
-        let known = &posting.queue_pair;
-        let refused = lock(&known.sends).take_back(built);
+        let refused = lock(&posting.queue_pair.sends).take_back(built);
         if let Some(post) = refused {
-            if let Some((checker, posted)) = checked {
-                posting.refused(checker, (posted.count, result.abs()), &post);
-            }
-            let refusal = ("send", result.abs());
-            (posting.explainer).post_refused(posting.key, known, refusal, &post);
+            let followed = checked.map(|(checker, posted)| (checker, posted.count));
+            posting.refused(followed, ("send", result), &post);
         }
     } else if let Some((posting, (checker, posted))) = posting.as_ref().zip(checked) {
         posting.accepted(checker, SENDS_OF, posted);
