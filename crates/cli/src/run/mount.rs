@@ -94,7 +94,7 @@ pub fn mount_files(devices: &Devices) -> Result<(), MountError> {
     };
     let stage = mkdtemp(&template).map_err(|errno| failed(&template)(errno.into()))?;
     let mounted = mount_over(&stage, &files, &replaced);
-    // What is bound elsewhere stays.
+    // The directories that are bound elsewhere stay mounted.
     let _ = umount2(&stage, MntFlags::MNT_DETACH);
     let removed = fs::remove_dir(&stage).map_err(failed(&stage));
     mounted.and(removed)

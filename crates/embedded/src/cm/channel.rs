@@ -31,7 +31,7 @@ pub(super) struct Channel {
     events: VecDeque<QueuedEvent>,
     /// The device port of its ids.
     pub(super) port: LocalPort,
-    /// Whose it is, since a fork.
+    /// Decides which process owns it, since a fork.
     pub(super) claim: Option<Claim>,
     /// It has been left to another process.
     is_left: bool,
@@ -45,7 +45,7 @@ impl Channel {
     /// Returns a channel with the descriptors of that of a parent process.
     pub(super) fn of(readiness: Readiness, port: LocalPort, claim: Option<Claim>) -> (RawFd, Self) {
         let fd = readiness.fd();
-        // What the parent had not read is not this channel's.
+        // Events that the parent had not read are not this channel's.
         readiness.clear();
         let channel = Self {
             readiness,

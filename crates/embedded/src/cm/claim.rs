@@ -1,4 +1,5 @@
-//! Whom an event channel belongs to that processes share since a fork: the first that uses it.
+//! Ownership of an event channel that processes share since a fork: it belongs to the first that
+//! uses it.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ const FREE: u64 = 0;
 #[derive(Clone, Debug)]
 pub(super) struct Claim {
     word: Arc<Mapping>,
-    /// What the process writes to take it.
+    /// The value by which this process takes it.
     token: u64,
 }
 

@@ -29,11 +29,11 @@ pub struct VerbError {
     pub value: u64,
     /// The rule that it breaks.
     pub rule: Rule,
-    /// What contains the parameter.
+    /// The attribute or object that contains the parameter.
     pub of: Option<Container>,
 }
 
-/// What contains the parameter of a [`VerbError`].
+/// The attribute or object that contains the parameter of a [`VerbError`].
 #[non_exhaustive]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Container {

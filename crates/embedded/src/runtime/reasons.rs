@@ -123,7 +123,7 @@ struct Asked {
     peer: Peer,
     port: PortAddress,
     failure: PeerFailure,
-    /// What was received.
+    /// The part of the answer that was received.
     text: Vec<u8>,
     tries: u8,
     due: Instant,
@@ -174,7 +174,7 @@ impl Allowance {
     }
 }
 
-/// What a lock guards.
+/// The state, which a lock guards.
 struct Inner {
     handlers: Vec<(usize, Arc<dyn ReasonHandler>)>,
     asked: Vec<Asked>,
@@ -582,7 +582,7 @@ fn port_of(path: &Path) -> PortAddress {
     }
 }
 
-/// What a hostile peer sends, for tests and fuzzing.
+/// Datagrams of a hostile peer, for tests and fuzzing.
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) mod hostile {
     use std::net::Ipv4Addr;
@@ -803,21 +803,26 @@ mod tests {
         forged(ReasonDatagram { from: 7, ..answer }, PEER);
         forged(ReasonDatagram { to: 7, ..answer }, PEER);
         received(&reasons, host(PEER), &answer.bytes());
-        // What controls a terminal does not reach it.
+        // Control characters are replaced.
         assert_eq!(*kept.0.lock().unwrap(), [Some("all?[2J??".to_owned())]);
     }
 
-    #[test]
-    fn only_the_peer_of_a_queue_pair_is_answered() {
-        let (reasons, _) = created();
-        let question = ReasonDatagram {
+    /// Returns a question of the queue pair's peer.
+    fn question() -> ReasonDatagram<'static> {
+        ReasonDatagram {
             transaction: 1,
             to: QPN,
             from: PEER_QPN,
             failure: PeerFailure::Refused,
             offset: 0,
             body: Body::Question,
-        };
+        }
+    }
+
+    #[test]
+    fn only_the_peer_of_a_queue_pair_is_answered() {
+        let (reasons, _) = created();
+        let question = question();
         let refused = |datagram: ReasonDatagram<'_>, peer, qpn| {
             received(&reasons, host(peer), &datagram.bytes());
             assert_eq!(dropped(&reasons), Some(ReasonDrop::NotPeer { qpn }));
@@ -855,14 +860,7 @@ mod tests {
     #[test]
     fn floods_are_limited() {
         let (reasons, kept) = created();
-        let question = ReasonDatagram {
-            transaction: 1,
-            to: QPN,
-            from: PEER_QPN,
-            failure: PeerFailure::Refused,
-            offset: 0,
-            body: Body::Question,
-        };
+        let question = question();
         let bytes = question.bytes();
         for _ in 0..MAX_WAITING + 10 {
             reasons.receive(host(PEER), PortAddress::default(), &bytes);

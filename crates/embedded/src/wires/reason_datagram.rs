@@ -72,7 +72,7 @@ pub(crate) struct ReasonDatagram<'a> {
     pub(crate) body: Body<'a>,
 }
 
-/// What a datagram is.
+/// The kinds of datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Body<'a> {
     Question,
