@@ -88,7 +88,7 @@ impl<'a> View<'a> {
     ///
     /// # Errors
     /// See [`ParseError`].
-    #[inline(always)]
+    #[inline]
     pub fn parse_packet(packet: &'a Packet) -> Result<Self, ParseError> {
         Self::parse(packet.kind(), packet.frame(), packet.has_icrc())
     }
@@ -124,8 +124,7 @@ impl<'a> View<'a> {
         }
     }
 
-    // Inlined also into a function that it would make long: a received packet costs 3% more instructions otherwise.
-    #[inline(always)]
+    #[inline]
     fn parse(kind: LinkKind, frame: &'a [u8], check_icrc: bool) -> Result<Self, ParseError> {
         let network = NetworkHeaders::read(kind, frame).map_err(|e| match e {
             NetworkError::NotRdma => ParseError::NotRdma,
