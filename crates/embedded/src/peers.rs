@@ -19,6 +19,9 @@ pub(crate) trait PeerProcesses: fmt::Debug + Send + Sync {
     /// Returns whether a queue pair, by its path and number, belongs to a process of this host
     /// that is stopped.
     fn is_stopped(&self, path: &Path, qpn: u32) -> bool;
+
+    /// Returns whether a path leads to this host.
+    fn is_of_this_host(&self, path: &Path) -> bool;
 }
 
 /// States of processes that were read recently.

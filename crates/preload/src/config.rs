@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use embedded::softhca::card::Card;
 use embedded::softhca::link_shape::{LinkShape, LinkShapeError};
@@ -32,6 +33,8 @@ pub(crate) struct Config {
     pub(crate) gids: GidTable,
     /// The seed of the devices' numbers.
     pub(crate) seed: Option<u64>,
+    /// How long peers on other hosts may be silent before retries count.
+    pub(crate) patience: Duration,
     /// Directory of the network, and of the files that stand for sysfs.
     pub(crate) directory: PathBuf,
     /// File in which the processes of a program count what they use.
@@ -84,6 +87,8 @@ const DIRECTORY: &str = "RINGVERBS_DIRECTORY";
 const GIDS: &str = "RINGVERBS_GIDS";
 /// The seed of the devices' numbers, in decimal.
 const SEED: &str = "RINGVERBS_SEED";
+/// [`Config::patience`] in seconds.
+const PATIENCE: &str = "RINGVERBS_PATIENCE";
 /// Names the file for [`Config::usage`]; `ringverbs run` sets it.
 const USAGE: &str = "RINGVERBS_USAGE";
 /// Names [`Config::explain`].
@@ -134,7 +139,8 @@ fn parse(requested: &OsStr) -> Result<Config, (&'static str, String)> {
         profiles,
         host,
         gids: gids(variable(GIDS).as_deref()).map_err(of(GIDS))?,
-        seed: seed(variable(SEED).as_deref()).map_err(of(SEED))?,
+        seed: number(variable(SEED).as_deref()).map_err(of(SEED))?,
+        patience: patience(variable(PATIENCE).as_deref()).map_err(of(PATIENCE))?,
         directory: variable(DIRECTORY).map_or_else(Network::default_directory, PathBuf::from),
         usage: variable(USAGE).map(PathBuf::from),
         explain: variable(EXPLAIN).map(PathBuf::from),
@@ -255,14 +261,19 @@ fn node(file: Option<&OsStr>, devices: usize) -> Result<Option<Node>, String> {
     }
 }
 
-/// Parses the seed.
-fn seed(text: Option<&OsStr>) -> Result<Option<u64>, String> {
+/// Parses a number.
+fn number(text: Option<&OsStr>) -> Result<Option<u64>, String> {
     let Some(text) = text else { return Ok(None) };
-    let seed = text.to_str().and_then(|text| text.parse().ok());
-    match seed {
-        Some(seed) => Ok(Some(seed)),
+    let number = text.to_str().and_then(|text| text.parse().ok());
+    match number {
+        Some(number) => Ok(Some(number)),
         None => Err("not a number from 0 to 2^64 - 1".to_owned()),
     }
+}
+
+/// Parses a number of seconds.
+fn patience(text: Option<&OsStr>) -> Result<Duration, String> {
+    Ok(Duration::from_secs(number(text)?.unwrap_or(0)))
 }
 
 /// Parses the form of reports.

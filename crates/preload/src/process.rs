@@ -840,6 +840,7 @@ fn join() -> Result<&'static [Embedded], Errno> {
     if let Some(seed) = config.seed {
         network.set_seed(seed);
     }
+    network.set_patience(config.patience);
     let devices = config.profiles.iter().zip(&config.cards).zip(&config.links);
     let device = |((profile, card), link): ((&&str, &&'static _), &_)| {
         network.device_of_card(profile, card, *link, &config.gids)

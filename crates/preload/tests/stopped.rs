@@ -1,5 +1,6 @@
 //! Processes that are stopped, by a signal or in a debugger: the retries of their peers do not
-//! count, nor do their own when they continue. With one retry.
+//! count, between hosts as long as patience lasts, nor do their own when they continue. With one
+//! retry.
 
 #[macro_use]
 mod common;
@@ -41,22 +42,29 @@ fn stop(process: u32) {
     kill(pid, Signal::SIGCONT).unwrap();
 }
 
-fn stops(worlds: [&World; 2], timeout: u32) {
+/// Starts a server and a writer, which writes when this returns. `environment` is of each.
+fn start(worlds: [&World; 2], environment: [&str; 2], timeout: u32) -> Option<(Running, Running)> {
     let folder = &worlds[0].directory;
-    let Some(program) = compiled("cc", "stopped.c", &["-libverbs"], folder) else {
-        return;
-    };
+    let program = compiled("cc", "stopped.c", &["-libverbs"], folder)?;
     for name in ["a", "b"] {
         // Of earlier processes.
         let _ = std::fs::remove_file(folder.join(name));
     }
     let (program, folder) = (program.display(), folder.display());
-    let line =
-        |role, own, peer| format!("{program} {role} {folder}/{own} {folder}/{peer} {timeout}");
-    let mut server = worlds[0].start(&line("serve", "a", "b"), "server.txt");
-    let mut writer = worlds[1].start(&line("write", "b", "a"), "writer.txt");
-    let (serving, writing) = (server.child.id(), writer.child.id());
+    let line = |of, role, own, peer| {
+        format!("env {of} {program} {role} {folder}/{own} {folder}/{peer} {timeout}")
+    };
+    let server = worlds[0].start(&line(environment[0], "serve", "a", "b"), "server.txt");
+    let mut writer = worlds[1].start(&line(environment[1], "write", "b", "a"), "writer.txt");
     goes_on(&mut writer);
+    Some((server, writer))
+}
+
+fn stops(worlds: [&World; 2], timeout: u32) {
+    let Some((mut server, mut writer)) = start(worlds, ["A=B"; 2], timeout) else {
+        return;
+    };
+    let (serving, writing) = (server.child.id(), writer.child.id());
     for process in [serving, writing] {
         stop(process);
         goes_on(&mut writer);
@@ -111,7 +119,38 @@ fn on_addresses(provider: Provider) {
     worlds.into_iter().for_each(World::finish);
 }
 
+/// Two addresses whose processes do not find each other, as of two hosts.
+fn with_patience(provider: Provider) {
+    const PATIENCE: Duration = Duration::from_secs(4);
+    let _turn = turn();
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let mut worlds = [193, 194].map(|number| {
+        let host = format!("roce:127.{number}.{high}.{low}");
+        World::new(provider, String::leak(host))
+    });
+    worlds[1].explains = true;
+    let homes = [0, 1].map(|at| format!("XDG_RUNTIME_DIR={}", worlds[at].directory.display()));
+    let patient = format!("{} RINGVERBS_PATIENCE={}", homes[1], PATIENCE.as_secs());
+    let pair = [&worlds[0], &worlds[1]];
+    let started = start(pair, [&homes[0], &patient], ADDRESS_TIMEOUT);
+    if let Some((server, mut writer)) = started {
+        stop(server.child.id());
+        goes_on(&mut writer);
+        kill(Pid::from_raw(server.child.id() as i32), Signal::SIGSTOP).unwrap();
+        let stopped = Instant::now();
+        // IBV_WC_RETRY_EXC_ERR
+        assert!(writer.good().ends_with("status 12\n"));
+        assert!(stopped.elapsed() > PATIENCE, "{:?}", stopped.elapsed());
+        let explained = std::fs::read_to_string(worlds[1].directory.join("explanations"));
+        let explained = explained.unwrap();
+        let reason = "it was silent for 4.0s, which did not count (patience)";
+        assert!(explained.contains(reason), "{explained}");
+    }
+    worlds.into_iter().for_each(World::finish);
+}
+
 with_each_provider! {
     do_not_use_up_retries_in_a_directory: in_a_directory;
     do_not_use_up_retries_on_addresses: on_addresses;
+    do_not_use_up_retries_between_hosts: with_patience;
 }

@@ -103,6 +103,12 @@ pub trait Peers {
     fn is_stopped(&self, _path: &Path, _qpn: u32) -> bool {
         false
     }
+
+    /// Returns for how many nanoseconds the peer on a path may be silent before its timeouts
+    /// count as retries, since it cannot be known to be stopped.
+    fn max_silence(&self, _path: &Path) -> u64 {
+        0
+    }
 }
 
 /// Everything that the device needs.

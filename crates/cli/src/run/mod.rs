@@ -114,6 +114,10 @@ pub struct Options {
     /// which programs open the devices of a directory. Default: other numbers each time
     #[arg(long, value_name = "N", requires = "embedded")]
     seed: Option<u64>,
+    /// Do not count retries to a peer on another host that has been silent for less than this:
+    /// its program may be stopped, in a debugger, where a card would acknowledge
+    #[arg(long, value_name = "SECONDS", requires = "embedded")]
+    patience: Option<u64>,
     /// Report, on standard error or in a file, why embedded devices refuse commands, fail work
     /// requests and drop packets
     #[arg(
@@ -214,6 +218,8 @@ pub enum RunError {
     Gids(GidTableError),
     /// `--gids` is given without a device that has a GID table of its own.
     GidsWithoutDevice(String),
+    /// `--patience` is given for devices that reach no other hosts.
+    PatienceWithoutHost(String),
     /// The program does not exist, and its name is a list of devices.
     DevicesAsProgram(String),
     /// The directory cannot be used for a network.
@@ -295,6 +301,11 @@ impl fmt::Display for RunError {
             Self::GidsWithoutDevice(devices) => {
                 write!(f, "--gids: {devices} has no roce device without an address")
             }
+            Self::PatienceWithoutHost(devices) => write!(
+                f,
+                "--patience: {devices} reaches no other hosts; on one host stopped programs are \
+                 known"
+            ),
             Self::DevicesAsProgram(devices) => write!(
                 f,
                 "there is no program {devices}; for devices write --embedded={devices}"
@@ -745,6 +756,12 @@ impl Settings {
             }
             if let Some(seed) = options.seed {
                 settings.set("RINGVERBS_SEED", seed.to_string().into());
+            }
+            if let Some(patience) = options.patience {
+                if !devices.starts_with("roce:") {
+                    return Err(RunError::PatienceWithoutHost(devices.clone()).into());
+                }
+                settings.set("RINGVERBS_PATIENCE", patience.to_string().into());
             }
             if let Some(target) = &options.explain {
                 settings.set("RINGVERBS_EXPLAIN", explanations(target)?);

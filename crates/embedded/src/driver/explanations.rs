@@ -113,6 +113,7 @@ mod tests {
             Failure::Retries {
                 count: 3,
                 timeout: 14,
+                excused: 0,
             },
         ));
         explanations.keep(&failed(2, Failure::NoReads));

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ring::copy;
 use roce::packet::Path;
@@ -144,6 +144,8 @@ pub(crate) struct Process {
     time: Time,
     /// The processes that have the peers; `None` if they are all this one.
     peers: Option<Arc<dyn PeerProcesses>>,
+    /// How long peers on other hosts may be silent before retries count, in nanoseconds.
+    patience: u64,
 }
 
 /// The source of the time.
@@ -167,12 +169,18 @@ impl Process {
             moved: MovedRegions::default(),
             time: clock.map_or_else(real, Time::Simulated),
             peers: None,
+            patience: 0,
         }
     }
 
     /// Sets the processes that have the peers of queue pairs.
     pub(crate) fn set_peers(&mut self, peers: Arc<dyn PeerProcesses>) {
         self.peers = Some(peers);
+    }
+
+    /// Sets how long peers on other hosts may be silent before retries count.
+    pub(crate) fn set_patience(&mut self, patience: Duration) {
+        self.patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
     }
 
     /// Returns the wall clock time in nanoseconds since 1970. Simulated time begins then.
@@ -457,6 +465,18 @@ impl Peers for Process {
     fn is_stopped(&self, path: &Path, qpn: u32) -> bool {
         let peers = self.peers.as_ref();
         peers.is_some_and(|peers| peers.is_stopped(path, qpn))
+    }
+
+    fn max_silence(&self, path: &Path) -> u64 {
+        let is_of_this_host = || {
+            let peers = self.peers.as_ref();
+            peers.is_some_and(|peers| peers.is_of_this_host(path))
+        };
+        if self.patience == 0 || is_of_this_host() {
+            0
+        } else {
+            self.patience
+        }
     }
 }
 

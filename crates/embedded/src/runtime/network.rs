@@ -292,6 +292,14 @@ impl Network {
         self.runner.set_seed(seed);
     }
 
+    /// Lets peers on other hosts be silent for a time before the retries of requests to them
+    /// count, with devices that are added from now on: their processes may be stopped, where a
+    /// card would answer. A peer that has neither answered nor sent a request is excepted. Only
+    /// the first call counts, and only on a network of [`roce`](Self::roce).
+    pub fn set_patience(&self, patience: Duration) {
+        self.runner.set_patience(patience);
+    }
+
     fn add(
         &self,
         profile: &str,
@@ -319,6 +327,9 @@ impl Network {
                 process.set_peers(Arc::clone(peers));
             }
             let addresses = self.runner.addresses();
+            if addresses.is_some() {
+                process.set_patience(self.runner.patience());
+            }
             if self.runner.time().is_none() {
                 let random = match self.runner.seed() {
                     Some(seed) => Random::seeded(seed ^ u64::from(number) << 48).next(),

@@ -44,6 +44,8 @@ pub(crate) struct Runner {
     network: u16,
     /// Seed of its devices' numbers.
     seed: OnceLock<u64>,
+    /// How long peers on other hosts may be silent.
+    patience: OnceLock<Duration>,
     /// Numbers of its devices.
     numbers: Range<usize>,
     /// Addresses of its device, if they are the host's.
@@ -481,6 +483,7 @@ impl Runner {
             shared,
             network,
             seed: OnceLock::new(),
+            patience: OnceLock::new(),
             numbers,
             addresses,
             links,
@@ -681,6 +684,16 @@ impl Runner {
 
     pub(crate) fn seed(&self) -> Option<u64> {
         self.seed.get().copied()
+    }
+
+    /// Returns how long peers on other hosts may be silent.
+    pub(crate) fn patience(&self) -> Duration {
+        self.patience.get().copied().unwrap_or_default()
+    }
+
+    /// Sets how long peers on other hosts may be silent, if it is not set.
+    pub(crate) fn set_patience(&self, patience: Duration) {
+        self.patience.get_or_init(|| patience);
     }
 
     /// Sets the seed of the devices' numbers, if it is not set.

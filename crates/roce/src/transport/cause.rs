@@ -337,6 +337,9 @@ pub enum Failure {
         count: u8,
         /// Code of the local ACK timeout.
         timeout: u8,
+        /// Silence before these retries that did not count ([`super::Host::max_silence`]), in
+        /// nanoseconds.
+        excused: u64,
     },
     /// The peer was not ready to receive.
     RnrRetries {

@@ -6,7 +6,7 @@ use super::config::{ack_wait, rnr_wait};
 use super::host::{Counted, Fault, Host, Operation};
 use super::io::Io;
 use super::qp::Qp;
-use super::state::{GRACE, LATE, STOPPED_WAIT};
+use super::state::{GRACE, LATE, MAX_SILENT_WAIT, STOPPED_WAIT};
 use crate::packet::{NakCode, OpcodeFlags, Psn, Syndrome, View};
 
 /// Result of [`Qp::take_response`].
@@ -125,7 +125,7 @@ impl<L> Qp<L> {
             return;
         }
         self.req.una = una;
-        self.req.refill(&self.config);
+        self.req.progress(&self.config);
         self.req.implied_nak = false;
         self.req.blocked = false;
         self.restart_timer(now);
@@ -167,8 +167,12 @@ impl<L> Qp<L> {
     /// Returns to the oldest unacknowledged packet.
     pub fn retry<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64) {
         if self.req.retries_left == 0 {
-            let (count, timeout) = (self.config.retry_count, self.config.ack_timeout);
-            self.fail_request(host, Failure::Retries { count, timeout });
+            let cause = Failure::Retries {
+                count: self.config.retry_count,
+                timeout: self.config.ack_timeout,
+                excused: self.req.excused,
+            };
+            self.fail_request(host, cause);
             return;
         }
         self.req.retries_left -= 1;
@@ -332,6 +336,13 @@ impl<L> Qp<L> {
                     self.restart_timer(now);
                     let earliest = now + STOPPED_WAIT;
                     self.req.deadline = self.req.deadline.map(|at| at.max(earliest));
+                } else if let Some(silence) = self.accepted_silence(host, now, at) {
+                    io.counters.timeouts += 1;
+                    self.count_retry(host, Counted::Timeout);
+                    self.halve_window();
+                    self.send_again(now);
+                    let earliest = now + (silence / 8).min(MAX_SILENT_WAIT);
+                    self.req.deadline = self.req.deadline.map(|at| at.max(earliest));
                 } else if io.patient && self.req.patience > 0 {
                     self.req.patience -= 1;
                     self.restart_timer(now);
@@ -365,6 +376,25 @@ impl<L> Qp<L> {
             self.req.late_restarts -= 1;
         }
         is_late
+    }
+
+    /// Returns how long the peer is silent, if that does not count as a retry yet. `expired` is
+    /// the deadline of the timeout.
+    fn accepted_silence<H: Host<LocalBuffers = L>>(
+        &mut self,
+        host: &H,
+        now: u64,
+        expired: u64,
+    ) -> Option<u64> {
+        let wait = ack_wait(self.config.ack_timeout).unwrap_or(0);
+        let since = expired.saturating_sub(wait);
+        let silence = now.saturating_sub(*self.req.silent_since.get_or_insert(since));
+        // One that has never answered may not exist.
+        let was_alive = self.req.answered || self.resp.expected != Psn::new(self.config.recv_psn);
+        let path = self.config.path.as_ref().filter(|_| was_alive)?;
+        let limit = host.max_silence(path);
+        self.req.excused = silence.min(limit);
+        (silence < limit).then_some(silence)
     }
 
     /// Returns the time at which [`Qp::timers`] has something to do.

@@ -221,11 +221,22 @@ impl Display for Failure {
             Self::Response(psn) => {
                 write!(f, "the response with PSN {psn:?} does not match it")
             }
-            Self::Retries { count, timeout } => {
+            Self::Retries {
+                count,
+                timeout,
+                excused,
+            } => {
                 write!(f, "no answer of the peer after {count} retries")?;
-                match ack_wait(*timeout).map(Duration::from_nanos) {
-                    Some(wait) => write!(f, " with a timeout of {wait:.1?}"),
-                    None => Ok(()),
+                if let Some(wait) = ack_wait(*timeout).map(Duration::from_nanos) {
+                    write!(f, " with a timeout of {wait:.1?}")?;
+                }
+                match Duration::from_nanos(*excused) {
+                    Duration::ZERO => Ok(()),
+                    excused => write!(
+                        f,
+                        "; before them it was silent for {excused:.1?}, which did not count \
+                         (patience)"
+                    ),
                 }
             }
             Self::RnrRetries { count, timer } => {

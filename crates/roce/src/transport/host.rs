@@ -431,6 +431,13 @@ pub trait Host {
         false
     }
 
+    /// Returns how long the peer on a path may be silent before its timeouts count as retries,
+    /// in nanoseconds, if it has ever answered or sent a request: its process may be stopped.
+    /// Called when a local ACK timeout expires.
+    fn max_silence(&self, _path: &Path) -> u64 {
+        0
+    }
+
     /// Copies `data` into local buffers from `offset` on: a read response, or a
     /// received message.
     ///

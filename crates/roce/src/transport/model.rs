@@ -73,6 +73,8 @@ pub struct Model {
     pub recvs_ended: u64,
     /// Counted events.
     pub counted: Vec<Counted>,
+    /// How long peers may be silent before retries count, in nanoseconds.
+    pub max_silence: u64,
 }
 
 /// Number of causes that are kept.
@@ -138,6 +140,10 @@ impl Host for Model {
 
     fn next_send(&mut self, qpn: u32) -> Option<SendWork<Range>> {
         self.queues(qpn).sends.pop_front()
+    }
+
+    fn max_silence(&self, _path: &Path) -> u64 {
+        self.max_silence
     }
 
     fn gather(

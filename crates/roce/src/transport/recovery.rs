@@ -376,7 +376,7 @@ impl<L> Qp<L> {
         if recovery.executed.before(end) {
             recovery.executed = end;
             // This is progress, even if an earlier response is missing.
-            self.req.refill(&self.config);
+            self.req.progress(&self.config);
         }
         if let Some(resent) = self.req.recovery.resent {
             let after = resent.plus(1);
@@ -510,7 +510,7 @@ impl<L> Qp<L> {
         match self.take_response(host, now, view, index, psn) {
             ResponseOutcome::Stored => {
                 self.req.recovery.early.set(psn);
-                self.req.refill(&self.config);
+                self.req.progress(&self.config);
             }
             ResponseOutcome::Failed => {}
             ResponseOutcome::Absent => return Err(DropCause::AbsentMemory),

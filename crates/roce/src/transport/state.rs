@@ -24,6 +24,9 @@ pub(super) const LATE: u64 = 50_000_000;
 const LATE_RESTARTS: u8 = 4;
 /// Shortest timeout while the peer is stopped.
 pub(super) const STOPPED_WAIT: u64 = 10_000_000;
+/// Longest time between two retransmissions to a peer whose silence does not count; before, it
+/// is an eighth of the silence.
+pub(super) const MAX_SILENT_WAIT: u64 = 1_000_000_000;
 
 /// RNR timer codes sent for absent memory: 1.28 ms at first, then up to 82 ms.
 const FIRST_PAGE_RNR_TIMER: u8 = 14;
@@ -86,6 +89,12 @@ pub(super) struct Requester<L> {
     pub late_restarts: u8,
     /// The peer was stopped at the last timeout.
     pub peer_stopped: bool,
+    /// The peer has answered a request.
+    pub answered: bool,
+    /// When the peer last answered, or was first expected to, once a timeout has expired.
+    pub silent_since: Option<u64>,
+    /// How much of this silence did not count.
+    pub excused: u64,
     pub rnr_left: u8,
     /// Time of the next retransmission.
     pub deadline: Option<u64>,
@@ -120,6 +129,9 @@ impl<L> Requester<L> {
             grace: GRACE,
             late_restarts: LATE_RESTARTS,
             peer_stopped: false,
+            answered: false,
+            silent_since: None,
+            excused: 0,
             rnr_left: 0,
             deadline: None,
             rnr_until: None,
@@ -160,6 +172,12 @@ impl<L> Requester<L> {
         }
     }
 
+    /// The peer has answered.
+    pub fn progress(&mut self, config: &QpConfig) {
+        self.answered = true;
+        self.refill(config);
+    }
+
     /// Resets all retry counters.
     pub fn refill(&mut self, config: &QpConfig) {
         self.retries_left = config.retry_count;
@@ -167,6 +185,8 @@ impl<L> Requester<L> {
         self.grace = GRACE;
         self.late_restarts = LATE_RESTARTS;
         self.peer_stopped = false;
+        self.silent_since = None;
+        self.excused = 0;
         self.rnr_left = config.rnr_retry;
     }
 

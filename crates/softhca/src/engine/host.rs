@@ -444,6 +444,10 @@ impl<P: Platform> Host for Core<P> {
         self.platform.is_stopped(path, qpn)
     }
 
+    fn max_silence(&self, path: &Path) -> u64 {
+        self.platform.max_silence(path)
+    }
+
     fn gather(
         &mut self,
         qpn: u32,

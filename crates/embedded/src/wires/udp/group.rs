@@ -184,6 +184,15 @@ impl PeerProcesses for MemberProcesses {
         let has_address = text.lines().any(|it| it == address);
         has_address && process.is_some_and(|it| self.stopped.contains(it))
     }
+
+    fn is_of_this_host(&self, path: &Path) -> bool {
+        let Some(grh) = path.grh else { return false };
+        let address = line_of(grh.dgid);
+        (0..MAX_MEMBERS).any(|member| {
+            let text = self.directory.read(&lock_name(member)).unwrap_or_default();
+            text.lines().any(|it| it == address)
+        })
+    }
 }
 
 /// Opens the directory of the members.

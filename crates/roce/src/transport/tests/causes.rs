@@ -242,6 +242,7 @@ fn failures_name_their_operands() {
     let retries = Failure::Retries {
         count: 1,
         timeout: 8,
+        excused: 0,
     };
     assert_eq!(failed, [retries.into()]);
     let sentence = "no answer of the peer after 1 retries with a timeout of 1.0ms";

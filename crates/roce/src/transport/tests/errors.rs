@@ -375,6 +375,77 @@ fn retries_are_counted_and_timed() {
     }
 }
 
+/// A peer that has answered, or sent a request, may be silent for some time: retries count
+/// afterwards.
+#[test]
+fn silence_of_a_living_peer_does_not_count_for_some_time() {
+    type WarmUp<'a> = &'a dyn Fn(&mut World);
+    const LIMIT: u64 = 10 * SECOND;
+    let config = QpConfig {
+        retry_count: 1,
+        ack_timeout: 8,
+        ..QpConfig::default()
+    };
+    let retries = 2 * (4096 << 8);
+    let silent = |limit: u64, warm_up: WarmUp<'_>| {
+        let mut world = pair(LinkKind::Ethernet, 64, 1, &config);
+        world.hcas[0].host.max_silence = limit;
+        warm_up(&mut world);
+        world.settle(SECOND);
+        let begin = world.now;
+        world.hcas[1].port.set_link(false);
+        world.hcas[0].post_send(100, work(1, Operation::Write, 0, 8, 0));
+        (world, begin)
+    };
+    let answers = |world: &mut World| {
+        world.hcas[0].post_send(100, work(0, Operation::Write, 0, 8, 0));
+    };
+    let asks = |world: &mut World| {
+        world.hcas[1].post_send(200, work(0, Operation::Write, 0, 8, 0));
+    };
+    let nothing = |_: &mut World| {};
+    let cases: [(u64, WarmUp<'_>, u64); 4] = [
+        (0, &answers, 0),
+        (LIMIT, &nothing, 0),
+        (LIMIT, &answers, LIMIT),
+        (LIMIT, &asks, LIMIT),
+    ];
+    for (limit, warm_up, excused) in cases {
+        let (mut world, begin) = silent(limit, warm_up);
+        world.settle(100 * SECOND);
+        let last = statuses(&mut world.hcas[0], 100).pop();
+        assert_eq!(last, Some((1, Status::RetryExceeded)));
+        let took = world.now - begin;
+        // Retransmissions are up to a second apart.
+        let expected = excused + retries..=excused + retries + SECOND;
+        assert!(expected.contains(&took), "{took}");
+        let cause = Failure::Retries {
+            count: 1,
+            timeout: 8,
+            excused,
+        };
+        let causes = &world.hcas[0].host.causes;
+        assert!(causes.contains(&(Some(100), cause.into())), "{causes:?}");
+        assert_eq!(cause.to_string().contains("patience"), excused != 0);
+        let timeouts = world.hcas[0].transport.counters().timeouts;
+        assert!(timeouts < 100, "{timeouts}");
+    }
+    let (mut world, _) = silent(LIMIT, &answers);
+    world.settle(LIMIT - SECOND);
+    world.hcas[1].port.set_link(true);
+    world.settle(2 * SECOND);
+    let last = statuses(&mut world.hcas[0], 100).pop();
+    assert_eq!(last, Some((1, Status::Success)));
+    // After an answer there is as much time again.
+    let since = world.now;
+    world.hcas[1].port.set_link(false);
+    world.hcas[0].post_send(100, work(2, Operation::Write, 0, 8, 0));
+    world.settle(100 * SECOND);
+    let last = statuses(&mut world.hcas[0], 100).pop();
+    assert_eq!(last, Some((2, Status::RetryExceeded)));
+    assert!(world.now - since > LIMIT);
+}
+
 #[test]
 fn no_timeout_means_no_retransmission() {
     let config = QpConfig {
