@@ -41,9 +41,10 @@ mod mask {
     pub const LENGTH: u64 = 1 << 0;
     pub const PAGE_SIZE: u64 = 1 << 1;
     pub const START: u64 = 1 << 6;
+    pub const PD: u64 = 1 << 7;
+    pub const REMOTE_INVALIDATE: u64 = 1 << 8;
     pub const SIGNATURE_ERROR: u64 = 1 << 9;
     pub const BSF: u64 = 1 << 12;
-    pub const PD: u64 = 1 << 7;
     pub const KEY: u64 = 1 << 13;
     pub const QPN: u64 = 1 << 14;
     pub const LOCAL_READ: u64 = 1 << 17;
@@ -366,6 +367,9 @@ impl Change<'_> {
         }
         if self.has(mask::START) {
             mkey.start = get64(context, mkc::START_ADDR);
+        }
+        if self.has(mask::REMOTE_INVALIDATE) {
+            mkey.remote_invalidate = mkc::EN_RINVAL.is_set(context);
         }
         if self.has(mask::QPN) {
             mkey.qpn = mkc::QPN.get(context);

@@ -302,6 +302,39 @@ pub(super) fn a_type_2_window_belongs_to_its_queue_pair() {
     assert_eq!(syndrome, REMOTE_ACCESS);
 }
 
+/// A key that is registered by a work request, as Linux's storage protocols do: whether the peer
+/// may invalidate it is the request's choice.
+#[test]
+fn a_work_request_decides_whether_the_peer_invalidates_a_key() {
+    for allowed in [false, true] {
+        let mut driver = Driver::new("ib");
+        let (mut cq, mut a, mut b) = driver.pair();
+        let memory = driver.pages(1);
+        let region = driver.create_key(memory, 4096, 0, READ | WRITE);
+        let (key, pd) = (driver.key, driver.pd);
+        let create = Input::new(op::CREATE_MKEY, 0x110)
+            .or(0x10, 30, 1)
+            .or(0x10, 15, 1)
+            .or(0x10, 8, 2)
+            .or(0x14, 8, 0xff_ffff)
+            .or(0x1c, 0, pd)
+            .or(0x44, 0, 4);
+        let registered = driver.create(create) << 8;
+        let mut umr = bind_umr(registered, b.number, Some((region, memory, 64)));
+        // The mask's bit for EN_RINVAL, and that in the context.
+        umr[14] |= 1;
+        umr[60] = u8::from(allowed);
+        let syndrome = post_bind(&mut driver, &mut cq, &mut b, registered, &umr);
+        assert_eq!(syndrome, 0);
+        driver.post_recv(&mut b, &segment(64, key, memory));
+        driver.post_with(&mut a, 0x01, &segment(8, key, memory), |control| {
+            control[12..16].copy_from_slice(&registered.to_be_bytes());
+        });
+        let received = driver.poll(&mut cq).unwrap();
+        assert_eq!(status(&received).1 == 0, allowed);
+    }
+}
+
 /// Only the kernel may set pages: a program whose work request sets addresses in a key
 /// of its own could access all memory.
 #[test]
