@@ -702,6 +702,22 @@ impl<P: Platform> Hca<P> {
         }
     }
 
+    /// Flushes receives that were posted to queues in the error state. No doorbell register
+    /// announces them, so front ends that do not watch the doorbell records call this
+    /// periodically. Returns whether any receive queue is in the error state.
+    pub fn flush_posted_receives(&mut self) -> bool {
+        let in_error: Vec<_> = self.core.receive_queues_in_error().collect();
+        for &(number, posted) in &in_error {
+            if posted {
+                match self.core.queues.get(number) {
+                    Some(Queue::Rq(_)) => self.core.flush_rq(number),
+                    _ => self.transport.ring(number, transport::Queue::Receive),
+                }
+            }
+        }
+        !in_error.is_empty()
+    }
+
     /// Returns whether a BlueFlame buffer holds 8 bytes or less, which may be a
     /// doorbell or the beginning of a WQE.
     pub fn has_partial_blue_flame(&self) -> bool {

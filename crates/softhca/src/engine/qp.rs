@@ -15,6 +15,7 @@ use super::core::Core;
 use super::eq::event;
 use super::wqe::{self, CqeScatter, LocalBuffers, WqeContext};
 use crate::cause::Misuse;
+use crate::layout::rqc;
 use crate::platform::Platform;
 use crate::profile::PortKind;
 
@@ -314,6 +315,20 @@ impl<P: Platform> Core<P> {
             Some(Queue::Qp(qp)) => Some(qp),
             _ => None,
         }
+    }
+
+    /// Returns the receive queues in the error state, and whether receives were posted to
+    /// them that are not flushed.
+    pub(crate) fn receive_queues_in_error(&self) -> impl Iterator<Item = (u32, bool)> + '_ {
+        self.queues.iter().filter_map(|(number, queue)| {
+            let ring = match queue {
+                Queue::Qp(qp) if qp.in_error => qp.recv.as_ref()?,
+                Queue::Rq(rq) if rq.state == rqc::state::ERR && rq.flushes => &rq.ring,
+                _ => return None,
+            };
+            let posted = self.platform.read_index(ring.doorbell);
+            Some((number, posted.is_ok_and(|it| it as u16 != ring.head)))
+        })
     }
 
     /// Reads the WQE at the head of a send queue into `out`, and advances the head.

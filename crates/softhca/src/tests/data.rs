@@ -389,6 +389,32 @@ fn syndromes_are_those_of_cards() {
     check(0x0a, false, true, &both);
 }
 
+/// Drivers drain a receive queue so: an error, a receive, and its completion as flushed.
+#[test]
+fn receives_posted_in_the_error_state_are_flushed() {
+    let mut driver = Driver::new("ib");
+    let (mut cq, mut a, mut b) = driver.pair();
+    let (key, memory) = (driver.key, driver.pages(1));
+    driver.post_recv(&mut a, &segment(64, key, memory));
+    assert!(!driver.hca.flush_posted_receives(), "no queue is in error");
+    assert!(driver.hca.fail_queue_pair(a.number));
+    driver.run();
+    let mut flushed = |driver: &Driver| driver.poll(&mut cq).map(|entry| status(&entry));
+    assert_eq!(flushed(&driver), Some((14, 5)));
+    driver.post_recv(&mut a, &segment(64, key, memory));
+    driver.post_recv(&mut b, &segment(64, key, memory));
+    assert!(driver.hca.flush_posted_receives());
+    driver.run();
+    assert_eq!(flushed(&driver), Some((14, 5)));
+    assert!(driver.hca.flush_posted_receives(), "still in error");
+    driver.run();
+    assert_eq!(
+        flushed(&driver),
+        None,
+        "neither again, nor of a queue without an error"
+    );
+}
+
 #[test]
 fn a_cq_that_is_not_polled_overruns() {
     let mut driver = Driver::new("ib");

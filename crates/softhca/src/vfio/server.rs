@@ -17,12 +17,19 @@ use crate::platform::Clock;
 /// Limit of messages handled for one guest before its HCA runs.
 const MAX_MESSAGES_PER_TURN: usize = 64;
 
+/// Nanoseconds between two flushes of receives that are posted to queues in the error state,
+/// for which drivers wait when they drain a queue pair.
+const FLUSH_INTERVAL: u64 = 2_000_000;
+
 /// An HCA, its listening socket, and the connection of its guest.
 struct Device {
     hca: Hca<Guest>,
     listener: UnixListener,
     connection: Option<Connection>,
     was_connected: bool,
+    /// When to flush receives that were posted to queues in the error state. `None` if nothing
+    /// has happened since no queue was in that state.
+    next_flush: Option<u64>,
 }
 
 /// A set of HCAs, and their control socket.
@@ -55,6 +62,7 @@ impl Server {
             listener,
             connection: None,
             was_connected: false,
+            next_flush: None,
         });
         Ok(())
     }
@@ -101,7 +109,8 @@ impl Server {
             .devices
             .iter()
             .filter_map(|device| {
-                let at = device.hca.deadline()?;
+                let both = [device.hca.deadline(), device.next_flush];
+                let at = both.into_iter().flatten().min()?;
                 Some(at.saturating_sub(device.hca.platform().now()))
             })
             .min();
@@ -147,7 +156,21 @@ impl Device {
             }
         };
         let hca_busy = self.hca.run();
-        hca_busy || !drained
+        let flushing = self.flush_posted_receives();
+        hca_busy || flushing || !drained
+    }
+
+    /// Flushes posted receives if that is due, and plans the next time. Returns whether the HCA
+    /// may have to run.
+    fn flush_posted_receives(&mut self) -> bool {
+        let now = self.hca.platform().now();
+        let next = now + FLUSH_INTERVAL;
+        if *self.next_flush.get_or_insert(next) > now {
+            return false;
+        }
+        let in_error = self.hca.flush_posted_receives();
+        self.next_flush = in_error.then_some(next);
+        in_error
     }
 
     fn connect(&mut self, socket: UnixStream) {
