@@ -301,6 +301,7 @@ impl<'a> Ioctl<'a> {
                 command: self.command,
                 handle: self.acts_on,
                 errno,
+                reason: context.kernel().refusal(),
             }),
         }
     }
