@@ -123,7 +123,7 @@ impl<P: Platform> Hca<P> {
         let mut transport = Transport::new(pool.clone());
         let shape = settings.link;
         let shaper = shape.is_shaped().then(|| Box::new(Shaper::new(shape)));
-        if shaper.is_none() {
+        if shaper.is_none() && settings.chaos.is_none() {
             transport.set_loopback(Arc::clone(&port));
         }
         Hca {
@@ -444,6 +444,9 @@ impl<P: Platform> Hca<P> {
         for number in numbers {
             self.transport.destroy(number);
             self.core.queues.remove(number);
+            if let Some(chaos) = &mut self.core.chaos {
+                chaos.destroyed(number);
+            }
         }
         self.core.pages = fresh_pages;
         clear(&mut self.core.srqs);
@@ -751,6 +754,9 @@ impl<P: Platform> Hca<P> {
             self.received.clear();
             return more;
         }
+        if self.core.chaos.is_some() {
+            self.release_late(now);
+        }
         let is_full = self.shaper.as_mut().is_some_and(|it| it.is_full(now));
         let mut active_sqs = std::mem::take(&mut self.active_sqs);
         active_sqs.retain(|sqn| {
@@ -829,7 +835,13 @@ impl<P: Platform> Hca<P> {
             return self.port.deadline();
         }
         let shaper = self.shaper.as_ref().and_then(|it| it.deadline());
-        let all = [self.transport.deadline(), self.port.deadline(), shaper];
+        let late = self.core.chaos.as_ref().and_then(|it| it.deadline());
+        let all = [
+            self.transport.deadline(),
+            self.port.deadline(),
+            shaper,
+            late,
+        ];
         all.into_iter().flatten().min()
     }
 }

@@ -5,12 +5,14 @@
 pub mod ancillary;
 pub mod card;
 pub mod cause;
+pub mod chaos;
 pub mod command;
 #[cfg(feature = "serve")]
 pub mod control;
 pub mod engine;
 pub mod hca;
 mod health;
+mod late;
 pub mod layout;
 pub mod link_shape;
 pub mod opcode;

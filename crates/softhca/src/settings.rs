@@ -1,9 +1,12 @@
 //! Settings of an HCA.
 
+use std::sync::Arc;
+
 use roce::fabric::{PortConfig, subnet};
 use roce::packet::Mtu;
 
 use crate::card::Card;
+use crate::chaos::Chaos;
 use crate::link_shape::LinkShape;
 use crate::profile::{PortKind, Profile};
 
@@ -12,6 +15,8 @@ use crate::profile::{PortKind, Profile};
 pub struct Settings {
     /// Device profile.
     pub profile: &'static Profile,
+    /// Number of the HCA in its network.
+    pub number: u16,
     /// Identity and limits.
     pub card: &'static Card,
     /// GUID of the node and of its port.
@@ -34,6 +39,8 @@ pub struct Settings {
     /// Checks strictly: misuse by the driver or a program is logged as an error, and
     /// refused where hardware might accept it.
     pub strict: bool,
+    /// What is decided to the disadvantage of programs.
+    pub chaos: Option<Arc<Chaos>>,
 }
 
 impl Settings {
@@ -43,6 +50,7 @@ impl Settings {
         let [high, low] = (number + 1).to_be_bytes();
         Settings {
             profile,
+            number,
             card: &Card::SOFTHCA,
             guid: subnet::guid(number + 1),
             // Locally administered address.
@@ -54,6 +62,7 @@ impl Settings {
             first_qpn: 0x40,
             first_mkey: 0x10,
             strict: false,
+            chaos: None,
         }
     }
 

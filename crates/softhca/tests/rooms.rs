@@ -3,12 +3,13 @@
 use testing::modules::Modules;
 
 /// The rooms, folders or files, each with those below it. All other files are below them.
-const ROOMS: [(&str, &[&str]); 7] = [
+const ROOMS: [(&str, &[&str]); 8] = [
     ("engine", &[]),
     ("hca", &["engine"]),
     ("command", &["engine", "hca"]),
     ("profiles", &["command", "engine"]),
     ("health", &["engine", "hca"]),
+    ("late", &["engine", "hca"]),
     ("control", &["hca"]),
     ("vfio", &["control", "hca"]),
 ];

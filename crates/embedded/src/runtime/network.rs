@@ -11,6 +11,7 @@ use roce::fabric::Fabric;
 use roce::packet::Pool;
 use softhca::Settings;
 use softhca::card::Card;
+use softhca::chaos::Chaos;
 use softhca::link_shape::LinkShape;
 use softhca::profile::{PortKind, Profile};
 use softhca::profiles::PROFILES;
@@ -296,6 +297,12 @@ impl Network {
         self.runner.set_patience(patience);
     }
 
+    /// Lets devices that are added from now on do what the specification allows and programs may
+    /// not expect. Only the first call counts.
+    pub fn set_chaos(&self, chaos: Chaos) {
+        self.runner.set_chaos(chaos);
+    }
+
     fn add(
         &self,
         profile: &str,
@@ -315,6 +322,7 @@ impl Network {
                 card,
                 link,
                 strict,
+                chaos: self.runner.chaos(),
                 ..Settings::numbered(profile, number)
             };
             settings.mac[2..4].copy_from_slice(&self.runner.network().to_be_bytes());

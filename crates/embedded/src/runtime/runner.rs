@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use ring::Sleeper;
 use roce::fabric::Fabric;
 use roce::packet::Pool;
+use softhca::chaos::Chaos;
 use uverbs::{Errno, threads};
 
 use crate::cleanup::with_cleanup;
@@ -46,6 +47,8 @@ pub(crate) struct Runner {
     seed: OnceLock<u64>,
     /// How long peers on other hosts may be silent.
     patience: OnceLock<Duration>,
+    /// What decides to the disadvantage of programs.
+    chaos: OnceLock<Arc<Chaos>>,
     /// Numbers of its devices.
     numbers: Range<usize>,
     /// Addresses of its device, if they are the host's.
@@ -484,6 +487,7 @@ impl Runner {
             network,
             seed: OnceLock::new(),
             patience: OnceLock::new(),
+            chaos: OnceLock::new(),
             numbers,
             addresses,
             links,
@@ -699,6 +703,15 @@ impl Runner {
     /// Sets the seed of the devices' numbers, if it is not set.
     pub(crate) fn set_seed(&self, seed: u64) {
         self.seed.get_or_init(|| seed);
+    }
+
+    pub(crate) fn chaos(&self) -> Option<Arc<Chaos>> {
+        self.chaos.get().cloned()
+    }
+
+    /// Sets what decides to the disadvantage of programs, if nothing does.
+    pub(crate) fn set_chaos(&self, chaos: Chaos) {
+        self.chaos.get_or_init(|| Arc::new(chaos));
     }
 
     /// Returns the fabric that connects the devices.

@@ -115,7 +115,12 @@ impl<P: Platform> Core<P> {
             return Err(in_use("completion queue", cqn));
         }
         match self.cqs.remove(cqn) {
-            Some(_) => Ok(()),
+            Some(_) => {
+                if let Some(chaos) = &mut self.chaos {
+                    chaos.queue_destroyed(cqn);
+                }
+                Ok(())
+            }
             None => Err(no_object("completion queue", cqn)),
         }
     }

@@ -361,6 +361,9 @@ impl<P: Platform> Hca<P> {
             st::QP1 => self.transport.alias(1, Some(qpn)),
             _ => {}
         }
+        if let Some(chaos) = &mut core.chaos {
+            chaos.created(qpn);
+        }
         header::NUMBER.put(output, qpn);
         // All supported options, if the driver knows the version.
         if qpc::ECE.get(input) & ECE_VERSION != 0 {
@@ -376,6 +379,9 @@ impl<P: Platform> Hca<P> {
         }
         self.core.queues.remove(qpn);
         self.transport.destroy(qpn);
+        if let Some(chaos) = &mut self.core.chaos {
+            chaos.destroyed(qpn);
+        }
         Ok(())
     }
 
@@ -487,6 +493,9 @@ impl<P: Platform> Hca<P> {
         }
         qp.in_error = to == QpState::Error;
         let context = qp.context.clone();
+        if let (Some(chaos), QpState::Reset) = (&mut self.core.chaos, to) {
+            chaos.reset(qpn);
+        }
         let config = self.config(qpn, &context[..]);
         if let Some(qp) = self.core.qp_mut(qpn) {
             qp.config = config.clone();

@@ -3,15 +3,18 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use roce::rule::Violation;
 
 use super::capabilities::Capabilities;
+use super::chaos::ChaosState;
 use super::counters::{OperationCounts, QCounters, Stats};
 use super::cq::Cq;
 use super::device_memory::DeviceMemory;
 use super::eq::Eq;
 use super::faults::DeviceFaults;
+use super::late::LateCompletion;
 use super::mkey::{AbsentPage, BrokenRule, Mkey};
 use super::owners::ObjectOwners;
 use super::paging::Paging;
@@ -67,6 +70,8 @@ pub struct Core<P> {
     pub(crate) operations: OperationCounts,
     pub(crate) counts_operations: bool,
     pub(crate) faults: DeviceFaults,
+    /// What it does late, if it has chaos.
+    pub(crate) chaos: Option<Box<ChaosState<LateCompletion>>>,
     pub(crate) issi: u8,
     pub(crate) pages: Vec<u64>,
     pub(crate) node_description: [u8; 64],
@@ -137,6 +142,10 @@ impl<P> Core<P> {
             operations: OperationCounts::default(),
             counts_operations: false,
             faults: DeviceFaults::default(),
+            chaos: settings.chaos.as_ref().map(|chaos| {
+                let chaos = Arc::clone(chaos);
+                Box::new(ChaosState::new(chaos, settings.number))
+            }),
             issi: 0,
             pages: Vec::new(),
             node_description,

@@ -198,6 +198,12 @@ impl Cq {
 impl<P: Platform> Core<P> {
     /// Writes a completion, and posts an event if one is requested.
     pub(crate) fn complete(&mut self, cqn: u32, completion: &Completion<'_>) {
+        if self.chaos.is_none() || !self.holds_completion(cqn, completion) {
+            self.write_completion(cqn, completion);
+        }
+    }
+
+    pub(super) fn write_completion(&mut self, cqn: u32, completion: &Completion<'_>) {
         let Some(cq) = self.cqs.get_mut(cqn) else {
             self.report_misuse(Misuse::NoQueue {
                 what: "completion queue",
@@ -275,7 +281,9 @@ impl<P: Platform> Core<P> {
             cq.armed = ArmState::Disarmed;
             cq.unreported = UnreportedCompletions::Nothing;
             let eqn = cq.eqn;
-            self.post_completion_event(eqn, cqn);
+            if self.chaos.is_none() || !self.holds_wake_up(cqn) {
+                self.post_completion_event(eqn, cqn);
+            }
         }
     }
 

@@ -983,6 +983,6 @@ impl<P: Platform> Host for Core<P> {
                 return;
             }
         };
-        self.post_queue_event(kind, 0, qpn);
+        self.post_queue_pair_event(kind, qpn);
     }
 }

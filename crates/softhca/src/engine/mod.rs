@@ -2,6 +2,7 @@
 
 pub(crate) mod buffer;
 pub(crate) mod capabilities;
+pub(crate) mod chaos;
 pub(crate) mod command_queue;
 pub(crate) mod compression;
 pub(crate) mod copy;
@@ -16,6 +17,7 @@ pub(crate) mod frame;
 pub(crate) mod header_change;
 pub(crate) mod host;
 pub(crate) mod key_wrap;
+pub(crate) mod late;
 pub(crate) mod loopback;
 pub(crate) mod mkey;
 pub(crate) mod owners;

@@ -333,12 +333,12 @@ impl<P: Platform> Core<P> {
 
     /// Reads the WQE at the head of a send queue into `out`, and advances the head.
     pub(crate) fn fetch(&mut self, number: u32, out: &mut [u8; wqe::MAX_SEND_WQE]) -> FetchedWqe {
-        let (ring, blue_flame) = match self.queues.get_mut(number) {
+        let (ring, blue_flame, flushes) = match self.queues.get_mut(number) {
             Some(Queue::Qp(qp)) => match &mut qp.send {
-                Some(ring) => (ring, &mut qp.blue_flame),
+                Some(ring) => (ring, &mut qp.blue_flame, qp.in_error),
                 None => return FetchedWqe::Nothing,
             },
-            Some(Queue::Sq(sq)) => (&mut sq.ring, &mut sq.blue_flame),
+            Some(Queue::Sq(sq)) => (&mut sq.ring, &mut sq.blue_flame, sq.flushes),
             _ => return FetchedWqe::Nothing,
         };
         if ring.is_empty() {
@@ -353,6 +353,11 @@ impl<P: Platform> Core<P> {
                 }
             }
             if ring.is_empty() {
+                return FetchedWqe::Nothing;
+            }
+        }
+        if let Some(chaos) = &mut self.chaos {
+            if !flushes && chaos.holds_send(number, ring.taken, self.platform.now()) {
                 return FetchedWqe::Nothing;
             }
         }
