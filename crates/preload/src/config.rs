@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use embedded::softhca::card::Card;
+use embedded::softhca::chaos::{Chaos, Decision, parse_list};
 use embedded::softhca::link_shape::{LinkShape, LinkShapeError};
 use embedded::sysfs::Node;
 use embedded::{FileSizeLimit, GidTable, GidTableError, Network};
@@ -39,6 +40,10 @@ pub(crate) struct Config {
     pub(crate) directory: PathBuf,
     /// File in which the processes of a program count what they use.
     pub(crate) usage: Option<PathBuf>,
+    /// What the devices decide to the disadvantage of the program.
+    pub(crate) chaos: Option<Chaos>,
+    /// File that gets a line for each of these decisions.
+    pub(crate) decisions: Option<PathBuf>,
     /// Where causes of failures are reported: a file, or `1` for standard error.
     pub(crate) explain: Option<PathBuf>,
     /// The form of these reports.
@@ -89,6 +94,12 @@ const GIDS: &str = "RINGVERBS_GIDS";
 const SEED: &str = "RINGVERBS_SEED";
 /// [`Config::patience`] in seconds.
 const PATIENCE: &str = "RINGVERBS_PATIENCE";
+/// The seed of [`Config::chaos`], in decimal.
+const CHAOS: &str = "RINGVERBS_CHAOS";
+/// Limits [`Config::chaos`] to a list of decisions, or after `@` to those of a file.
+const CHAOS_ONLY: &str = "RINGVERBS_CHAOS_ONLY";
+/// Names the file for [`Config::decisions`]; `ringverbs check` sets it.
+const CHAOS_DECISIONS: &str = "RINGVERBS_CHAOS_DECISIONS";
 /// Names the file for [`Config::usage`]; `ringverbs run` sets it.
 const USAGE: &str = "RINGVERBS_USAGE";
 /// Names [`Config::explain`].
@@ -142,6 +153,8 @@ fn parse(requested: &OsStr) -> Result<Config, (&'static str, String)> {
         seed: number(variable(SEED).as_deref()).map_err(of(SEED))?,
         patience: patience(variable(PATIENCE).as_deref()).map_err(of(PATIENCE))?,
         directory: variable(DIRECTORY).map_or_else(Network::default_directory, PathBuf::from),
+        chaos: chaos()?,
+        decisions: variable(CHAOS_DECISIONS).map(PathBuf::from),
         usage: variable(USAGE).map(PathBuf::from),
         explain: variable(EXPLAIN).map(PathBuf::from),
         explain_format: format(variable(EXPLAIN_FORMAT).as_deref()).map_err(of(EXPLAIN_FORMAT))?,
@@ -274,6 +287,29 @@ fn number(text: Option<&OsStr>) -> Result<Option<u64>, String> {
 /// Parses a number of seconds.
 fn patience(text: Option<&OsStr>) -> Result<Duration, String> {
     Ok(Duration::from_secs(number(text)?.unwrap_or(0)))
+}
+
+/// Returns the source of decisions, if there is a seed.
+fn chaos() -> Result<Option<Chaos>, (&'static str, String)> {
+    let seed = number(variable(CHAOS).as_deref()).map_err(|reason| (CHAOS, reason))?;
+    let Some(chaos) = seed.map(Chaos::new) else {
+        return Ok(None);
+    };
+    let Some(only) = variable(CHAOS_ONLY) else {
+        return Ok(Some(chaos));
+    };
+    let only = decisions(&only).map_err(|reason| (CHAOS_ONLY, reason))?;
+    Ok(Some(chaos.only(only)))
+}
+
+/// Parses a list of decisions, or reads it from the file that is named after `@`.
+fn decisions(list: &OsStr) -> Result<Vec<Decision>, String> {
+    let list = list.to_str().ok_or("this is not UTF-8")?;
+    let list = match list.strip_prefix('@') {
+        Some(file) => std::fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?,
+        None => list.to_owned(),
+    };
+    parse_list(&list).map_err(|error| error.to_string())
 }
 
 /// Parses the form of reports.

@@ -27,6 +27,7 @@ use embedded::ObjectChange;
 use libc::{pthread_cond_t, pthread_mutex_t};
 use uverbs::environment;
 
+use crate::chaos;
 use crate::check::{self, Completion};
 use crate::config::print_error;
 use crate::explain::{Explainer, lock};
@@ -69,20 +70,20 @@ struct Cq {
 
 /// `struct ibv_wc`.
 #[repr(C)]
-struct Wc {
+pub(crate) struct Wc {
     wr_id: u64,
-    status: u32,
-    opcode: u32,
+    pub(crate) status: u32,
+    pub(crate) opcode: u32,
     vendor_err: u32,
-    byte_len: u32,
-    imm_data: u32,
+    pub(crate) byte_len: u32,
+    pub(crate) imm_data: u32,
     qp_num: u32,
-    src_qp: u32,
-    wc_flags: u32,
-    pkey_index: u16,
-    slid: u16,
-    sl: u8,
-    dlid_path_bits: u8,
+    pub(crate) src_qp: u32,
+    pub(crate) wc_flags: u32,
+    pub(crate) pkey_index: u16,
+    pub(crate) slid: u16,
+    pub(crate) sl: u8,
+    pub(crate) dlid_path_bits: u8,
 }
 
 /// Bit in the opcodes of completions of receives.
@@ -140,11 +141,15 @@ static CHECKED_POLLS: Hooked = hooked!(checked_poll);
 static CHECKED_EXTENDED_POLLS: Hooked = hooked!(checked_start_poll);
 static NEXT_POLLS: Hooked = hooked!(next_poll);
 
+/// As above, if fields that have no meaning are filled.
+static FILLED_POLLS: Hooked = hooked!(filled_poll);
+
 /// Returns the lists of hooks of polls.
 fn polls() -> (&'static Hooked, &'static Hooked) {
-    match process::checks() {
-        true => (&CHECKED_POLLS, &CHECKED_EXTENDED_POLLS),
-        false => (&POLLS, &EXTENDED_POLLS),
+    match (process::checks(), chaos::fills_fields()) {
+        (true, _) => (&CHECKED_POLLS, &CHECKED_EXTENDED_POLLS),
+        (false, true) => (&FILLED_POLLS, &EXTENDED_POLLS),
+        (false, false) => (&POLLS, &EXTENDED_POLLS),
     }
 }
 
@@ -235,6 +240,35 @@ unsafe extern "C" fn poll<const N: usize>(
     }
 }
 
+/// Fills the fields that have no meaning in completions that were polled.
+///
+/// # Safety
+/// `completions` must be the program's array of at least `found` completions.
+unsafe fn fill_fields(completions: *mut c_void, found: c_int) {
+    for number in 0..usize::try_from(found).unwrap_or(0) {
+        // SAFETY: guaranteed by the caller; the provider has written so many.
+        chaos::fill_fields(unsafe { &mut *completions.cast::<Wc>().add(number) });
+    }
+}
+
+unsafe extern "C" fn filled_poll<const N: usize>(
+    queue: *mut c_void,
+    max: c_int,
+    completions: *mut c_void,
+) -> c_int {
+    // SAFETY: as in `poll`.
+    let provider: PollCq = unsafe { std::mem::transmute(FILLED_POLLS.function(N)) };
+    // SAFETY: guaranteed by the caller.
+    let found = unsafe { provider(queue, max, completions) };
+    // SAFETY: as above.
+    unsafe { fill_fields(completions, found) };
+    // SAFETY: the program passes a queue.
+    match unsafe { polled(queue, found != 0) } {
+        true => found,
+        false => -libc::EIO,
+    }
+}
+
 unsafe extern "C" fn start_poll<const N: usize>(
     queue: *mut c_void,
     attributes: *mut c_void,
@@ -311,6 +345,10 @@ unsafe extern "C" fn checked_poll<const N: usize>(
         };
         // SAFETY: the program passes a queue.
         unsafe { check_completions(queue, (0..found as usize).map(completion)) };
+        if chaos::fills_fields() {
+            // SAFETY: as above.
+            unsafe { fill_fields(completions, found) };
+        }
     }
     drop(turn);
     // SAFETY: the program passes a queue.

@@ -17,6 +17,7 @@
 //! `RINGVERBS_EMBEDDED`, and in a program with raised privileges, it does nothing.
 
 mod calls;
+mod chaos;
 mod check;
 mod config;
 mod doorbells;

@@ -20,6 +20,7 @@ use uverbs::kernel::Kernel;
 use uverbs::{Errno, Error};
 
 use crate::calls::find_data_start;
+use crate::chaos;
 use crate::check::Checker;
 use crate::config::{self, print_error};
 use crate::explain::{Explainer, Target};
@@ -841,11 +842,18 @@ fn join() -> Result<&'static [Embedded], Errno> {
         network.set_seed(seed);
     }
     network.set_patience(config.patience);
+    let chaos = chaos::of(config);
+    if let Some(chaos) = &chaos {
+        network.set_chaos(chaos.clone());
+    }
     let devices = config.profiles.iter().zip(&config.cards).zip(&config.links);
     let device = |((profile, card), link): ((&&str, &&'static _), &_)| {
         network.device_of_card(profile, card, *link, &config.gids)
     };
     let devices = devices.map(|of| device(of).map_err(failed));
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
+    if let (Some(chaos), Some(device)) = (chaos, devices.first()) {
+        chaos::start(chaos, device.number());
+    }
     Ok(devices.leak())
 }

@@ -3,11 +3,15 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use uverbs::environment::variable;
 
+use super::chaos::ChaosSeed;
+use super::search::{self, Search};
 use super::{DEFAULT_DEVICES, Options, RunError, Settings, check_program, explanations, supervise};
 use crate::error::Error;
 
@@ -31,6 +35,13 @@ pub struct Args {
     /// Exit status if there are errors; 0: the program's
     #[arg(long, value_name = "N", default_value_t = HAS_ERRORS)]
     error_status: u8,
+    /// Run the program without chaos, and then with these many seeds from that of --chaos on [default:
+    /// 1], until it fails or hangs; then look for the fewest decisions with which it does
+    #[arg(long, value_name = "N", requires = "chaos")]
+    runs: Option<NonZeroU32>,
+    /// Seconds after which a program hangs
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "runs")]
+    timeout: u32,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true)]
     command: Vec<OsString>,
@@ -71,7 +82,11 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
             .or(Some(DEFAULT_DEVICES.to_owned())),
         ..args.options.clone()
     };
-    let mut settings = Settings::of(&options)?;
+    let mut settings = Settings::of(&Options {
+        // The search has seeds of its own.
+        chaos: options.chaos.filter(|_| args.runs.is_none()),
+        ..options
+    })?;
     let report = args.report.as_deref().unwrap_or(Path::new("1"));
     settings.set("RINGVERBS_CHECK", explanations(report)?);
     if let Some(path) = &args.suppressions {
@@ -82,6 +97,16 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let Some(directory) = settings.directory.clone() else {
         return Ok(ExitCode::FAILURE); // embedded devices have one
     };
+    if let Some(runs) = args.runs {
+        let search = Search {
+            command: &args.command,
+            first: args.options.chaos.and_then(ChaosSeed::given).unwrap_or(1),
+            runs,
+            timeout: Duration::from_secs(args.timeout.into()),
+            error_status: args.error_status,
+        };
+        return search::run(&search, &settings, &directory);
+    }
     let errors = Errors::create(&directory)?;
     settings.set("RINGVERBS_CHECK_ERRORS", errors.0.clone().into());
     let mut command = Command::new(program);

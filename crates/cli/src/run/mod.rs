@@ -15,11 +15,13 @@
 //! system, unless `--plugin` or `--devices` requests the plugin.
 
 mod carried;
+mod chaos;
 pub mod check;
 pub mod environment;
 mod mount;
 mod node;
 mod program;
+mod search;
 mod supervise;
 
 use std::env;
@@ -42,6 +44,7 @@ use uverbs::environment::variable;
 
 use crate::error::Error;
 use crate::out;
+use chaos::{ChaosSeed, Decisions};
 use mount::MountError;
 use node::Node;
 use program::PreloadBlocked;
@@ -118,6 +121,19 @@ pub struct Options {
     /// its program may be stopped, in a debugger, where a card would acknowledge
     #[arg(long, value_name = "SECONDS", requires = "embedded")]
     patience: Option<u64>,
+    /// Let the devices do what the specification allows and fast ones rarely do: late and in another
+    /// order. What they decide follows from the seed; without one, from a random one, which is printed
+    #[arg(
+        long,
+        value_name = "SEED",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "random"
+    )]
+    chaos: Option<ChaosSeed>,
+    /// Only these of the decisions, separated by commas, or after @ those in a file
+    #[arg(long, value_name = "LIST", requires = "chaos")]
+    chaos_only: Option<Decisions>,
     /// Report, on standard error or in a file, why embedded devices refuse commands, fail work
     /// requests and drop packets
     #[arg(
@@ -220,6 +236,8 @@ pub enum RunError {
     GidsWithoutDevice(String),
     /// `--patience` is given for devices that reach no other hosts.
     PatienceWithoutHost(String),
+    /// `--chaos` is given without embedded devices.
+    ChaosWithoutDevices,
     /// The program does not exist, and its name is a list of devices.
     DevicesAsProgram(String),
     /// The directory cannot be used for a network.
@@ -306,6 +324,7 @@ impl fmt::Display for RunError {
                 "--patience: {devices} reaches no other hosts; on one host stopped programs are \
                  known"
             ),
+            Self::ChaosWithoutDevices => f.write_str("--chaos needs --embedded"),
             Self::DevicesAsProgram(devices) => write!(
                 f,
                 "there is no program {devices}; for devices write --embedded={devices}"
@@ -701,7 +720,7 @@ fn stem(name: &str) -> Option<&str> {
 }
 
 /// Variables of the program's environment.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Settings {
     preload: Vec<PathBuf>,
     /// Directory of the embedded devices' network.
@@ -763,12 +782,16 @@ impl Settings {
                 }
                 settings.set("RINGVERBS_PATIENCE", patience.to_string().into());
             }
+            chaos::set(options, &mut settings)?;
             if let Some(target) = &options.explain {
                 settings.set("RINGVERBS_EXPLAIN", explanations(target)?);
                 if let Some(form) = &options.explain_format {
                     settings.set("RINGVERBS_EXPLAIN_FORMAT", form.into());
                 }
             }
+        }
+        if options.chaos.is_some() && options.embedded.is_none() {
+            return Err(RunError::ChaosWithoutDevices.into());
         }
         if options.embedded.is_none() || options.plugin.is_some() || options.devices.is_some() {
             plugin(options, &mut settings)?;
