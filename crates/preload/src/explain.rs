@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use embedded::cause::{
     Cause, Class, DropCause as ManagementDrop, ReasonDrop, VerbError, described,
 };
-use embedded::roce::transport::{self, DropCause, Failure, QpState, Refusal};
+use embedded::roce::transport::{self, DropCause, Failure, QpState};
 use embedded::softhca::cause::{
     AccessError, AccessRule, Cause as DeviceCause, FrameDrop, Misuse, WorkRequest,
 };
@@ -891,10 +891,13 @@ fn is_worth_a_report(cause: &Cause) -> bool {
         ),
         // Reported as that of the program's command.
         Cause::Device(DeviceCause::Command { .. }) => false,
+        Cause::Device(DeviceCause::Transport {
+            cause: transport::Cause::Refused(refusal),
+            ..
+        }) => !refusal.is_retried(),
         Cause::Device(DeviceCause::Transport { cause, .. }) => !matches!(
             cause,
             transport::Cause::Failed(Failure::Flushed)
-                | transport::Cause::Refused(Refusal::NoReceive | Refusal::AbsentMemory)
                 | transport::Cause::Dropped(
                     DropCause::OutOfSequence { .. }
                         | DropCause::Duplicate(_)

@@ -299,6 +299,8 @@ pub enum FrameDrop {
     NoReceive,
     /// The receive queue is not in memory.
     Unmapped,
+    /// The fault of this line loses it.
+    Injected(usize),
 }
 
 impl fmt::Display for FrameDrop {
@@ -312,6 +314,7 @@ impl fmt::Display for FrameDrop {
             Self::State(state) => write!(f, "the queue is in state {state}"),
             Self::NoReceive => f.write_str("no receive is posted"),
             Self::Unmapped => f.write_str("the receive queue is not in memory"),
+            Self::Injected(line) => write!(f, "the injected fault of line {line}"),
         }
     }
 }

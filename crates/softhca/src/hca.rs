@@ -89,17 +89,17 @@ struct BlueFlameWrite {
 pub struct Hca<P: Platform> {
     pub(crate) core: Core<P>,
     pub(crate) transport: Transport<LocalBuffers>,
-    port: Arc<Port>,
+    pub(crate) port: Arc<Port>,
     /// The link, unless frames leave at once.
-    shaper: Option<Box<Shaper>>,
+    pub(crate) shaper: Option<Box<Shaper>>,
     pool: Pool,
     /// Ethernet send queues that may have WQEs to process.
     pub(crate) active_sqs: Vec<u32>,
     blue_flame_writes: Vec<BlueFlameWrite>,
     /// Buffer of the last doorbell, reused for the next.
     spare_buffer: Vec<u8>,
-    received: VecDeque<Packet>,
-    frames: Vec<Packet>,
+    pub(crate) received: VecDeque<Packet>,
+    pub(crate) frames: Vec<Packet>,
     /// Frames for queue pair 1, if the front end handles them.
     management: Option<VecDeque<Packet>>,
 }
@@ -124,7 +124,7 @@ impl<P: Platform> Hca<P> {
         let shape = settings.link;
         let shaper = shape.is_shaped().then(|| Box::new(Shaper::new(shape)));
         if shaper.is_none() && settings.chaos.is_none() {
-            transport.set_loopback(Arc::clone(&port));
+            transport.set_loopback(Some(Arc::clone(&port)));
         }
         Hca {
             shaper,
@@ -757,6 +757,9 @@ impl<P: Platform> Hca<P> {
         if self.core.chaos.is_some() {
             self.release_late(now);
         }
+        if self.has_faults() {
+            self.run_faults(now);
+        }
         let is_full = self.shaper.as_mut().is_some_and(|it| it.is_full(now));
         let mut active_sqs = std::mem::take(&mut self.active_sqs);
         active_sqs.retain(|sqn| {
@@ -775,13 +778,9 @@ impl<P: Platform> Hca<P> {
         self.port.recv_all(now, BUDGET, &mut self.received);
         let full = self.received.len() >= BUDGET;
         while let Some(packet) = self.received.pop_front() {
-            let Some(packet) = self.keep_if_management(packet) else {
-                continue;
-            };
-            if let Some(other) = self.transport.receive(&mut self.core, now, packet) {
-                if other.kind() == LinkKind::Ethernet {
-                    self.core.receive_frame(other.frame(), Origin::Wire);
-                }
+            match self.has_faults() {
+                true => self.receive_by_faults(now, packet),
+                false => self.receive(now, packet),
             }
         }
         let budget = if is_full { 0 } else { BUDGET };
@@ -802,13 +801,36 @@ impl<P: Platform> Hca<P> {
             }
             self.port.send_all(now, self.frames.drain(..));
         }
+        if self.has_faults() {
+            self.apply_effects(now);
+        }
         // What waits for the link has a deadline.
         let more = !is_full && (more || !self.active_sqs.is_empty());
         more || full || self.port.deadline().is_some_and(|at| at <= now)
     }
 
+    /// Passes a received packet on.
+    pub(crate) fn receive(&mut self, now: u64, packet: Packet) {
+        let Some(packet) = self.keep_if_management(packet) else {
+            return;
+        };
+        if let Some(other) = self.transport.receive(&mut self.core, now, packet) {
+            if other.kind() == LinkKind::Ethernet {
+                self.core.receive_frame(other.frame(), Origin::Wire);
+            }
+        }
+    }
+
     /// Sends the frames, by the link if it has a shape.
     fn send_frames(&mut self, now: u64) {
+        if self.has_faults() {
+            self.send_by_faults(now);
+        }
+        self.send_unaltered(now);
+    }
+
+    /// As [`Hca::send_frames`], without faults.
+    pub(crate) fn send_unaltered(&mut self, now: u64) {
         let Some(shaper) = &mut self.shaper else {
             return self.port.send_all(now, self.frames.drain(..));
         };
@@ -825,7 +847,9 @@ impl<P: Platform> Hca<P> {
     #[must_use]
     pub fn has_unsent(&self) -> bool {
         let shaper = self.shaper.as_ref();
+        let faults = self.core.faults.injector.as_ref();
         shaper.is_some_and(|shaper| shaper.deadline().is_some())
+            || faults.is_some_and(|it| it.has_unsent())
     }
 
     /// Returns the time by which [`Hca::run`] must be called again if nothing else
@@ -836,11 +860,14 @@ impl<P: Platform> Hca<P> {
         }
         let shaper = self.shaper.as_ref().and_then(|it| it.deadline());
         let late = self.core.chaos.as_ref().and_then(|it| it.deadline());
+        let faults = self.core.faults.injector.as_ref();
+        let faults = faults.and_then(|it| it.deadline(self.core.platform.now()));
         let all = [
             self.transport.deadline(),
             self.port.deadline(),
             shaper,
             late,
+            faults,
         ];
         all.into_iter().flatten().min()
     }

@@ -10,8 +10,10 @@ pub mod command;
 #[cfg(feature = "serve")]
 pub mod control;
 pub mod engine;
+pub mod fault;
 pub mod hca;
 mod health;
+mod inject;
 mod late;
 pub mod layout;
 pub mod link_shape;

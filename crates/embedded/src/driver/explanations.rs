@@ -46,9 +46,7 @@ impl Explanations {
                 match cause {
                     transport::Cause::Failed(Failure::Flushed) | transport::Cause::Dropped(_) => {}
                     // The peer tries again.
-                    transport::Cause::Refused(
-                        refusal @ (Refusal::NoReceive | Refusal::AbsentMemory),
-                    ) => {
+                    transport::Cause::Refused(refusal) if refusal.is_retried() => {
                         self.not_ready.retain(|(known, _)| known != qpn);
                         push(&mut self.not_ready, (*qpn, *refusal));
                     }

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use roce::packet::{Link, Path, ip_of_gid};
-use roce::transport::{self, Failure, Refusal, Response};
+use roce::transport::{self, Failure, Response};
 use softhca::Connection;
 use softhca::cause::WorkRequest;
 
@@ -75,9 +75,7 @@ impl PeerFailure {
     pub fn of_responder(cause: &transport::Cause) -> Option<Self> {
         match cause {
             transport::Cause::Dropped(_) => Some(Self::Silent),
-            transport::Cause::Refused(Refusal::NoReceive | Refusal::AbsentMemory) => {
-                Some(Self::NotReady)
-            }
+            transport::Cause::Refused(refusal) if refusal.is_retried() => Some(Self::NotReady),
             transport::Cause::Refused(refusal) => Some(match refusal.response() {
                 Response::Nothing => Self::Silent,
                 _ => Self::Refused,

@@ -234,6 +234,10 @@ pub enum Refusal {
     NoReceive,
     /// Memory is absent now.
     AbsentMemory,
+    /// An injected fault answers with this NAK.
+    InjectedNak(NakCode),
+    /// An injected fault answers as if no receive were posted.
+    InjectedRnr,
 }
 
 /// The response to a refused request, and the state of the queue pair after it.
@@ -247,9 +251,20 @@ pub enum Response {
     NotReady,
     /// An RNR NAK with a timer that grows.
     AbsentMemory,
+    /// A NAK that asks for the request again.
+    Sequence,
 }
 
 impl Refusal {
+    /// Returns whether the peer tries again.
+    #[must_use]
+    pub fn is_retried(self) -> bool {
+        matches!(
+            self.response(),
+            Response::NotReady | Response::AbsentMemory | Response::Sequence
+        )
+    }
+
     /// Returns the response of a reliable service.
     #[must_use]
     pub fn response(self) -> Response {
@@ -278,8 +293,16 @@ impl Refusal {
             Self::ReceiveLength { .. } => Response::Nak(NakCode::InvalidRequest, None),
             Self::ReceiveMemory(_) => Response::Nak(NakCode::RemoteOperation, None),
             Self::InvalidatedKey(_) => Response::Nothing,
-            Self::NoReceive => Response::NotReady,
+            Self::NoReceive | Self::InjectedRnr => Response::NotReady,
             Self::AbsentMemory => Response::AbsentMemory,
+            Self::InjectedNak(NakCode::SequenceError) => Response::Sequence,
+            Self::InjectedNak(code) => {
+                let event = match code {
+                    NakCode::RemoteAccess => QpEvent::AccessError,
+                    _ => QpEvent::RequestError,
+                };
+                Response::Nak(code, Some(event))
+            }
         }
     }
 

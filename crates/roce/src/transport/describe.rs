@@ -193,6 +193,8 @@ impl Display for Refusal {
             }
             Self::NoReceive => f.write_str("no receive is posted"),
             Self::AbsentMemory => f.write_str("memory is absent now"),
+            Self::InjectedNak(code) => write!(f, "an injected fault: {code}"),
+            Self::InjectedRnr => f.write_str("an injected fault: the receiver is not ready"),
         }
     }
 }

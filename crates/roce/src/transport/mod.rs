@@ -226,9 +226,9 @@ impl<L> Transport<L> {
     }
 
     /// Sets the port of this HCA. Requests between two of its queue pairs are executed
-    /// without packets as long as the port is [`Port::direct_loopback`].
-    pub fn set_loopback(&mut self, home: Arc<Port>) {
-        self.home = Some(home);
+    /// without packets as long as the port is [`Port::direct_loopback`]; with `None` never.
+    pub fn set_loopback(&mut self, home: Option<Arc<Port>>) {
+        self.home = home;
     }
 
     /// Removes the queue pair at the other end, if the next request may be handed over to
@@ -365,6 +365,23 @@ impl<L> Transport<L> {
             }
         }
         None
+    }
+
+    /// Returns whether a packet is the request that a queue pair of a reliable service executes
+    /// next, so that [`Transport::refuse`] can refuse it.
+    #[must_use]
+    pub fn executes_next(&self, view: &View<'_>) -> bool {
+        let qp = self.qps.get(&view.bth.dest_qpn);
+        qp.is_some_and(|qp| qp.config.service != Service::DcTarget && qp.executes_next(view))
+    }
+
+    /// Refuses the request that is [next](Self::executes_next), for a fault that is
+    /// injected.
+    pub fn refuse<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, qpn: u32, refusal: Refusal) {
+        if let Some(qp) = self.qps.get_mut(&qpn) {
+            qp.refuse_expected(host, &mut self.io, refusal);
+            schedule(qp, &mut self.ready, &mut self.timers);
+        }
     }
 
     fn multicast<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, now: u64, view: &View<'_>) {

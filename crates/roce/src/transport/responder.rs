@@ -88,9 +88,7 @@ impl<L> Qp<L> {
                 })
             }
             Err(refusal) => {
-                host.report(Some(self.number), refusal.into());
-                self.refuse(host, io, refusal);
-                self.resp.kept.clear();
+                self.refuse_expected(host, io, refusal);
                 Ok(FollowUp::Nothing)
             }
         }
@@ -109,6 +107,29 @@ impl<L> Qp<L> {
         {
             self.resp.spare = Some(recv);
         }
+    }
+
+    /// Returns whether a packet is the request that is executed next.
+    pub fn executes_next(&self, view: &View<'_>) -> bool {
+        let waiting = self.resp.replies.len();
+        self.config.service.is_reliable()
+            && self.accepts(view).is_ok()
+            && !view.has(OpcodeFlags::RESPONSE)
+            && !self.resp.closing
+            && waiting < self.max_replies()
+            && view.bth.psn == self.resp.expected
+    }
+
+    /// Refuses the request that [is next](Self::executes_next).
+    pub fn refuse_expected<H: Host<LocalBuffers = L>>(
+        &mut self,
+        host: &mut H,
+        io: &mut Io,
+        refusal: Refusal,
+    ) {
+        host.report(Some(self.number), refusal.into());
+        self.refuse(host, io, refusal);
+        self.resp.kept.clear();
     }
 
     fn refuse<H: Host<LocalBuffers = L>>(&mut self, host: &mut H, io: &mut Io, refusal: Refusal) {
@@ -132,6 +153,7 @@ impl<L> Qp<L> {
                 let code = self.resp.wait_code();
                 self.resp.nak(Syndrome::RnrNak(code));
             }
+            Response::Sequence => self.resp.nak(Syndrome::Nak(NakCode::SequenceError)),
             Response::Nak(..) | Response::Nothing => {
                 let (psn, msn) = (self.resp.expected, self.resp.msn);
                 self.resp.closing = true;

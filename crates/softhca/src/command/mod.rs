@@ -51,7 +51,9 @@ impl<P: Platform> Hca<P> {
         let mut output = vec![0; output_length.max(MIN_OUTPUT)];
         let opcode = OPCODE.get(input) as u16;
         self.core.stats.commands += 1;
-        let outcome = match self.core.faults.command(opcode) {
+        let core = &mut self.core;
+        let refused = core.faults.command(opcode, || core.platform.now());
+        let outcome = match refused {
             Some(refused) => Err(refused),
             None => match self.core.begin_command(opcode, input) {
                 Ok(()) => self.dispatch(opcode, input, &mut output),
@@ -61,6 +63,10 @@ impl<P: Platform> Hca<P> {
         match outcome {
             Ok(()) => {
                 self.core.finish_command(opcode, input, &output);
+                if let (op::CREATE_QP | op::CREATE_DCT, Some(injector)) = (opcode, self.injector())
+                {
+                    injector.add_queue_pair(NUMBER.get(&output));
+                }
                 tracing::debug!(command = op::name(opcode), "done");
             }
             Err(refused) => {

@@ -225,7 +225,7 @@ impl<P: Platform> Core<P> {
             self.break_cq(cqn, SYNDROME_OVERRUN);
             return;
         }
-        if self.faults.lose_completion() {
+        if self.faults.lose_completion(|| self.platform.now()) {
             return;
         }
         if completion.error.is_some() {

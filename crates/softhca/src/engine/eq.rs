@@ -54,7 +54,7 @@ impl<P: Platform> Core<P> {
 
     /// Writes an EQE, and raises an interrupt if the queue is armed.
     pub(crate) fn post_event(&mut self, eqn: u32, kind: u8, subtype: u8, data: &[u8; 28]) {
-        if self.faults.lose_event(kind) {
+        if self.faults.lose_event(kind, || self.platform.now()) {
             return;
         }
         let Some(eq) = self.eqs.get_mut(eqn) else {

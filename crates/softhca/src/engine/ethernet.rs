@@ -253,7 +253,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    fn observe_frame(&mut self, queue: Option<u32>, length: usize, cause: FrameDrop) {
+    /// Tells the observer of a frame that is dropped.
+    pub(crate) fn observe_frame(&mut self, queue: Option<u32>, length: usize, cause: FrameDrop) {
         self.observe(|_| {
             Some(Cause::Frame {
                 queue,

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::fault::{Action, Injector};
 use crate::status::{CommandError, Rule, Status, refuse};
 
 /// Injected faults. A count is the number of times that a fault still occurs.
@@ -12,6 +13,8 @@ pub struct DeviceFaults {
     completions: u32,
     receives: u32,
     not_ready: u32,
+    /// Faults of a text.
+    pub(crate) injector: Option<Box<Injector>>,
     /// Health syndrome that the device shows; 0 means healthy.
     pub(crate) health: u8,
     /// The device has failed permanently, and requests a reset.
@@ -45,28 +48,39 @@ impl DeviceFaults {
         self.not_ready = count;
     }
 
-    pub(crate) fn command(&mut self, opcode: u16) -> Option<CommandError> {
-        if self.commands.is_empty() {
-            return None;
-        }
-        take(self.commands.get_mut(&opcode)?)
-            .then(|| refuse(Status::Internal, "opcode", opcode, Rule::NoFault))
+    pub(crate) fn command(
+        &mut self,
+        opcode: u16,
+        now: impl FnOnce() -> u64,
+    ) -> Option<CommandError> {
+        let counted = self.commands.get_mut(&opcode).is_some_and(take);
+        let fails = counted || self.injects(now, |it| *it == Action::FailCommand(opcode));
+        fails.then(|| refuse(Status::Internal, "opcode", opcode, Rule::NoFault))
     }
 
-    pub(crate) fn lose_event(&mut self, kind: u8) -> bool {
-        !self.events.is_empty() && self.events.get_mut(&kind).is_some_and(take)
+    pub(crate) fn lose_event(&mut self, kind: u8, now: impl FnOnce() -> u64) -> bool {
+        let counted = !self.events.is_empty() && self.events.get_mut(&kind).is_some_and(take);
+        counted || self.injects(now, |it| *it == Action::LoseEvent(kind))
     }
 
-    pub(crate) fn lose_completion(&mut self) -> bool {
-        take(&mut self.completions)
+    pub(crate) fn lose_completion(&mut self, now: impl FnOnce() -> u64) -> bool {
+        take(&mut self.completions) || self.injects(now, |it| *it == Action::LoseCompletion)
     }
 
     pub(crate) fn hold_receive(&mut self) -> bool {
         take(&mut self.not_ready)
     }
 
-    pub(crate) fn return_receive(&mut self) -> bool {
-        take(&mut self.receives)
+    pub(crate) fn return_receive(&mut self, now: impl FnOnce() -> u64) -> bool {
+        take(&mut self.receives) || self.injects(now, |it| *it == Action::ReturnReceive)
+    }
+
+    /// Returns whether a fault of the text happens.
+    fn injects(&mut self, now: impl FnOnce() -> u64, is_meant: impl Fn(&Action) -> bool) -> bool {
+        match &mut self.injector {
+            None => false,
+            Some(injector) => injector.call(now(), is_meant).is_some(),
+        }
     }
 }
 

@@ -677,7 +677,9 @@ impl<P: Platform> Host for Core<P> {
         };
         match work {
             Some(work)
-                if srqn.is_some() && self.peer_retransmits(qpn) && self.faults.return_receive() =>
+                if srqn.is_some()
+                    && self.peer_retransmits(qpn)
+                    && self.faults.return_receive(|| self.platform.now()) =>
             {
                 self.stats.receives_returned += 1;
                 let error = EngineError {

@@ -55,7 +55,7 @@ names! {
         Invalidation List
     }
     frame_name(FrameDrop) {
-        LinkDown QueueFull NoBuffer TooLong NoRule State NoReceive Unmapped
+        LinkDown QueueFull NoBuffer TooLong NoRule State NoReceive Unmapped Injected
     }
     misuse_name(Misuse) {
         WorkRequest BlueFlame Unmapped NoQueue CqOverrun EqOverrun Uar CommandSlot

@@ -7,6 +7,7 @@ mod copy;
 mod data;
 mod dynamic;
 mod ethernet;
+mod faults;
 mod health;
 mod hostile;
 mod layout;

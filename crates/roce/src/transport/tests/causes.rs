@@ -46,7 +46,8 @@ names! {
     }
     Refused(Refusal) {
         Opcode Order Headers PayloadLength MessageLength Permission Srq Reads Alignment
-        RemoteMemory ReceiveLength ReceiveMemory InvalidatedKey NoReceive AbsentMemory
+        RemoteMemory ReceiveLength ReceiveMemory InvalidatedKey NoReceive AbsentMemory InjectedNak
+        InjectedRnr
     }
     Failed(Failure) {
         Engine MessageLength Operation NoReads NoDestination NoPath LocalMemory Refused Response
@@ -55,11 +56,14 @@ names! {
 }
 
 /// Causes that the model does not produce: its memory is never absent (an engine's is, by
-/// on-demand paging), and packets without the headers of their opcode are malformed before.
-const BEYOND_THE_MODEL: [&str; 3] = [
+/// on-demand paging), packets without the headers of their opcode are malformed before, and faults
+/// are injected by the engine.
+const BEYOND_THE_MODEL: [&str; 5] = [
     "DropCause::AbsentMemory",
     "Refusal::AbsentMemory",
     "Refusal::Headers",
+    "Refusal::InjectedNak",
+    "Refusal::InjectedRnr",
 ];
 
 /// Every cause is produced by a packet, a request or a work request, and has a sentence of its

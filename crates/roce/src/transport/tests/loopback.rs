@@ -54,7 +54,7 @@ fn loopback_world(kind: LinkKind, config: &QpConfig, loops_back: bool) -> World 
     world.connect((0, 100), (0, 200), config);
     let hca = &mut world.hcas[0];
     if loops_back {
-        hca.transport.set_loopback(Arc::clone(&hca.port));
+        hca.transport.set_loopback(Some(Arc::clone(&hca.port)));
     }
     open(hca, memory);
     fill(&mut hca.host.memory, 5);
@@ -269,7 +269,7 @@ fn controlled_congestion_counts_packets() {
         let mut world = World::new(1, LinkKind::Ethernet, COUNTER + 8, 1);
         let hca = &mut world.hcas[0];
         hca.transport.set_lossy(true);
-        hca.transport.set_loopback(Arc::clone(&hca.port));
+        hca.transport.set_loopback(Some(Arc::clone(&hca.port)));
         let config = QpConfig {
             service,
             ..QpConfig::default()

@@ -1,0 +1,510 @@
+//! Faults at work: which of them a packet, a call or the time sets off, and packets that are
+//! held back.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use roce::packet::{NakCode, Packet};
+
+use super::{Action, Fault, Faults, Matcher, PacketKind, Peer, QpName, Subject, Way};
+
+/// Maximum number of packets that wait. Further ones are not delayed.
+const MAX_DELAYED: usize = 16_384;
+
+/// Is told the position of a fault in its text, each time that it happens.
+pub type OnFired = Arc<dyn Fn(usize) + Send + Sync>;
+
+/// What faults may ask of a packet.
+#[derive(Clone, Copy, Debug)]
+pub struct PacketFacts {
+    /// Its way.
+    pub way: Way,
+    /// The device's own queue pair.
+    pub qp: Option<u32>,
+    /// The queue pair at the other end.
+    pub peer_qp: Option<u32>,
+    /// The host at the other end.
+    pub peer: Option<IpAddr>,
+    /// Its kind.
+    pub kind: PacketKind,
+    /// It is a request of a reliable service.
+    pub is_request: bool,
+    /// It begins a message that takes a receive, or ends a write that does.
+    pub needs_receive: bool,
+    /// Its sequence number.
+    pub psn: u32,
+}
+
+/// What happens to a packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Interception {
+    /// Line of the fault that loses it.
+    pub lost: Option<usize>,
+    pub duplicated: bool,
+    /// A random number that selects the bit to flip.
+    pub corrupted: Option<u64>,
+    /// When it arrives, if it is delayed.
+    pub due: Option<u64>,
+    /// How the request is answered instead of being executed.
+    pub refused: Option<Refused>,
+}
+
+/// The answer to a request that a fault refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    Nak(NakCode),
+    NotReady,
+}
+
+/// What a fault does to the device, and not to what passes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Effect {
+    /// What happens.
+    pub action: Action,
+    /// The queue pair of the packet that set it off, or that the fault names.
+    pub qp: Option<u32>,
+    /// Line of the fault.
+    pub line: usize,
+}
+
+/// A packet that is held back.
+#[derive(Debug)]
+struct Delayed {
+    due: u64,
+    sequence: u64,
+    way: Way,
+    packet: Packet,
+}
+
+impl PartialEq for Delayed {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Delayed {}
+
+impl PartialOrd for Delayed {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Delayed {
+    /// Reversed, because `BinaryHeap` pops its greatest element.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.due, other.sequence).cmp(&(self.due, self.sequence))
+    }
+}
+
+/// A fault, and what it has done.
+#[derive(Debug)]
+struct Rule {
+    fault: Fault,
+    /// Its position in the text.
+    position: usize,
+    /// When it was set.
+    set_at: u64,
+    matched: u64,
+    /// It has happened, and happens once.
+    is_over: bool,
+    /// State of its generator of random numbers (splitmix64).
+    random: u64,
+    /// When the last packet that it delayed is due.
+    last_due: u64,
+    /// Messages that a slow receiver holds: PSN and end, by queue pair.
+    held: HashMap<u32, (u32, u64)>,
+}
+
+impl Rule {
+    fn new(fault: Fault, position: usize, now: u64) -> Self {
+        // Faults without a seed differ from each other, and are the same each time.
+        let seed = fault.matcher.seed.unwrap_or(position as u64 + 1);
+        Self {
+            fault,
+            position,
+            set_at: now,
+            matched: 0,
+            is_over: false,
+            random: seed,
+            last_due: 0,
+            held: HashMap::new(),
+        }
+    }
+
+    fn next_random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    /// Counts what matches all but position and chance; returns whether these match, too.
+    fn counts(&mut self) -> bool {
+        self.matched = self.matched.saturating_add(1);
+        if !self.fault.matcher.nth.contains(&self.matched) {
+            return false;
+        }
+        let Some(chance) = self.fault.matcher.chance else {
+            return true;
+        };
+        ((self.next_random() >> 11) as f64) < chance * (1u64 << 53) as f64
+    }
+
+    fn may_fire(&self, now: u64) -> bool {
+        let elapsed = now.saturating_sub(self.set_at);
+        let Matcher { after, until, .. } = self.fault.matcher;
+        let began = after.is_none_or(|after| elapsed >= after);
+        !self.is_over && began && until.is_none_or(|until| elapsed < until)
+    }
+
+    fn selects(&self, packet: &PacketFacts, orders: &HashMap<u32, u32>) -> bool {
+        let matcher = &self.fault.matcher;
+        let is_qp = |name| match name {
+            QpName::Number(number) => packet.qp == Some(number),
+            QpName::Order(order) => packet.qp.and_then(|qp| orders.get(&qp)) == Some(&order),
+        };
+        let is_peer = |peer| match peer {
+            Peer::Qp(number) => packet.peer_qp == Some(number),
+            Peer::Address(address) => packet.peer == Some(address),
+        };
+        let way = match self.fault.action.subject() {
+            Subject::Requests => Way::In,
+            _ => matcher.way.unwrap_or(Way::Out),
+        };
+        way == packet.way
+            && matcher.opcode.is_none_or(|kind| kind == packet.kind)
+            && matcher.qp.is_none_or(is_qp)
+            && matcher.peer.is_none_or(is_peer)
+    }
+}
+
+impl Fault {
+    /// Returns whether it happens once, when a packet passes.
+    fn waits_for_packet(&self) -> bool {
+        let names_its_qp = matches!(self.action, Action::QpError | Action::CqError);
+        let matcher = &self.matcher;
+        self.action.subject() == Subject::Once
+            && (matcher.needs_packet() || matcher.qp.is_some() && !names_its_qp)
+    }
+}
+
+/// The faults of a device.
+pub struct Injector {
+    rules: Vec<Rule>,
+    on_fired: OnFired,
+    /// Numbers of the device's queue pairs by order of creation.
+    orders: HashMap<u32, u32>,
+    created: u32,
+    delayed: BinaryHeap<Delayed>,
+    sequence: u64,
+    effects: VecDeque<Effect>,
+    /// Those that are the front end's.
+    outer: VecDeque<Effect>,
+    /// When a link that is down for a time comes up.
+    link_up_at: Option<u64>,
+    /// A fault has taken the link down.
+    holds_link_down: bool,
+    has_calls: bool,
+    has_packets: bool,
+    needs_qp: bool,
+    /// Line of the fault since which nothing is sent or received.
+    silenced: Option<usize>,
+}
+
+impl fmt::Debug for Injector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Injector");
+        debug.field("rules", &self.rules).finish_non_exhaustive()
+    }
+}
+
+impl Injector {
+    /// Creates an injector without faults. `queue_pairs` are the device's, by number;
+    /// `on_fired` is told each time that a fault happens.
+    #[must_use]
+    pub fn new(queue_pairs: impl IntoIterator<Item = u32>, on_fired: OnFired) -> Self {
+        let mut injector = Self {
+            rules: Vec::new(),
+            on_fired,
+            orders: HashMap::new(),
+            created: 0,
+            delayed: BinaryHeap::new(),
+            sequence: 0,
+            effects: VecDeque::new(),
+            outer: VecDeque::new(),
+            link_up_at: None,
+            holds_link_down: false,
+            has_calls: false,
+            has_packets: false,
+            needs_qp: false,
+            silenced: None,
+        };
+        let queue_pairs = queue_pairs.into_iter();
+        queue_pairs.for_each(|number| injector.add_queue_pair(number));
+        injector
+    }
+
+    /// Adds faults: those for which `is_meant`.
+    pub fn add(&mut self, faults: &Faults, is_meant: impl Fn(&Fault) -> bool, now: u64) {
+        self.rules.retain(|rule| !rule.is_over);
+        let new = faults.list().iter().cloned().enumerate();
+        let new = new.filter(|(_, fault)| is_meant(fault));
+        self.rules
+            .extend(new.map(|(at, fault)| Rule::new(fault, at, now)));
+        for Rule { fault, .. } in &self.rules {
+            let subject = fault.action.subject();
+            let once = fault.waits_for_packet();
+            self.has_calls |= subject == Subject::Calls;
+            let is_packets = [Subject::Packets, Subject::Requests].contains(&subject);
+            // What a device that has fallen silent sends and receives is lost.
+            self.has_packets |= is_packets || once || fault.action == Action::Die;
+            self.needs_qp |= once || fault.matcher.qp.is_some();
+        }
+    }
+
+    /// Returns whether there are no faults.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// Returns whether any fault looks at packets.
+    pub(crate) fn has_packets(&self) -> bool {
+        self.has_packets
+    }
+
+    /// Returns whether any fault asks for the device's own queue pair of packets.
+    pub(crate) fn needs_qp(&self) -> bool {
+        self.needs_qp
+    }
+
+    /// Counts a queue pair that was created.
+    pub(crate) fn add_queue_pair(&mut self, number: u32) {
+        self.created += 1;
+        self.orders.insert(number, self.created);
+    }
+
+    /// Decides about a packet.
+    pub(crate) fn packet(&mut self, now: u64, packet: &PacketFacts) -> Interception {
+        let mut result = Interception {
+            lost: self.silenced,
+            ..Interception::default()
+        };
+        if self.silenced.is_some() {
+            return result;
+        }
+        for rule in &mut self.rules {
+            let is_subject = match rule.fault.action {
+                Action::Rnr | Action::SlowReceiver(_) => packet.needs_receive,
+                Action::Nak(_) => packet.is_request,
+                _ => {
+                    rule.fault.action.subject() == Subject::Packets || rule.fault.waits_for_packet()
+                }
+            };
+            if !is_subject || !rule.may_fire(now) || !rule.selects(packet, &self.orders) {
+                continue;
+            }
+            if let (Action::SlowReceiver(by), Some(qp)) = (rule.fault.action, packet.qp) {
+                match rule.held.get(&qp) {
+                    Some((psn, end)) if *psn == packet.psn => {
+                        if now < *end {
+                            result.refused = Some(Refused::NotReady);
+                        }
+                        continue;
+                    }
+                    _ => rule.held.remove(&qp),
+                };
+                if rule.counts() {
+                    rule.held.insert(qp, (packet.psn, now.saturating_add(by)));
+                    result.refused = Some(Refused::NotReady);
+                    (self.on_fired)(rule.position);
+                }
+                continue;
+            }
+            if !rule.counts() {
+                continue;
+            }
+            (self.on_fired)(rule.position);
+            let later = |by| Some(now.saturating_add(by));
+            match rule.fault.action {
+                Action::Lose => result.lost = Some(rule.fault.line),
+                Action::Duplicate => result.duplicated = true,
+                Action::Corrupt => result.corrupted = Some(rule.next_random()),
+                Action::Reorder(by) => result.due = result.due.max(later(by)),
+                Action::Delay { least, most } => {
+                    let random = rule.next_random() % (most - least).saturating_add(1);
+                    rule.last_due = rule.last_due.max(now.saturating_add(least + random));
+                    result.due = result.due.max(Some(rule.last_due));
+                }
+                Action::Nak(code) => result.refused = Some(Refused::Nak(code)),
+                Action::Rnr => result.refused = Some(Refused::NotReady),
+                action => {
+                    rule.is_over = true;
+                    let (qp, line) = (packet.qp, rule.fault.line);
+                    self.effects.push_back(Effect { action, qp, line });
+                }
+            }
+        }
+        result
+    }
+
+    /// Decides about a call: returns whether it fails by a fault for which `is_meant`, and the
+    /// line of that.
+    pub(crate) fn call(&mut self, now: u64, is_meant: impl Fn(&Action) -> bool) -> Option<usize> {
+        if !self.has_calls {
+            return None;
+        }
+        let mut failed = None;
+        for rule in &mut self.rules {
+            if is_meant(&rule.fault.action) && rule.may_fire(now) && rule.counts() {
+                (self.on_fired)(rule.position);
+                failed = failed.or(Some(rule.fault.line));
+            }
+        }
+        failed
+    }
+
+    /// As [`Injector::call`], of a verb, by its name. Returns the line, and the error number.
+    pub fn verb(&mut self, now: u64, name: &str) -> Option<(usize, i32)> {
+        let number = super::VERBS.iter().position(|it| *it == name)?;
+        let mut failure = None;
+        let errors = std::cell::Cell::new(0);
+        if let Some(line) = self.call(now, |action| match action {
+            Action::FailVerb { verb, errno } if *verb == number => {
+                errors.set(*errno);
+                true
+            }
+            _ => false,
+        }) {
+            failure = Some((line, errors.get()));
+        }
+        failure
+    }
+
+    /// Returns the line of a fault that does not permit a registration, given the bytes that are
+    /// registered with it.
+    pub fn registration(&mut self, now: u64, total: u64) -> Option<usize> {
+        let exceeds = |action: &Action| matches!(action, Action::Memlock(limit) if total > *limit);
+        self.call(now, exceeds)
+    }
+
+    /// Holds a packet back.
+    ///
+    /// # Errors
+    /// Returns the packet if too many wait.
+    pub(crate) fn delay(&mut self, due: u64, way: Way, packet: Packet) -> Result<(), Packet> {
+        if self.delayed.len() >= MAX_DELAYED {
+            return Err(packet);
+        }
+        self.sequence += 1;
+        self.delayed.push(Delayed {
+            due,
+            sequence: self.sequence,
+            way,
+            packet,
+        });
+        Ok(())
+    }
+
+    /// Returns the next packet that is due by `now`, or, with `all`, the next that waits.
+    pub(crate) fn next_due(&mut self, now: u64, all: bool) -> Option<(Way, Packet)> {
+        self.delayed.peek().filter(|it| all || it.due <= now)?;
+        self.delayed.pop().map(|it| (it.way, it.packet))
+    }
+
+    /// Finds the faults that happen by `now` of themselves. `exists` tells whether there is a queue
+    /// pair.
+    pub(crate) fn run_timers(&mut self, now: u64, exists: impl Fn(u32) -> bool) {
+        if self.link_up_at.is_some_and(|at| at <= now) {
+            self.link_up_at = None;
+            self.effects.push_back(Effect {
+                action: Action::LinkUp,
+                qp: None,
+                line: 0,
+            });
+        }
+        for rule in &mut self.rules {
+            let action = rule.fault.action;
+            let of_itself = action.subject() == Subject::Once && !rule.fault.waits_for_packet();
+            if !of_itself || !rule.may_fire(now) {
+                continue;
+            }
+            let number = match rule.fault.matcher.qp {
+                None => None,
+                Some(QpName::Number(number)) => Some(number),
+                Some(QpName::Order(order)) => {
+                    let found = self.orders.iter().find(|(_, it)| **it == order);
+                    match found {
+                        Some((number, _)) => Some(*number),
+                        // It may be created later.
+                        None => continue,
+                    }
+                }
+            };
+            if number.is_some_and(|number| !exists(number)) {
+                continue;
+            }
+            rule.is_over = true;
+            (self.on_fired)(rule.position);
+            self.effects.push_back(Effect {
+                action,
+                qp: number,
+                line: rule.fault.line,
+            });
+        }
+    }
+
+    /// Returns the next effect on the device.
+    pub(crate) fn next_effect(&mut self, now: u64) -> Option<Effect> {
+        let mut effect = self.effects.pop_front()?;
+        while matches!(effect.action, Action::DeviceFatal | Action::Die) {
+            if effect.action == Action::Die {
+                self.silenced = Some(effect.line);
+            }
+            self.outer.push_back(effect);
+            effect = self.effects.pop_front()?;
+        }
+        let is_down = match effect.action {
+            Action::LinkDown(by) => {
+                self.link_up_at = by.map(|by| now.saturating_add(by));
+                true
+            }
+            Action::LinkUp => false,
+            _ => return Some(effect),
+        };
+        self.holds_link_down = is_down;
+        Some(effect)
+    }
+
+    /// Returns the next effect that is the front end's.
+    pub(crate) fn next_outer_effect(&mut self) -> Option<Effect> {
+        self.outer.pop_front()
+    }
+
+    /// Returns whether a sent packet is held back.
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.delayed.iter().any(|it| it.way == Way::Out)
+    }
+
+    /// Returns whether a fault has taken the link down.
+    pub(crate) fn holds_link_down(&self) -> bool {
+        self.holds_link_down
+    }
+
+    /// Returns when something happens of itself.
+    pub(crate) fn deadline(&self, now: u64) -> Option<u64> {
+        let packet = self.delayed.peek().map(|it| it.due);
+        let timers = self.rules.iter().filter(|rule| {
+            let once = rule.fault.action.subject() == Subject::Once;
+            once && !rule.is_over && !rule.fault.waits_for_packet()
+        });
+        let timers = timers.filter_map(|rule| Some(rule.set_at + rule.fault.matcher.after?));
+        // One that waits for its queue pair has no time.
+        let timers = timers.filter(|at| *at > now);
+        timers.chain(packet).chain(self.link_up_at).min()
+    }
+}
