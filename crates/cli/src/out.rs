@@ -56,6 +56,13 @@ pub fn print_warning(text: &str) {
     let _ = writeln!(err, "{} {}", paint(WARN, "ringverbs:"), escaped(text));
 }
 
+/// Prints a line about a run on standard error.
+pub fn print_note(text: &str) {
+    let mut err = TerminalWriter::new(anstream::stderr());
+    // As for errors.
+    let _ = writeln!(err, "{} {}", paint(DIM, "ringverbs:"), escaped(text));
+}
+
 /// Prints what the command waits for on standard error.
 pub fn print_waiting(text: &str) {
     let mut err = TerminalWriter::new(anstream::stderr());

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use embedded::softhca::card::Card;
 use embedded::softhca::chaos::{Chaos, Decision, parse_list};
+use embedded::softhca::fault::Faults;
 use embedded::softhca::link_shape::{LinkShape, LinkShapeError};
 use embedded::sysfs::Node;
 use embedded::{FileSizeLimit, GidTable, GidTableError, Network};
@@ -44,6 +45,10 @@ pub(crate) struct Config {
     pub(crate) chaos: Option<Chaos>,
     /// File that gets a line for each of these decisions.
     pub(crate) decisions: Option<PathBuf>,
+    /// Faults that are injected.
+    pub(crate) faults: Option<Faults>,
+    /// File that counts how often they happen.
+    pub(crate) fault_counts: Option<PathBuf>,
     /// Where causes of failures are reported: a file, or `1` for standard error.
     pub(crate) explain: Option<PathBuf>,
     /// The form of these reports.
@@ -102,6 +107,10 @@ const CHAOS_ONLY: &str = "RINGVERBS_CHAOS_ONLY";
 const CHAOS_DECISIONS: &str = "RINGVERBS_CHAOS_DECISIONS";
 /// Names the file for [`Config::usage`]; `ringverbs run` sets it.
 const USAGE: &str = "RINGVERBS_USAGE";
+/// Names the file with [`Config::faults`].
+const FAULTS: &str = "RINGVERBS_FAULTS";
+/// Names the file for [`Config::fault_counts`]; `ringverbs run` sets it.
+const FAULT_COUNTS: &str = "RINGVERBS_FAULT_COUNTS";
 /// Names [`Config::explain`].
 const EXPLAIN: &str = "RINGVERBS_EXPLAIN";
 /// Names [`Config::explain_format`].
@@ -156,6 +165,8 @@ fn parse(requested: &OsStr) -> Result<Config, (&'static str, String)> {
         chaos: chaos()?,
         decisions: variable(CHAOS_DECISIONS).map(PathBuf::from),
         usage: variable(USAGE).map(PathBuf::from),
+        faults: faults(variable(FAULTS).as_deref()).map_err(of(FAULTS))?,
+        fault_counts: variable(FAULT_COUNTS).map(PathBuf::from),
         explain: variable(EXPLAIN).map(PathBuf::from),
         explain_format: format(variable(EXPLAIN_FORMAT).as_deref()).map_err(of(EXPLAIN_FORMAT))?,
         check: variable(CHECK).map(PathBuf::from),
@@ -272,6 +283,17 @@ fn node(file: Option<&OsStr>, devices: usize) -> Result<Option<Node>, String> {
         places if places == devices => Ok(Some(node)),
         places => Err(failed(&format!("{places} devices, not {devices}"))),
     }
+}
+
+/// Reads a file of faults.
+fn faults(file: Option<&OsStr>) -> Result<Option<Faults>, String> {
+    let Some(file) = file.map(Path::new) else {
+        return Ok(None);
+    };
+    let name = file.display();
+    let text = std::fs::read_to_string(file).map_err(|error| format!("{name}: {error}"))?;
+    let faults = Faults::parse(&text).map_err(|error| format!("{name}:{error}"))?;
+    Ok(Some(faults))
 }
 
 /// Parses a number.

@@ -15,14 +15,16 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use embedded::{Descriptors, Drive, Embedded, InheritedChannel, InheritedContext, Network, usage};
+use embedded::{
+    Descriptors, Drive, Embedded, FaultCounts, InheritedChannel, InheritedContext, Network, usage,
+};
 use uverbs::kernel::Kernel;
 use uverbs::{Errno, Error};
 
 use crate::calls::find_data_start;
 use crate::chaos;
 use crate::check::Checker;
-use crate::config::{self, print_error};
+use crate::config::{self, Config, print_error};
 use crate::explain::{Explainer, Target};
 use crate::table::{self, Object, ObjectKind, ProgramDescriptors, Table};
 use crate::{doorbells, fault, internal, real};
@@ -794,6 +796,26 @@ pub(crate) fn read_armings() {
     }
 }
 
+/// Injects the faults that are asked for.
+fn inject(network: &Network, config: &Config) {
+    let Some(faults) = &config.faults else {
+        return;
+    };
+    let counts = config.fault_counts.as_deref().and_then(|file| {
+        let counts = FaultCounts::open(file);
+        counts
+            .map_err(|error| print_error(&format!("{}: {error}", file.display())))
+            .ok()
+    });
+    network.inject(faults, counts.map(Arc::new), Some(die));
+}
+
+/// Ends the process as by a failure of its host.
+fn die() {
+    // SAFETY: a signal for this process.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+}
+
 /// Joins the network and creates the devices. They exist until the process ends.
 fn join() -> Result<&'static [Embedded], Errno> {
     let config = config::get().ok_or(Errno::new(libc::ENOENT))?;
@@ -855,5 +877,6 @@ fn join() -> Result<&'static [Embedded], Errno> {
     if let (Some(chaos), Some(device)) = (chaos, devices.first()) {
         chaos::start(chaos, device.number());
     }
+    inject(&network, config);
     Ok(devices.leak())
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use uverbs::environment::variable;
 
 use super::chaos::ChaosSeed;
+use super::faults::FaultReport;
 use super::search::{self, Search};
 use super::{DEFAULT_DEVICES, Options, RunError, Settings, check_program, explanations, supervise};
 use crate::error::Error;
@@ -107,6 +108,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         };
         return search::run(&search, &settings, &directory);
     }
+    let faults = settings.count_faults()?;
     let errors = Errors::create(&directory)?;
     settings.set("RINGVERBS_CHECK_ERRORS", errors.0.clone().into());
     let mut command = Command::new(program);
@@ -114,8 +116,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let end = supervise::run(&mut command);
     let end = end.map_err(|error| RunError::Exec(program.clone(), error))?;
     let count = errors.count();
+    faults.iter().for_each(FaultReport::print);
     // A signal may end this process now.
-    drop(errors);
+    drop((errors, faults));
     let code = end.mirror();
     Ok(match (count, args.error_status) {
         (0, _) | (_, 0) => code,

@@ -18,6 +18,7 @@ mod carried;
 mod chaos;
 pub mod check;
 pub mod environment;
+pub(crate) mod faults;
 mod mount;
 mod node;
 mod program;
@@ -45,6 +46,7 @@ use uverbs::environment::variable;
 use crate::error::Error;
 use crate::out;
 use chaos::{ChaosSeed, Decisions};
+use faults::{FaultFile, FaultReport};
 use mount::MountError;
 use node::Node;
 use program::PreloadBlocked;
@@ -134,6 +136,10 @@ pub struct Options {
     /// Only these of the decisions, separated by commas, or after @ those in a file
     #[arg(long, value_name = "LIST", requires = "chaos")]
     chaos_only: Option<Decisions>,
+    /// Inject the faults of a file, as docs/faults.md describes, and report at the end how often
+    /// each has happened
+    #[arg(long, value_name = "FILE", requires = "embedded")]
+    faults: Option<PathBuf>,
     /// Report, on standard error or in a file, why embedded devices refuse commands, fail work
     /// requests and drop packets
     #[arg(
@@ -252,6 +258,8 @@ pub enum RunError {
     FileSize(FileSizeLimit),
     /// The file for explanations cannot be written.
     Explain(PathBuf, std::io::Error),
+    /// The file of faults cannot be used, for this reason.
+    Faults(PathBuf, String),
     /// The file of suppressions cannot be read.
     Suppressions(PathBuf, std::io::Error),
     /// The variable's value cannot be printed, for this reason.
@@ -339,6 +347,7 @@ impl fmt::Display for RunError {
             ),
             Self::FileSize(limit) => write!(f, "{limit}"),
             Self::Explain(path, error) => write!(f, "--explain: {}: {error}", path.display()),
+            Self::Faults(path, reason) => write!(f, "--faults: {}:{reason}", path.display()),
             Self::Suppressions(path, error) => {
                 write!(f, "--suppressions: {}: {error}", path.display())
             }
@@ -409,10 +418,13 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
             command.exec()
         }
         Some(usage) => {
+            let faults = settings.count_faults()?;
             command.envs(settings.variables(variable));
             match supervise::run(&mut command) {
                 Ok(end) => {
                     end_left_connections(&args.options);
+                    faults.iter().for_each(FaultReport::print);
+                    drop(faults);
                     return Ok(report(args, program, end, usage.totals()?, usage));
                 }
                 Err(error) => error,
@@ -725,6 +737,8 @@ struct Settings {
     preload: Vec<PathBuf>,
     /// Directory of the embedded devices' network.
     directory: Option<PathBuf>,
+    /// Faults that the program gets.
+    faults: Option<FaultFile>,
     others: Vec<(&'static str, OsString)>,
 }
 
@@ -783,6 +797,11 @@ impl Settings {
                 settings.set("RINGVERBS_PATIENCE", patience.to_string().into());
             }
             chaos::set(options, &mut settings)?;
+            if let Some(path) = &options.faults {
+                let file = FaultFile::read(path)?;
+                settings.set("RINGVERBS_FAULTS", file.absolute()?);
+                settings.faults = Some(file);
+            }
             if let Some(target) = &options.explain {
                 settings.set("RINGVERBS_EXPLAIN", explanations(target)?);
                 if let Some(form) = &options.explain_format {
@@ -819,6 +838,16 @@ impl Settings {
         fs::rename(&new, &path)?;
         self.set("RINGVERBS_NODE", path.into());
         Ok(())
+    }
+
+    /// Lets the program's processes count the faults that they get.
+    fn count_faults(&mut self) -> Result<Option<FaultReport>, Error> {
+        let (Some(file), Some(directory)) = (self.faults.take(), &self.directory) else {
+            return Ok(None);
+        };
+        let report = file.count(directory)?;
+        self.set("RINGVERBS_FAULT_COUNTS", report.path().into());
+        Ok(Some(report))
     }
 
     fn set(&mut self, name: &'static str, value: OsString) {

@@ -100,6 +100,8 @@ pub enum Class {
     Program(CommandError),
     /// A system call has failed.
     System(Errno),
+    /// An injected fault.
+    Injected(Errno),
 }
 
 impl Class {
@@ -139,7 +141,7 @@ impl Class {
                 | Status::BadInputLength
                 | Status::BadOutputLength => libc::EIO,
             },
-            Self::System(errno) => return errno,
+            Self::System(errno) | Self::Injected(errno) => return errno,
         })
     }
 }
@@ -190,6 +192,7 @@ impl fmt::Display for VerbError {
                 write!(f, "the device refused {}: {error}", self.what)?;
             }
             Class::System(errno) => write!(f, "{} {:#x}: {errno}", self.what, self.value)?,
+            Class::Injected(_) => write!(f, "{} {}", self.what, self.value)?,
             _ => match (self.what, self.rule) {
                 ("path_mtu", Rule::AtMost(limit)) => {
                     let bytes = |code: u64| 128u64.checked_shl(code.min(32) as u32).unwrap_or(0);
@@ -273,7 +276,7 @@ fn state_name(state: u8) -> &'static str {
 }
 
 /// Returns the function of libibverbs that gives a command.
-fn verb_name(object: u16, method: u16, write: Option<u32>) -> Option<&'static str> {
+pub(crate) fn verb_name(object: u16, method: u16, write: Option<u32>) -> Option<&'static str> {
     if let Some(command) = write {
         return Some(match command {
             cmd::CMD_ALLOC_PD => "ibv_alloc_pd",
@@ -295,6 +298,7 @@ fn verb_name(object: u16, method: u16, write: Option<u32>) -> Option<&'static st
         });
     }
     Some(match (object, method) {
+        (ids::OBJECT_DEVICE, ids::METHOD_GET_CONTEXT) => "ibv_open_device",
         (ids::OBJECT_PD, ids::METHOD_PD_DESTROY) => "ibv_dealloc_pd",
         (ids::OBJECT_CQ, ids::METHOD_CQ_CREATE) => "ibv_create_cq",
         (ids::OBJECT_CQ, ids::METHOD_CQ_DESTROY) => "ibv_destroy_cq",
@@ -472,6 +476,17 @@ pub(crate) fn system(
         rule: Rule::Granted,
         of: None,
     }
+}
+
+/// Fails a command by the fault of a line.
+pub(crate) fn injected<T>(line: usize, errno: i32) -> Result<T> {
+    let class = Class::Injected(Errno::new(errno));
+    refuse(class, "injected fault of line", line, Rule::NoFault)
+}
+
+/// As [`injected`], as if the limit on locked memory were reached.
+pub(crate) fn no_memory_lock<T>(line: usize) -> Result<T> {
+    injected(line, libc::ENOMEM)
 }
 
 /// Returns the error number of a system call.

@@ -19,6 +19,7 @@ pub(crate) mod files;
 pub(crate) mod flow;
 pub(crate) mod gids;
 pub(crate) mod inherited;
+pub(crate) mod injected;
 pub(crate) mod matcher;
 pub(crate) mod memory;
 pub(crate) mod methods;

@@ -297,6 +297,7 @@ impl State {
             pd: requested.pd_handle,
         };
         wanted.check()?;
+        self.check_memlock(wanted.length)?;
         // SAFETY: guaranteed by the caller.
         let (mr_handle, key) = unsafe { self.add_region(fd, &wanted, vec![wanted.pd]) }?;
         request.core_answer(&RegMrResp {

@@ -111,6 +111,8 @@ pub(crate) struct State {
     taken: (u64, u64),
     /// A thread drives the device, so that posted work is sent without the program's help.
     pub(crate) has_thread: bool,
+    /// Ends the process, if a fault says so.
+    pub(crate) on_die: Option<fn()>,
     /// One per completion vector. The first also reports all other events.
     events: Vec<EventQueue>,
     observer: Option<Observer>,
@@ -204,6 +206,7 @@ impl State {
             link: None,
             taken: (0, 0),
             has_thread: false,
+            on_die: None,
             events,
             observer: None,
             explanations: Arc::default(),
@@ -497,6 +500,7 @@ impl State {
             }
         });
         busy |= hca.run_at(now.device);
+        self.apply_effects();
         busy |= self.process_events(Self::forward_event);
         busy
     }

@@ -114,8 +114,9 @@ impl EmbeddedKernel {
             }
             let descriptors = self.descriptors.as_ref().filter(|_| state.has_observer());
             state.objects.changes = descriptors.map(|_| Vec::new());
+            let done = state.inject_failure(request);
             // SAFETY: guaranteed by the caller.
-            let done = unsafe { state.execute(fd, request) };
+            let done = done.and_then(|()| unsafe { state.execute(fd, request) });
             let changes = state.objects.changes.take();
             if let Some(descriptors) = descriptors {
                 changes

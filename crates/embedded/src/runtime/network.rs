@@ -366,6 +366,15 @@ impl Network {
         })
     }
 
+    pub(crate) fn devices(&self) -> Vec<Arc<Device>> {
+        self.runner.devices()
+    }
+
+    /// Wakes the threads that drive the network.
+    pub(crate) fn wake(&self) {
+        self.runner.wake();
+    }
+
     /// Returns the fabric of the network, for faults and captures. Ports are numbered as the
     /// devices are.
     pub fn fabric(&self) -> &Fabric {

@@ -3,36 +3,34 @@
 //! Each process adds to a file that is mapped in all of them. Whoever started the program
 //! reads it afterwards; so a process counts whichever way it ended.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, id};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use nix::fcntl::Flock;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::getppid;
-use ring::Mapping;
 use uverbs::Errno;
 
 use crate::directory::{Directory, Sharing};
+use crate::runtime::shared_words::{LENGTH, SharedWords};
 
 /// Words of a line: no two processes should write to one.
 const LINE: usize = 8;
 /// Lines of the file. The first counts processes, which then share the others.
 const LINES: usize = 64;
-const LENGTH: usize = LINES * LINE * size_of::<u64>();
 /// Words of a line.
 const OPENED: usize = 0;
 const SENT: usize = 1;
 const RECEIVED: usize = 2;
 
-const _: () = assert!(LENGTH == 4096);
+const _: () = assert!(LENGTH == LINES * LINE * size_of::<u64>());
 
 /// Maximum number of programs of a directory that are counted.
 const MAX_FILES: usize = 1024;
@@ -126,7 +124,7 @@ impl Drop for Usage {
 /// The line of this process.
 #[derive(Debug)]
 struct Counts {
-    mapping: Mapping,
+    words: SharedWords,
     line: usize,
 }
 
@@ -134,16 +132,9 @@ struct Counts {
 static COUNTS: OnceLock<Counts> = OnceLock::new();
 
 impl Counts {
-    fn word(&self, at: usize) -> &AtomicU64 {
-        let at = (at % (LENGTH / size_of::<u64>())) * size_of::<u64>();
-        // SAFETY: the mapping is aligned to a page, has LENGTH bytes and lives as long as
-        // `self`; all processes access the words by atomic operations.
-        unsafe { AtomicU64::from_ptr(self.mapping.as_ptr().as_ptr().add(at).cast()) }
-    }
-
     fn add(&self, at: usize, count: u64) {
-        self.word(self.line * LINE + at)
-            .fetch_add(count, Ordering::Relaxed);
+        let word = self.words.word(self.line * LINE + at);
+        word.fetch_add(count, Ordering::Relaxed);
     }
 }
 
@@ -156,22 +147,11 @@ pub fn count_in(path: &Path) -> io::Result<()> {
     if COUNTS.get().is_some() {
         return Ok(());
     }
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
-    let mut options = OpenOptions::new();
-    let file = options
-        .read(true)
-        .write(true)
-        .custom_flags(flags)
-        .open(path)?;
-    let found = file.metadata()?;
-    if !found.is_file() || found.len() != LENGTH as u64 {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
-    }
     let mut counts = Counts {
-        mapping: Mapping::new(file.as_fd(), 0, LENGTH)?,
+        words: SharedWords::open(path)?,
         line: 0,
     };
-    let process = counts.word(0).fetch_add(1, Ordering::Relaxed);
+    let process = counts.words.word(0).fetch_add(1, Ordering::Relaxed);
     counts.line = 1 + (process % (LINES as u64 - 1)) as usize;
     // Fails if another thread was first.
     let _ = COUNTS.set(counts);

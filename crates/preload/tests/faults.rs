@@ -1,0 +1,181 @@
+//! Injected faults, as programs of others see them.
+
+#[macro_use]
+mod common;
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+
+use common::*;
+use embedded::FaultCounts;
+use testing::hosts::free_port;
+
+/// Faults of a client of `ibv_rc_pingpong`, what its end says, and how often each has happened.
+struct Case {
+    faults: &'static str,
+    end: End,
+    counts: &'static [u64],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Both ends succeed.
+    Good,
+    /// The client fails, and one of the ends says this.
+    Says(&'static str),
+    /// The client is killed.
+    Killed,
+}
+
+const fn case(faults: &'static str, end: End, counts: &'static [u64]) -> Case {
+    Case {
+        faults,
+        end,
+        counts,
+    }
+}
+
+/// A case of each kind.
+const SHORT: [Case; 4] = [
+    case(
+        "lose opcode=send nth=3\nduplicate nth=5\ncorrupt nth=9\ndelay 1ms nth=20..25\n\
+         reorder nth=30\nlose way=in opcode=ack nth=2\nrnr nth=4\nnak sequence nth=6\n\
+         link-down 20ms nth=40\nlose opcode=read",
+        End::Good,
+        &[1, 1, 1, 6, 1, 1, 1, 1, 1, 0],
+    ),
+    case(
+        "nak remote-operational qp=#1 nth=5",
+        End::Says("remote operation error"),
+        &[1],
+    ),
+    case(
+        "fail ibv_create_qp ENOMEM",
+        End::Says("Couldn't create QP"),
+        &[1],
+    ),
+    case("die nth=20", End::Killed, &[1]),
+];
+
+/// The others.
+const LONG: [Case; 8] = [
+    case("slow-receiver 5ms nth=3..6", End::Good, &[4]),
+    case(
+        "delay 100us..300us chance=0.5 seed=3\nlink-up",
+        End::Good,
+        &[1, 1],
+    ),
+    case(
+        "nak remote-access nth=5",
+        End::Says("remote access error"),
+        &[1],
+    ),
+    case(
+        "nak invalid-request nth=5",
+        End::Says("remote invalid request error"),
+        &[1],
+    ),
+    case("qp-error qp=#1 nth=20", End::Says("Flushed"), &[1]),
+    case("qp-error qp=#1 after=20ms", End::Says("Flushed"), &[1]),
+    case("memlock 1KiB", End::Says("Couldn't register MR"), &[1]),
+    case(
+        "fail ibv_open_device EIO\nfail ibv_modify_qp EINVAL nth=2",
+        End::Says("Couldn't get context"),
+        &[1, 0],
+    ),
+];
+
+fn run(world: &World, case: &Case) {
+    let Case {
+        faults,
+        end,
+        counts,
+    } = case;
+    let (file, counted) = (world.directory.join("f"), world.directory.join("counts"));
+    fs::write(&file, faults).unwrap();
+    let _ = fs::remove_file(&counted);
+    let count = FaultCounts::create(&counted).unwrap();
+    let line = format!("ibv_rc_pingpong -g 1 -n 500 -p {}", free_port());
+    let mut server = world.start(&line, "server.txt");
+    world.wait_for(&mut server);
+    let (file, counted) = (file.display(), counted.display());
+    let client = format!("env RINGVERBS_FAULTS={file} RINGVERBS_FAULT_COUNTS={counted}");
+    let mut client = world.start(&format!("{client} {line} localhost"), "client.txt");
+    let status = client.end();
+    let found: Vec<u64> = (0..counts.len()).map(|at| count.of(at)).collect();
+    // What happens by chance happens more than once.
+    let found: Vec<u64> = match faults.contains("chance") {
+        true => found.iter().map(|it| (*it).min(1)).collect(),
+        false => found,
+    };
+    match end {
+        End::Good => {
+            client.good();
+            server.good();
+        }
+        End::Says(text) => {
+            assert_ne!(status, Some(0), "{faults}: {}", client.said());
+            // The server fails if it is its request that the client's fault refuses; else it may
+            // wait for the client for good.
+            if !client.said().contains(text) {
+                server.end();
+            }
+            let said = client.said() + &server.said();
+            assert!(said.contains(text), "{faults}: {said}");
+        }
+        End::Killed => {
+            let status = client.child.wait().unwrap();
+            assert_eq!(status.signal(), Some(libc::SIGKILL), "{}", client.said());
+            server.end();
+            let said = server.said();
+            assert!(said.contains("transport retry counter exceeded"), "{said}");
+        }
+    }
+    assert_eq!(found, *counts, "{faults}");
+}
+
+fn run_all(provider: Provider, cases: &[Case]) {
+    let _turn = turn();
+    if !installed(&["ibv_rc_pingpong"]) {
+        return;
+    }
+    let world = World::new(provider, "roce");
+    cases.iter().for_each(|case| run(&world, case));
+    world.finish();
+}
+
+fn short(provider: Provider) {
+    run_all(provider, &SHORT);
+}
+
+with_each_provider! {
+    programs_see_faults: short;
+}
+
+#[test]
+#[ignore = "the long list"]
+fn all_with_stock() {
+    run_all(Provider::Stock, &LONG);
+}
+
+#[test]
+#[ignore = "the long list"]
+fn all_with_ours() {
+    run_all(Provider::Ours, &LONG);
+}
+
+#[test]
+fn a_bad_file_is_refused() {
+    let _turn = turn();
+    if !installed(&["ibv_devinfo"]) {
+        return;
+    }
+    let world = World::new(Provider::Stock, "roce");
+    let file = world.directory.join("f");
+    fs::write(&file, "lose\nlose nth=x").unwrap();
+    let line = format!("env RINGVERBS_FAULTS={} ibv_devinfo", file.display());
+    let mut program = world.start(&line, "said");
+    assert_ne!(program.end(), Some(0));
+    let said = program.said();
+    assert!(said.contains("f:2:10: \"x\" is not a position"), "{said}");
+}
