@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::out;
 
 /// A file of faults that is well-formed.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct FaultFile {
     path: PathBuf,
     faults: Faults,

@@ -138,7 +138,7 @@ pub struct Options {
     chaos_only: Option<Decisions>,
     /// Inject the faults of a file, as docs/faults.md describes, and report at the end how often
     /// each has happened
-    #[arg(long, value_name = "FILE", requires = "embedded")]
+    #[arg(long, value_name = "FILE")]
     faults: Option<PathBuf>,
     /// Report, on standard error or in a file, why embedded devices refuse commands, fail work
     /// requests and drop packets
@@ -242,8 +242,8 @@ pub enum RunError {
     GidsWithoutDevice(String),
     /// `--patience` is given for devices that reach no other hosts.
     PatienceWithoutHost(String),
-    /// `--chaos` is given without embedded devices.
-    ChaosWithoutDevices,
+    /// An option is given without the embedded devices that it is for.
+    WithoutDevices(&'static str),
     /// The program does not exist, and its name is a list of devices.
     DevicesAsProgram(String),
     /// The directory cannot be used for a network.
@@ -332,7 +332,7 @@ impl fmt::Display for RunError {
                 "--patience: {devices} reaches no other hosts; on one host stopped programs are \
                  known"
             ),
-            Self::ChaosWithoutDevices => f.write_str("--chaos needs --embedded"),
+            Self::WithoutDevices(option) => write!(f, "{option} needs --embedded"),
             Self::DevicesAsProgram(devices) => write!(
                 f,
                 "there is no program {devices}; for devices write --embedded={devices}"
@@ -809,8 +809,14 @@ impl Settings {
                 }
             }
         }
-        if options.chaos.is_some() && options.embedded.is_none() {
-            return Err(RunError::ChaosWithoutDevices.into());
+        if options.embedded.is_none() {
+            let given = [
+                ("--chaos", options.chaos.is_some()),
+                ("--faults", options.faults.is_some()),
+            ];
+            if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
+                return Err(RunError::WithoutDevices(option).into());
+            }
         }
         if options.embedded.is_none() || options.plugin.is_some() || options.devices.is_some() {
             plugin(options, &mut settings)?;
