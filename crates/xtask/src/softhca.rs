@@ -50,7 +50,7 @@ pub struct Arguments {
     #[arg(long, requires = "test")]
     short: bool,
     /// With `--test`, only cases whose group and name contain this (or one of
-    /// these)
+    /// these). `storage` alone selects Linux's NVMe, NFS and iSER over RDMA
     #[arg(long, requires = "test")]
     filter: Vec<String>,
     /// Minimum number of HCAs of the guest

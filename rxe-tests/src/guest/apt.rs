@@ -1,5 +1,5 @@
-//! Trees of Debian packages for another architecture, built by this machine's apt and
-//! dpkg-deb: packages are unpacked, and their scripts are not run.
+//! Trees of Debian packages of another architecture or release, built by this machine's apt
+//! and dpkg-deb: packages are unpacked, and their scripts are not run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,9 @@ for deb in "$1"/*.deb; do
     echo
 done > "$2/var/lib/dpkg/status"
 rm "$2.tar" "$2.control""#;
+
+/// The list of a tree's packages.
+pub const STATUS: &str = "var/lib/dpkg/status";
 
 /// An apt with lists, packages and settings of its own.
 pub struct Apt {
@@ -64,6 +67,16 @@ impl Apt {
         };
         apt.get("fetching lists of packages", &["update"])?;
         Ok(apt)
+    }
+
+    /// Takes the packages of another tree for installed, so that they are not unpacked.
+    ///
+    /// # Errors
+    /// The tree has no list of its packages.
+    pub fn assume_installed(&self, tree: &Path) -> Result<()> {
+        let (from, to) = (tree.join(STATUS), self.folder.join("state/status"));
+        fs::copy(&from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+        Ok(())
     }
 
     /// Unpacks packages and their dependencies into the folder `tree`.

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-use super::apt::Apt;
+use super::apt::{Apt, STATUS};
 use super::progress::step;
 use super::suite::{PACKAGES, Suite};
 use super::{host, initramfs};
@@ -95,6 +95,35 @@ impl Image {
             .trim()
             .to_owned())
     }
+}
+
+/// Unpacks packages, and what they depend on and the guest lacks, into the folder `to`. A
+/// guest that copies it to its root can run their programs.
+///
+/// # Errors
+/// The packages cannot be fetched or unpacked.
+pub fn unpack_more(image: &Image, packages: &[&str], to: &Path) -> Result<()> {
+    let folder = to.with_extension("apt");
+    let apt = apt_of(image.suite, &folder)?;
+    apt.assume_installed(&image.tree())?;
+    fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
+    apt.unpack(packages, to)?;
+    // It would replace the guest's own.
+    fs::remove_file(to.join(STATUS))?;
+    fs::remove_dir_all(&folder)?;
+    Ok(())
+}
+
+/// Creates an apt with the packages of a suite, in `folder`.
+fn apt_of(suite: Suite, folder: &Path) -> Result<Apt> {
+    let mirror = host::mirror()?;
+    let mirror = mirror.with_context(|| {
+        let variable = host::MIRROR_VARIABLE;
+        format!("apt has no Debian archive configured; set {variable} to the URL of one")
+    })?;
+    let (keyring, release) = (host::KEYRING, suite.release());
+    let sources = format!("deb [signed-by={keyring}] {mirror} {release} main\n");
+    Apt::new(folder, suite.architecture().debian, Some(&sources))
 }
 
 /// Returns the guest of a suite, from the cache or newly built.
@@ -505,15 +534,8 @@ echo "$version" > /boot/version
     /// unpacks packages, and replaces their scripts.
     fn build_by_unpacking(&self) -> Result<()> {
         fs::create_dir(&self.tree)?;
-        let mirror = host::mirror()?;
-        let mirror = mirror.with_context(|| {
-            let variable = host::MIRROR_VARIABLE;
-            format!("apt has no Debian archive configured; set {variable} to the URL of one")
-        })?;
-        let (keyring, release) = (host::KEYRING, self.suite.release());
-        let sources = format!("deb [signed-by={keyring}] {mirror} {release} main\n");
         let folder = self.dir.join("apt");
-        let apt = Apt::new(&folder, self.suite.architecture().debian, Some(&sources))?;
+        let apt = apt_of(self.suite, &folder)?;
         let packages = [&["?essential", self.kernel], PACKAGES].concat();
         apt.unpack(&packages, &self.tree)?;
         let mut command = Command::new("sh");

@@ -13,7 +13,7 @@ use anyhow::Result;
 use rxe_tests::compare::{Results, Verdict};
 use rxe_tests::guest::suite::X86_64;
 use rxe_tests::guest::vm::Line;
-use rxe_tests::guest::{Hardware, Job, compile};
+use rxe_tests::guest::{Hardware, Job, compile, tree};
 use rxe_tests::record::{Case, Outcome as CaseOutcome, Provider, Record, StockExpectation};
 
 use super::{Arguments, Hcas, Machine, SETUP, known_failures};
@@ -36,6 +36,10 @@ const SHOWN: &str = include_str!("shown.sh");
 const SHOWN_DIFFERENCES: &str = include_str!("shown.txt");
 /// Faults that are injected while programs run.
 const FAULTS: &str = include_str!("faults.sh");
+/// Linux's storage over RDMA between two HCAs.
+const STORAGE: &str = include_str!("storage.sh");
+/// The packages with its programs.
+const STORAGE_PACKAGES: &[&str] = &["nfs-kernel-server", "nvme-cli", "open-iscsi"];
 
 /// The groups of the lists and of the Rust crate's cases.
 const PROGRAMS: &str = "programs";
@@ -106,7 +110,7 @@ fn run_all(arguments: &Arguments) -> Result<Outcome> {
             continue;
         }
         let scripts = |f: &String| {
-            ["pair", "shown", "faults"]
+            ["pair", "shown", "faults", "storage"]
                 .iter()
                 .any(|it| f.starts_with(it))
         };
@@ -126,6 +130,15 @@ fn run_all(arguments: &Arguments) -> Result<Outcome> {
             let share = compiled_programs(&machine)?;
             let folder = Some(share.0.clone());
             let run = script(&machine, arguments, profile, "faults", 1, FAULTS, folder);
+            runs.push(run?);
+        }
+        // Takes minutes, so it runs by its name alone.
+        if !arguments.filter.is_empty() && wanted(arguments, "storage") {
+            let share = suite::TempDir::new("storage")?;
+            let packages = share.0.join("packages");
+            tree::unpack_more(&machine.image, STORAGE_PACKAGES, &packages)?;
+            let folder = Some(share.0.clone());
+            let run = script(&machine, arguments, profile, "storage", 2, STORAGE, folder);
             runs.push(run?);
         }
     }
