@@ -12,17 +12,20 @@
 mod completion_queue;
 mod content;
 mod freed;
+mod memory;
 mod receives;
+mod receiving;
 mod sends;
 mod suppressions;
 mod watched;
+mod windows;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::os::fd::RawFd;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use uverbs::QpType;
 
@@ -31,22 +34,28 @@ use crate::explain::{Explainer, Finding, Origin, QueuePair, Stranger, lock};
 pub(crate) use completion_queue::CompletionQueue;
 use completion_queue::Entry;
 pub(crate) use freed::defer as defer_freeing;
+pub(crate) use memory::recover;
+use receives::Completed;
 pub(crate) use receives::{ReceiveQueue, Received};
 use sends::Fault;
 pub(crate) use sends::{SendQueue, Sent, Sge};
 use suppressions::Suppressions;
 use watched::Use;
+use windows::Windows;
+pub(crate) use windows::{BindInfo, Binding, IbvMw};
 
 /// A rule that a program can break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Rule {
     BufferChanged,
     OverlappingAccess,
+    ReceiveOverwritten,
     BufferUnmapped,
     RegionDeregistered,
     QueueNeverDrains,
     CompletionQueueTooSmall,
     EventsNotAcknowledged,
+    WindowLeftBound,
     AnotherDomain,
     AnotherContext,
     UseAfterDestroy,
@@ -55,14 +64,16 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 14] = [
         Self::BufferChanged,
         Self::OverlappingAccess,
+        Self::ReceiveOverwritten,
         Self::BufferUnmapped,
         Self::RegionDeregistered,
         Self::QueueNeverDrains,
         Self::CompletionQueueTooSmall,
         Self::EventsNotAcknowledged,
+        Self::WindowLeftBound,
         Self::AnotherDomain,
         Self::AnotherContext,
         Self::UseAfterDestroy,
@@ -75,11 +86,13 @@ impl Rule {
         match self {
             Self::BufferChanged => "buffer-changed",
             Self::OverlappingAccess => "overlapping-access",
+            Self::ReceiveOverwritten => "receive-overwritten",
             Self::BufferUnmapped => "buffer-unmapped",
             Self::RegionDeregistered => "region-deregistered",
             Self::QueueNeverDrains => "queue-never-drains",
             Self::CompletionQueueTooSmall => "completion-queue-too-small",
             Self::EventsNotAcknowledged => "events-not-acknowledged",
+            Self::WindowLeftBound => "window-left-bound",
             Self::AnotherDomain => "another-domain",
             Self::AnotherContext => "another-context",
             Self::UseAfterDestroy => "use-after-destroy",
@@ -139,8 +152,7 @@ pub(crate) struct Checker {
     suppressed: AtomicU64,
     /// Queue pairs that could not be followed.
     lost: AtomicU64,
-    /// Buffers that could not be read, since the system does not permit it.
-    cannot_read: AtomicBool,
+    windows: Mutex<Windows>,
 }
 
 impl Checker {
@@ -167,7 +179,7 @@ impl Checker {
             errors: AtomicU64::new(0),
             suppressed: AtomicU64::new(0),
             lost: AtomicU64::new(0),
-            cannot_read: AtomicBool::new(false),
+            windows: Mutex::default(),
         })
     }
 
@@ -200,9 +212,6 @@ impl Checker {
                  ibv_post_send, ibv_wr_* and ibv_poll_cq, one has failed, or it is DC or XRC"
             ));
         }
-        if self.cannot_read.load(Ordering::Relaxed) {
-            left_out.push("buffers: process_vm_readv is not permitted".to_owned());
-        }
         CheckSummary {
             errors: self.errors.load(Ordering::Relaxed),
             suppressed: self.suppressed.load(Ordering::Relaxed),
@@ -210,9 +219,11 @@ impl Checker {
         }
     }
 
-    fn lose(&self, queue: &mut SendQueue) {
+    fn lose(&self, queue_pair: &QueuePair, queue: &mut SendQueue) {
         if queue.lose() {
             self.lost.fetch_add(1, Ordering::Relaxed);
+            // Answers are not told from messages.
+            lock(&queue_pair.receives_in_flight).ignore_messages();
         }
     }
 
@@ -229,27 +240,22 @@ impl Checker {
             return Posted::default();
         }
         if explainer.objects.has_unseen(queue_pair) {
-            self.lose(&mut queue);
+            self.lose(queue_pair, &mut queue);
             return Posted::default();
         }
         // Answers arrive at other queue pairs.
         if [QpType::XRC_INI, QpType::DRIVER].contains(&queue_pair.kind) {
-            self.lose(&mut queue);
+            self.lose(queue_pair, &mut queue);
             return Posted::default();
         }
         let completions = posting.completions.map(|(queue, _)| queue);
         let mut posted = Posted::default();
         let mut last = None;
         for mut sent in sends {
-            if sent
-                .read((posting.device, posting.number), &explainer.objects)
-                .is_err()
-            {
-                self.cannot_read.store(true, Ordering::Relaxed);
-            }
+            sent.read((posting.device, posting.number), &explainer.objects);
             last = Some(sent.origin.clone());
             if !queue.push(sent, completions) {
-                self.lose(&mut queue);
+                self.lose(queue_pair, &mut queue);
                 return Posted::default();
             }
             posted.count += 1;
@@ -276,7 +282,7 @@ impl Checker {
         let mut last = None;
         for received in receives {
             last = Some(received.origin.clone());
-            if !queue.push(received, completions) {
+            if !queue.push(received, completions, &explainer.objects) {
                 return Posted::default();
             }
             posted.count += 1;
@@ -331,7 +337,75 @@ impl Checker {
 
     /// Handles a work request, or a doorbell, that was not seen.
     pub(crate) fn lose_order(&self, queue_pair: &QueuePair) {
-        self.lose(&mut lock(&queue_pair.in_flight));
+        self.lose(queue_pair, &mut lock(&queue_pair.in_flight));
+    }
+
+    /// Handles a work request that binds a window, or unbinds it.
+    pub(crate) fn bound(&self, queue_pair: (usize, u32), binding: &Binding, origin: &Origin) {
+        lock(&self.windows).bind(queue_pair, binding, origin);
+    }
+
+    /// Handles a work request that invalidates a key.
+    pub(crate) fn invalidated(&self, device: usize, key: u32) {
+        lock(&self.windows).invalidate(device, key);
+    }
+
+    /// Handles work requests of a queue pair that may not be carried out.
+    pub(crate) fn forget_windows(&self, (device, number): (usize, u32)) {
+        lock(&self.windows).forget(device, number);
+    }
+
+    /// Handles an object that was destroyed, of whose asynchronous events the program has read so
+    /// many and acknowledged others.
+    pub(crate) fn object_destroyed(
+        &self,
+        explainer: &Explainer,
+        (device, handle): (usize, u32),
+        (read, acknowledged): (u32, u32),
+    ) {
+        lock(&self.windows).destroyed(device, handle);
+        // Another thread may acknowledge them.
+        if read == acknowledged || !is_single_threaded() {
+            return;
+        }
+        let Some(Stranger::Destroyed(object, destroyed)) =
+            explainer.objects.stranger(device, -1, handle)
+        else {
+            return;
+        };
+        let function = match object.name {
+            "queue pair" => "ibv_destroy_qp",
+            "completion queue" => "ibv_destroy_cq",
+            _ => "ibv_destroy_srq",
+        };
+        explainer.report_error(Finding {
+            rule: Rule::EventsNotAcknowledged,
+            device,
+            queue_pair: None,
+            message: format!(
+                "{object} is destroyed, of which {read} asynchronous events were read and \
+                 {acknowledged} acknowledged: {function} waits for ibv_ack_async_event"
+            ),
+            origins: vec![("destroyed", destroyed), ("created", object.created)],
+        });
+    }
+
+    /// Handles a region that was deregistered.
+    pub(crate) fn region_deregistered(&self, explainer: &Explainer, device: usize, key: u32) {
+        let Some(bound) = lock(&self.windows).take_bound_to(device, key) else {
+            return;
+        };
+        explainer.report_error(Finding {
+            rule: Rule::WindowLeftBound,
+            device,
+            queue_pair: None,
+            message: format!(
+                "key {key:#x} is deregistered while a memory window is bound to its region, by \
+                 queue pair {:#x}",
+                bound.queue_pair
+            ),
+            origins: vec![("deregistered", Origin::here()), ("bound", bound.origin)],
+        });
     }
 
     /// Handles a completion before the program has it.
@@ -351,30 +425,30 @@ impl Checker {
             return;
         };
         if is_received {
-            let received = lock(&queue_pair.receives_in_flight).complete(completion.wr_id);
-            let entry = received.and_then(|received| received.entry);
-            if let Some(finding) = entry.and_then(Entry::polled) {
-                explainer.report_error(finding);
+            let completed = lock(&queue_pair.receives_in_flight).complete(completion.wr_id);
+            if let Some(completed) = completed {
+                received(explainer, (device, number), &queue_pair, completed);
             }
             return;
         }
         let mut queue = lock(&queue_pair.in_flight);
         if explainer.objects.has_unseen(&queue_pair) {
             // It may be the completion of one that was posted in a signal handler.
-            self.lose(&mut queue);
+            self.lose(&queue_pair, &mut queue);
             return;
         }
         if completion.has_failed {
             // The queue pair is in error, and work requests are flushed.
-            self.lose(&mut queue);
+            self.lose(&queue_pair, &mut queue);
             lock(&queue_pair.receives_in_flight).lose();
+            self.forget_windows((device, number));
             return;
         }
         if queue.is_lost() {
             return;
         }
         let Some(mut completed) = queue.complete(completion.wr_id) else {
-            self.lose(&mut queue);
+            self.lose(&queue_pair, &mut queue);
             return;
         };
         let entry = completed.last_mut().and_then(|sent| sent.entry.take());
@@ -515,6 +589,39 @@ impl Checker {
     }
 }
 
+/// Reports what is wrong with a completed receive.
+fn received(
+    explainer: &Explainer,
+    (device, number): (usize, u32),
+    queue_pair: &Arc<QueuePair>,
+    completed: Completed,
+) {
+    let Completed {
+        received,
+        overwritten,
+    } = completed;
+    if let Some(finding) = received.entry.and_then(Entry::polled) {
+        explainer.report_error(finding);
+    }
+    let Some((overwritten, later)) = overwritten else {
+        return;
+    };
+    let (wr_id, address) = (received.wr_id, overwritten.address);
+    explainer.report_error(Finding {
+        rule: Rule::ReceiveOverwritten,
+        device,
+        queue_pair: Some((number, Arc::clone(queue_pair))),
+        message: format!(
+            "queue pair {number:#x}: what was received with wr_id {wr_id:#x} was changed at \
+             {address:#x} by a later message before its completion was polled"
+        ),
+        origins: vec![
+            ("posted", received.origin),
+            ("the later one: posted", later),
+        ],
+    });
+}
+
 /// Returns what is wrong with a completed send.
 fn fault_of(
     explainer: &Explainer,
@@ -539,8 +646,7 @@ fn fault_of(
         let (rule, message) = match fault {
             Some(Fault::Changed(_) | Fault::ChangedBefore(..)) if is_shared(address) => continue,
             Some(Fault::Changed(offset)) => {
-                let from = offset.map_or(String::new(), |at| format!(" from byte {at} on"));
-                let message = format!("{what} have changed{from}, {then}");
+                let message = format!("{what} have changed from byte {offset} on, {then}");
                 (Rule::BufferChanged, message)
             }
             Some(Fault::ChangedBefore(usage, at)) => {

@@ -601,7 +601,7 @@ impl Explainer {
             self.objects.changed(device, change);
             let fresh = match *change {
                 ObjectChange::QueuePairCreated { number, .. } => Some(number),
-                ObjectChange::QueuePairModified { number, state } => {
+                ObjectChange::QueuePairModified { number, state, .. } => {
                     (state == uverbs::QpState::RESET).then_some(number)
                 }
                 _ => None,
@@ -615,11 +615,18 @@ impl Explainer {
             if let Lookup::Open(context) = table::find(fd) {
                 self.objects.created(device, context.fd, change);
             }
-            if let ObjectChange::CompletionQueueDestroyed {
+            self.check_change(checker, (fd, device), change);
+        }
+        changes
+    }
+
+    /// Checks a change of an object by a command on a descriptor of a device.
+    fn check_change(&self, checker: &Checker, (fd, device): (RawFd, usize), change: &ObjectChange) {
+        match *change {
+            ObjectChange::CompletionQueueDestroyed {
                 user_handle,
                 events,
-            } = *change
-            {
+            } => {
                 let queue = self.objects.remove_completion_queue(device, user_handle);
                 let acknowledged = hooks::acknowledged_events(fd, user_handle);
                 if let Some((queue, acknowledged)) = queue.zip(acknowledged) {
@@ -627,8 +634,28 @@ impl Explainer {
                     checker.completion_queue_destroyed(self, device, &queue, counts);
                 }
             }
+            ObjectChange::Destroyed {
+                handle,
+                user_handle,
+                events,
+            } => {
+                let acknowledged = (events != 0)
+                    .then(|| self.objects.name_of_destroyed(device, handle))
+                    .flatten()
+                    .and_then(|name| hooks::acknowledged_asynchronous(fd, name, user_handle));
+                let counts = (events, acknowledged.unwrap_or(events));
+                checker.object_destroyed(self, (device, handle), counts);
+            }
+            ObjectChange::RegionDeregistered { key } => {
+                checker.region_deregistered(self, device, key);
+            }
+            ObjectChange::QueuePairModified { number, state, .. }
+                if state == uverbs::QpState::RESET || state == uverbs::QpState::ERR =>
+            {
+                checker.forget_windows((device, number));
+            }
+            _ => {}
         }
-        changes
     }
 
     /// Called before the program's last descriptor of a context is closed.
@@ -1018,6 +1045,7 @@ mod tests {
             entries: [1, 1],
             send_blocks: 1,
             signals_all: false,
+            max_inline: 0,
         }
     }
 

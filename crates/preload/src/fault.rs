@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_utils::atomic::AtomicCell;
 
 use crate::real::{self, errno, set_errno};
-use crate::{doorbells, internal};
+use crate::{check, doorbells, internal};
 
 static PAGE: AtomicUsize = AtomicUsize::new(4096);
 /// The signals of faults.
@@ -121,6 +121,10 @@ extern "C-unwind" fn on_fault(number: c_int, info: *mut libc::siginfo_t, context
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     if code == SEGV_ACCERR && doorbells::unprotect(address) {
         return set_errno(before);
+    }
+    // SAFETY: the kernel passes the context.
+    if unsafe { check::recover(context) } {
+        return;
     }
     let accessed = || {
         embedded::last_accesses()

@@ -68,6 +68,18 @@ struct Cq {
     read_qp_num: Option<ReadCompletion>,
 }
 
+/// `struct ibv_srq`.
+#[repr(C)]
+struct Srq {
+    context: *mut Context,
+    program: *mut c_void,
+    pd: *mut c_void,
+    handle: u32,
+    mutex: pthread_mutex_t,
+    cond: pthread_cond_t,
+    events_completed: u32,
+}
+
 /// `struct ibv_wc`.
 #[repr(C)]
 pub(crate) struct Wc {
@@ -497,6 +509,26 @@ pub(crate) fn acknowledged_events(fd: RawFd, user_handle: u64) -> Option<u32> {
     };
     // SAFETY: as above.
     let context = unsafe { read::<Context>(context.expose_provenance())?.assume_init() };
+    (context.command_fd == fd).then_some(acknowledged)
+}
+
+/// Returns the number of asynchronous events that were acknowledged of an object of libibverbs, by
+/// its type and its user handle; `None` if it is none.
+pub(crate) fn acknowledged_asynchronous(fd: RawFd, name: &str, user_handle: u64) -> Option<u32> {
+    let offset = match name {
+        "queue pair" => posts::EVENTS_OF_QUEUE_PAIR,
+        "completion queue" => offset_of!(Cq, async_events_completed),
+        "shared receive queue" => offset_of!(Srq, events_completed),
+        _ => return None,
+    };
+    let object = usize::try_from(user_handle).ok()?;
+    // Each begins with its context.
+    // SAFETY: an address may have any value.
+    let context = unsafe { read::<usize>(object)?.assume_init() };
+    // SAFETY: all members may have any value.
+    let context = unsafe { read::<Context>(context)?.assume_init() };
+    // SAFETY: as above.
+    let acknowledged = unsafe { read::<u32>(object.checked_add(offset)?)?.assume_init() };
     (context.command_fd == fd).then_some(acknowledged)
 }
 

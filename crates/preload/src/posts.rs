@@ -18,8 +18,10 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::check::{self, Checker, CompletionQueue, Posted, Received, Sent, Sge};
-use crate::explain::{Explainer, Objects, Post, QueuePair, lock, thread};
+use crate::check::{
+    self, BindInfo, Binding, Checker, CompletionQueue, IbvMw, Posted, Received, Sent, Sge,
+};
+use crate::explain::{Explainer, Objects, Origin, Post, QueuePair, lock, thread};
 use crate::hooks::{self, Context, Hooked, hooked};
 use crate::table::{self, Lookup, ObjectKind};
 use crate::{internal, process};
@@ -54,12 +56,12 @@ struct Extension {
     functions: [*mut c_void; FUNCTIONS],
 }
 
+/// Offset of the number of acknowledged events in `struct ibv_qp`.
+pub(crate) const EVENTS_OF_QUEUE_PAIR: usize =
+    size_of::<IbvQp>() + size_of::<libc::pthread_mutex_t>() + size_of::<libc::pthread_cond_t>();
+
 /// Offset of [`Extension`] in `struct ibv_qp_ex`: the size of `struct ibv_qp`.
-const EXTENSION: usize = (size_of::<IbvQp>()
-    + size_of::<libc::pthread_mutex_t>()
-    + size_of::<libc::pthread_cond_t>()
-    + size_of::<u32>())
-.next_multiple_of(8);
+const EXTENSION: usize = (EVENTS_OF_QUEUE_PAIR + size_of::<u32>()).next_multiple_of(8);
 #[cfg(target_arch = "x86_64")]
 const _: () = assert!(EXTENSION == 160);
 
@@ -74,6 +76,7 @@ const WR_ABORT: usize = 19;
 /// `enum ibv_wr_opcode` of the first functions of a builder, in their order.
 const BUILDERS: [u32; 11] = [5, 6, BIND, 7, 4, 0, 1, 2, 3, 9, 10];
 const BIND: u32 = 8;
+const INVALIDATE: u32 = 7;
 
 /// The beginning of `struct ibv_send_wr`, up to the remote address.
 #[repr(C)]
@@ -84,9 +87,16 @@ struct SendWr {
     num_sge: c_int,
     opcode: u32,
     send_flags: u32,
+    /// Also a key to be invalidated.
     immediate: u32,
     remote_address: u64,
+    rest_of_remote: [u64; 4],
+    window: *const IbvMw,
+    window_key: u32,
+    binding: BindInfo,
 }
+
+const _: () = assert!(size_of::<SendWr>() == 128);
 
 /// `struct ibv_recv_wr`.
 #[repr(C)]
@@ -228,13 +238,11 @@ impl Posting {
     }
 
     /// As above, for receives.
-    fn check_receives(&self, checker: &Checker, posts: &[Post]) -> Posted {
+    fn check_receives(&self, checker: &Checker, receives: Vec<Received>) -> Posted {
         if !self.has_own_receives {
             return Posted::default();
         }
         let _scope = internal::enter();
-        let receives = posts.iter();
-        let receives = receives.map(|post| Received::new(post.wr_id, post.origin.clone()));
         checker.posting_receives(self.explainer, self.checked(RECEIVES_OF), receives)
     }
 
@@ -257,6 +265,14 @@ impl Posting {
             checker.refused(explainer, self.key, queue_pair, refused, &post.origin);
         }
         explainer.post_refused(self.key, queue_pair, (what, errno), post);
+    }
+
+    /// Tells the checker of a memory window that a work request changes.
+    fn change(&self, checker: &Checker, change: &WindowChange, origin: &Origin) {
+        match change {
+            WindowChange::Binds(binding) => checker.bound(self.key, binding, origin),
+            WindowChange::Invalidates(key) => checker.invalidated(self.key.0, *key),
+        }
     }
 
     /// Notes that the order of sends is unknown.
@@ -423,6 +439,64 @@ unsafe fn sends_of(list: *mut c_void, posts: &[Post]) -> Vec<Sent> {
     sends.collect()
 }
 
+/// What a work request does with a memory window.
+enum WindowChange {
+    Binds(Binding),
+    /// Invalidates its key.
+    Invalidates(u32),
+}
+
+impl WindowChange {
+    /// Returns those of a list of sends, given their posts.
+    ///
+    /// # Safety
+    /// A list of sends.
+    unsafe fn of_list(list: *mut c_void, posts: &[Post]) -> Vec<(Self, &Post)> {
+        let mut next = list.cast::<SendWr>();
+        let changes = posts.iter().filter_map(|post| {
+            // SAFETY: as many elements as posts. The structure ends before what other work
+            // requests do not have.
+            let (opcode, wr) = unsafe {
+                let wr = next;
+                next = (*wr).next;
+                ((*wr).opcode, wr)
+            };
+            // SAFETY: guaranteed by the caller; the opcode tells which members there are.
+            let change = unsafe {
+                match opcode {
+                    BIND => {
+                        let key = Some((*wr).window_key);
+                        Self::Binds(Binding::new((*wr).window, key, &(*wr).binding))
+                    }
+                    INVALIDATE => Self::Invalidates((*wr).immediate),
+                    _ => return None,
+                }
+            };
+            Some((change, post))
+        });
+        changes.collect()
+    }
+}
+
+/// As above, for receives.
+///
+/// # Safety
+/// A list of receives.
+unsafe fn receives_of(list: *mut c_void, posts: &[Post]) -> Vec<Received> {
+    let mut next = list.cast::<RecvWr>();
+    let receives = posts.iter().map(|post| {
+        // SAFETY: as many elements as posts.
+        let elements = unsafe {
+            let wr = &*next;
+            next = wr.next;
+            let count = usize::try_from(wr.num_sge).unwrap_or_default();
+            elements(wr.sg_list, count)
+        };
+        Received::new(post.wr_id, elements, post.origin.clone())
+    });
+    receives.collect()
+}
+
 /// Posts a list, and returns what the provider has returned.
 ///
 /// # Safety
@@ -463,14 +537,22 @@ unsafe fn post(
     let checker = posting.explainer.checker.as_ref();
     let checked = checker.map(|checker| {
         if !sends {
-            return (checker, posting.check_receives(checker, &noted));
+            // SAFETY: guaranteed by the caller.
+            let list = unsafe { receives_of(list, &noted) };
+            return (checker, posting.check_receives(checker, list));
         }
         // SAFETY: guaranteed by the caller.
         let list = unsafe { sends_of(list, &noted) };
         (checker, posting.check(checker, list))
     });
+    let bindings = (checker.filter(|_| sends))
+        // SAFETY: guaranteed by the caller. The provider may free the list.
+        .map(|checker| (checker, unsafe { WindowChange::of_list(list, &noted) }));
     // SAFETY: guaranteed by the caller.
     let result = unsafe { provider(queue_pair, list, bad) };
+    if let Some((checker, bindings)) = bindings.filter(|_| result == 0) {
+        (bindings.iter()).for_each(|(change, post)| posting.change(checker, change, &post.origin));
+    }
     if result != 0 {
         // SAFETY: the provider has set it to the first work request that it refused.
         let refused = unsafe { *bad.cast::<*mut c_void>() };
@@ -572,6 +654,9 @@ unsafe extern "C" fn bind_window<const N: usize>(
         posting.refused(followed, ("memory window binding", result), &post);
     } else if let Some((checker, posted)) = checked {
         posting.accepted(checker, SENDS_OF, posted);
+        // SAFETY: guaranteed by the caller. The information follows the `wr_id` and the flags.
+        let binding = unsafe { Binding::new(window.cast(), None, &*binding.byte_add(16).cast()) };
+        posting.change(checker, &WindowChange::Binds(binding), &post.origin);
     }
     result
 }
@@ -620,6 +705,18 @@ unsafe extern "C" fn build<const BUILDER: usize, const N: usize>(
             }
             let sent = Sent::new(wr_id, (opcode, flags), post.origin.clone());
             lock(&posting.queue_pair.in_flight).build(sent);
+            let change = match opcode {
+                // SAFETY: guaranteed by the caller: a window, its key, and the information.
+                BIND => Some(WindowChange::Binds(unsafe {
+                    let info = ptr::with_exposed_provenance::<BindInfo>(c);
+                    Binding::new(ptr::with_exposed_provenance(a), Some(b as u32), &*info)
+                })),
+                INVALIDATE => Some(WindowChange::Invalidates(a as u32)),
+                _ => None,
+            };
+            change
+                .iter()
+                .for_each(|change| posting.change(checker, change, &post.origin));
         }
         lock(&posting.queue_pair.sends).push(post);
         *lock(&posting.queue_pair.built) += 1;
@@ -719,6 +816,9 @@ unsafe extern "C" fn complete<const N: usize>(queue_pair: *mut IbvQp) -> c_int {
     let result = unsafe { provider(queue_pair) };
     if let Some((posting, built)) = posting.as_ref().zip(built).filter(|_| result != 0) {
         let refused = lock(&posting.queue_pair.sends).take_back(built);
+        if let Some((checker, _)) = &checked {
+            checker.forget_windows(posting.key);
+        }
         if let Some(post) = refused {
             let followed = checked.map(|(checker, posted)| (checker, posted.count));
             posting.refused(followed, ("send", result), &post);
@@ -743,6 +843,9 @@ unsafe extern "C" fn abort<const N: usize>(queue_pair: *mut IbvQp) {
         let built = std::mem::take(&mut *lock(&known.built));
         lock(&known.sends).take_back(built);
         lock(&known.in_flight).start();
+        if let Some(checker) = &posting.explainer.checker {
+            checker.forget_windows(posting.key);
+        }
     }
     // SAFETY: guaranteed by the caller.
     unsafe { provider(queue_pair) }

@@ -4,7 +4,7 @@
 #[macro_use]
 mod common;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use common::*;
@@ -83,6 +83,31 @@ const ERRORS: [(&str, &str, &str); 53] = [
     ("shared-queue", "leak", ""),
 ];
 
+/// The same, of `c/check_objects.c`.
+const ERRORS_OF_OBJECTS: [(&str, &str, &str); 9] = [
+    ("overwritten-whole", "receive-overwritten", ""),
+    ("overwritten-long", "receive-overwritten", ""),
+    ("overwritten-part", "receive-overwritten", ""),
+    ("overwritten-elements", "receive-overwritten", ""),
+    (
+        "window-1",
+        "window-left-bound",
+        "\tCHECK(!ibv_dereg_mr(region));",
+    ),
+    ("window-2", "window-left-bound", ""),
+    ("window-builder", "window-left-bound", ""),
+    (
+        "queue-pair",
+        "events-not-acknowledged",
+        "\tCHECK(!ibv_destroy_qp(qp));",
+    ),
+    (
+        "shared-queue",
+        "events-not-acknowledged",
+        "\tCHECK(!ibv_destroy_srq(srq));",
+    ),
+];
+
 const REFUSED_BY_OURS: [&str; 2] = ["again-queue-pair", "again-completion-queue"];
 
 /// What is right in any case.
@@ -96,18 +121,27 @@ const RIGHT: [&str; 7] = [
     "left-at-exit",
 ];
 
+/// What is right in any case, of `c/check_objects.c`.
+const RIGHT_OF_OBJECTS: [&str; 1] = ["overwritten-same"];
+
 struct Cases {
     world: World,
     program: PathBuf,
+    /// Its text.
+    source: String,
 }
 
 impl Cases {
     /// Returns `None` if the program cannot be built.
-    fn new(provider: Provider, port: &'static str) -> Option<Self> {
+    fn new(provider: Provider, port: &'static str, program: &str) -> Option<Self> {
         let world = World::new(provider, port);
         let options = &["-g", "-O1", "-libverbs", "-lpthread"];
-        let program = compiled("cc", "check_cases.c", options, &world.directory)?;
-        Some(Self { world, program })
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
+        Some(Self {
+            program: compiled("cc", program, options, &world.directory)?,
+            source: std::fs::read_to_string(path.join(program)).unwrap(),
+            world,
+        })
     }
 
     fn run(&self, arguments: &str, variables: &[(&str, &str)]) -> Output {
@@ -123,6 +157,45 @@ impl Cases {
     fn said(&self, arguments: &str, variables: &[(&str, &str)]) -> String {
         String::from_utf8(self.run(arguments, variables).stderr).unwrap()
     }
+
+    /// Runs the program with each error, and without.
+    fn finds(self, provider: Provider, errors: &[(&str, &str, &str)], right: &[&str]) {
+        for &(error, rule, line) in errors {
+            // Our provider refuses it without asking the device.
+            if provider == Provider::Ours && REFUSED_BY_OURS.contains(&error) {
+                continue;
+            }
+            let said = self.said(error, &[]);
+            let begins = format!("ringverbs: mlx5_0: error {rule}: ");
+            let reports = said
+                .lines()
+                .filter(|line| line.starts_with(&begins))
+                .count();
+            let all = said
+                .lines()
+                .filter(|line| line.contains(": error "))
+                .count();
+            // What uses an object that is left is left, too.
+            assert!(reports != 0 && reports == all, "{error}: {said}");
+            assert!(rule == "leak" || reports == 1, "{error}: {said}");
+            if !line.is_empty() {
+                let at = self.source.lines().position(|it| it.starts_with(line));
+                let program = self.program.file_name().unwrap().to_string_lossy();
+                let place = format!(" ({program}.c:{})\n", at.unwrap() + 1);
+                assert!(said.contains(&place), "{error}: no {place}: {said}");
+            }
+            // After a failed work request a queue pair is not followed.
+            let fails = rule == "another-domain";
+            assert_eq!(said.contains("not checked"), fails, "{error}: {said}");
+            let said = self.said(&format!("{error} right"), &[]);
+            assert!(is_silent(&said), "{error} right: {said}");
+        }
+        for right in right {
+            let said = self.said(right, &[]);
+            assert!(is_silent(&said), "{right}: {said}");
+        }
+        self.world.finish();
+    }
 }
 
 /// Returns the last line, which has the number of errors.
@@ -136,50 +209,22 @@ fn is_silent(said: &str) -> bool {
 
 fn finds_errors(provider: Provider) {
     let _turn = turn();
-    let Some(cases) = Cases::new(provider, "roce") else {
-        return;
-    };
-    let source = include_str!("c/check_cases.c");
-    for (error, rule, line) in ERRORS {
-        // Our provider refuses it without asking the device.
-        if provider == Provider::Ours && REFUSED_BY_OURS.contains(&error) {
-            continue;
-        }
-        let said = cases.said(error, &[]);
-        let begins = format!("ringverbs: mlx5_0: error {rule}: ");
-        let reports = said
-            .lines()
-            .filter(|line| line.starts_with(&begins))
-            .count();
-        let all = said
-            .lines()
-            .filter(|line| line.contains(": error "))
-            .count();
-        // What uses an object that is left is left, too.
-        assert!(reports != 0 && reports == all, "{error}: {said}");
-        assert!(rule == "leak" || reports == 1, "{error}: {said}");
-        if !line.is_empty() {
-            let at = source.lines().position(|it| it.starts_with(line)).unwrap() + 1;
-            let place = format!("        at main (check_cases.c:{at})\n");
-            assert!(said.contains(&place), "{error}: no {place}: {said}");
-        }
-        // After a failed work request a queue pair is not followed.
-        let fails = rule == "another-domain";
-        assert_eq!(said.contains("not checked"), fails, "{error}: {said}");
-        let said = cases.said(&format!("{error} right"), &[]);
-        assert!(is_silent(&said), "{error} right: {said}");
+    if let Some(cases) = Cases::new(provider, "roce", "check_cases.c") {
+        cases.finds(provider, &ERRORS, &RIGHT);
     }
-    for right in RIGHT {
-        let said = cases.said(right, &[]);
-        assert!(is_silent(&said), "{right}: {said}");
+}
+
+fn finds_errors_of_objects(provider: Provider) {
+    let _turn = turn();
+    if let Some(cases) = Cases::new(provider, "roce", "check_objects.c") {
+        cases.finds(provider, &ERRORS_OF_OBJECTS, &RIGHT_OF_OBJECTS);
     }
-    cases.world.finish();
 }
 
 /// Suppressed errors are counted apart; reports may be JSON, in a file.
 fn reports_have_options(provider: Provider) {
     let _turn = turn();
-    let Some(cases) = Cases::new(provider, "ib") else {
+    let Some(cases) = Cases::new(provider, "ib", "check_cases.c") else {
         return;
     };
     let path = |name: &str| cases.world.directory.join(name);
@@ -270,5 +315,6 @@ fn our_correct_programs() {
 
 with_each_provider! {
     errors_are_found: finds_errors;
+    errors_of_objects_are_found: finds_errors_of_objects;
     reports: reports_have_options;
 }

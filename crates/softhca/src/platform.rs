@@ -24,8 +24,9 @@ pub trait Memory {
     /// Called before data of a queue pair, not an entry of a queue, is read from memory.
     fn before_gather(&self, _qpn: u32, _address: u64, _length: usize) {}
 
-    /// Called before data of a queue pair, not an entry of a queue, is written to memory.
-    fn before_scatter(&self, _qpn: u32, _address: u64, _length: usize) {}
+    /// Called before data of a queue pair, not an entry of a queue, is written to memory: by a
+    /// write or an atomic of its peer if `is_remote`.
+    fn before_scatter(&self, _qpn: u32, _address: u64, _length: usize, _is_remote: bool) {}
 
     /// Copies to memory, in no particular order.
     fn write(&self, address: u64, data: &[u8]) -> Result<(), Unmapped>;

@@ -25,6 +25,8 @@ pub enum ObjectChange {
         send_blocks: u32,
         /// Each send has a completion, also one that asks for none.
         signals_all: bool,
+        /// Longest data in a send itself, in bytes.
+        max_inline: u32,
     },
     /// A queue pair was moved to a state. RESET empties its queues.
     QueuePairModified {
@@ -32,6 +34,8 @@ pub enum ObjectChange {
         number: u32,
         /// The state.
         state: QpState,
+        /// Its attributes.
+        attributes: QueuePairAttributes,
     },
     /// A queue pair was destroyed.
     QueuePairDestroyed {
@@ -85,7 +89,32 @@ pub enum ObjectChange {
     Destroyed {
         /// Its handle.
         handle: u32,
+        /// As it was created, of an object that has asynchronous events.
+        user_handle: u64,
+        /// Number of its asynchronous events that the program has read.
+        events: u32,
     },
+}
+
+/// Attributes of a queue pair, as the program has set them so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueuePairAttributes {
+    /// There is a global route.
+    pub is_global: bool,
+    /// Index of the source GID, and the GID.
+    pub source: (u8, [u8; 16]),
+    /// The path's hop limit.
+    pub hop_limit: u8,
+    /// As in `ibv_qp_attr`.
+    pub timeout: u8,
+    /// As in `ibv_qp_attr`.
+    pub retry_count: u8,
+    /// As in `ibv_qp_attr`.
+    pub rnr_retry: u8,
+    /// As in `ibv_qp_attr`.
+    pub max_dest_rd_atomic: u8,
+    /// Rights of the peer.
+    pub access: AccessFlags,
 }
 
 /// Translates between the descriptors of a device and those of a program, which it may

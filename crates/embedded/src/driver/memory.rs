@@ -34,16 +34,20 @@ pub fn last_accesses() -> [Range<usize>; 2] {
 }
 
 /// The functions that are called before devices read and write data in memory.
-static DATA_OBSERVERS: OnceLock<[DataObserver; 2]> = OnceLock::new();
+static DATA_OBSERVERS: OnceLock<(GatherObserver, ScatterObserver)> = OnceLock::new();
 
 /// Called with the number of a queue pair, an address and a length, by the thread that drives
 /// the device, under the device's lock.
-pub type DataObserver = fn(u32, u64, usize);
+pub type GatherObserver = fn(u32, u64, usize);
+
+/// As [`GatherObserver`]; the last argument tells whether it is a write or an atomic of the queue
+/// pair's peer, and not what the queue pair receives.
+pub type ScatterObserver = fn(u32, u64, usize, bool);
 
 /// Sets the functions that are called before devices of this process read data of queue pairs
 /// from memory, and write it. A later call changes nothing.
-pub fn observe_data(before_gather: DataObserver, before_scatter: DataObserver) {
-    let _ = DATA_OBSERVERS.set([before_gather, before_scatter]);
+pub fn observe_data(before_gather: GatherObserver, before_scatter: ScatterObserver) {
+    let _ = DATA_OBSERVERS.set((before_gather, before_scatter));
 }
 
 /// Memory of the process that the device may access.
@@ -317,15 +321,15 @@ impl Memory for Process {
 
     #[inline]
     fn before_gather(&self, qpn: u32, address: u64, length: usize) {
-        if let Some([observer, _]) = DATA_OBSERVERS.get() {
+        if let Some((observer, _)) = DATA_OBSERVERS.get() {
             observer(qpn, address, length);
         }
     }
 
     #[inline]
-    fn before_scatter(&self, qpn: u32, address: u64, length: usize) {
-        if let Some([_, observer]) = DATA_OBSERVERS.get() {
-            observer(qpn, address, length);
+    fn before_scatter(&self, qpn: u32, address: u64, length: usize, is_remote: bool) {
+        if let Some((_, observer)) = DATA_OBSERVERS.get() {
+            observer(qpn, address, length, is_remote);
         }
     }
 

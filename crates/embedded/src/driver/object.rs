@@ -489,7 +489,9 @@ impl Objects {
         if let Some(changes) = &mut self.changes {
             let destroyed = object.data.destruction();
             changes.retain(|change| {
-                *change != ObjectChange::Destroyed { handle } && Some(*change) != destroyed
+                let is_its =
+                    matches!(change, ObjectChange::Destroyed { handle: it, .. } if *it == handle);
+                !is_its && Some(*change) != destroyed
             });
         }
         if let Some(number) = object.data.number() {
@@ -585,7 +587,13 @@ impl Objects {
     pub(crate) fn remove(&mut self, handle: u32) -> Option<Object> {
         let object = self.objects.remove(&handle)?;
         if let Some(changes) = &mut self.changes {
-            changes.push(ObjectChange::Destroyed { handle });
+            let events = object.data.events();
+            let read = |events: &Events| events.reported.load(Ordering::Relaxed);
+            changes.push(ObjectChange::Destroyed {
+                handle,
+                user_handle: events.map_or(0, |events| events.user_handle),
+                events: events.map_or(0, read),
+            });
             changes.extend(object.data.destruction());
         }
         if let Some(number) = object.data.number() {

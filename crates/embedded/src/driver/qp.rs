@@ -18,7 +18,7 @@ use crate::driver::cause::{
 };
 use crate::driver::command::{Input, NUMBER, run};
 use crate::driver::data::Packet;
-use crate::driver::descriptors::ObjectChange;
+use crate::driver::descriptors::{ObjectChange, QueuePairAttributes};
 use crate::driver::dynamic;
 use crate::driver::gids::multicast_mac;
 use crate::driver::object::{Created, Events, ObjectData, Qp, Summary};
@@ -262,7 +262,7 @@ impl ObjectData for Qp {
     }
 
     fn creation(&self) -> Option<ObjectChange> {
-        let [sends, receives, ..] = self.cap;
+        let [sends, receives, _, _, max_inline] = self.cap;
         Some(ObjectChange::QueuePairCreated {
             number: self.number,
             kind: QpType(self.kind),
@@ -270,6 +270,7 @@ impl ObjectData for Qp {
             entries: [sends, receives],
             send_blocks: self.send_blocks,
             signals_all: self.signal_all,
+            max_inline,
         })
     }
 
@@ -409,15 +410,35 @@ impl State {
         })?;
         let has_state = Mask::from_bits_retain(given.attr_mask).contains(Mask::STATE);
         if has_state && self.objects.changes.is_some() {
-            let number = self.objects.qp(fd, given.qp_handle)?.number;
-            let state = QpState(given.qp_state);
-            let change = ObjectChange::QueuePairModified { number, state };
+            let qp = self.objects.qp(fd, given.qp_handle)?;
+            let change = ObjectChange::QueuePairModified {
+                number: qp.number,
+                state: QpState(given.qp_state),
+                attributes: self.public_attributes(&qp.attributes),
+            };
             self.objects
                 .changes
                 .iter_mut()
                 .for_each(|it| it.push(change));
         }
         Ok(())
+    }
+
+    fn public_attributes(&self, given: &ModifyQp) -> QueuePairAttributes {
+        let index = given.dest.sgid_index;
+        QueuePairAttributes {
+            is_global: given.dest.is_global != 0,
+            source: (
+                index,
+                self.gid_at(index.into()).map_or([0; 16], |entry| entry.gid),
+            ),
+            hop_limit: given.dest.hop_limit,
+            timeout: given.timeout,
+            retry_count: given.retry_cnt,
+            rnr_retry: given.rnr_retry,
+            max_dest_rd_atomic: given.max_dest_rd_atomic,
+            access: AccessFlags::from_bits_retain(given.qp_access_flags),
+        }
     }
 
     fn modify_qp_attributes(

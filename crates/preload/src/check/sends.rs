@@ -1,7 +1,6 @@
 //! The sends of a queue pair whose completions the program has not polled.
 
 use std::collections::VecDeque;
-use std::ffi::c_int;
 use std::sync::Arc;
 
 use super::completion_queue::{CompletionQueue, Entry};
@@ -82,17 +81,8 @@ impl Sent {
     }
 
     /// Reads the buffers of the elements, as far as they are in known regions.
-    ///
-    /// # Errors
-    /// This process may not read its memory.
-    pub(crate) fn read(
-        &mut self,
-        (device, qpn): (usize, u32),
-        objects: &Objects,
-    ) -> Result<(), c_int> {
-        let Some(usage) = self.usage else {
-            return Ok(());
-        };
+    pub(crate) fn read(&mut self, (device, qpn): (usize, u32), objects: &Objects) {
+        let Some(usage) = self.usage else { return };
         for element in std::mem::take(&mut self.elements) {
             let Sge { lkey, length, .. } = element;
             let length = length as usize;
@@ -100,11 +90,10 @@ impl Sent {
                 continue;
             };
             let watched = Watched::new((qpn, self.at), usage, address, length);
-            match Content::of(address, length) {
-                Ok(content) => watched.set_content(content),
-                Err(libc::EFAULT) => continue,
-                Err(errno) => return Err(errno),
-            }
+            let Some(content) = Content::of(address, length) else {
+                continue;
+            };
+            watched.set_content(content);
             self.buffers.push(Buffer {
                 address,
                 length,
@@ -112,15 +101,14 @@ impl Sent {
                 watched,
             });
         }
-        Ok(())
     }
 }
 
 /// An error in the use of a buffer, found when the send's completion is polled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Its bytes have changed, from an offset on if that is known.
-    Changed(Option<usize>),
+    /// Its bytes have changed, from an offset on.
+    Changed(usize),
     /// Its bytes had changed when the device read them or, for an answer, wrote them.
     ChangedBefore(Use, usize),
     /// The answer to a read or an atomic of another queue pair has changed them.
@@ -140,7 +128,7 @@ impl Buffer {
         if self.watched.usage() == Use::Answer {
             return None;
         }
-        let fate = self.watched.content()?.compare(self.address, self.length)?;
+        let fate = self.watched.content()?.compare(self.address, self.length);
         match fate {
             // After the comparison: the device marks a buffer before it writes to it.
             Fate::Changed(_) if self.watched.is_written() => {

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::content::{Content, Fate};
+use super::receiving;
 use crate::explain::lock;
 
 /// Buffers in flight that have bytes in each page, modulo their number.
@@ -128,12 +129,10 @@ impl Buffer {
         if part.start < accessed && (self.usage == Use::Answer || has_arrived(self.qpn, self.at)) {
             return;
         }
-        let from = part.start;
-        let fate = (self.content.get()).and_then(|it| it.compare_part(self.start, part));
+        let fate = (self.content.get()).map(|it| it.compare_part(self.start, part));
         if let Some(Fate::Changed(offset)) = fate {
             // After the comparison: the device marks a buffer before it writes to it.
             if !is_written() {
-                let offset = offset.unwrap_or(from);
                 self.changed.fetch_min(offset, Ordering::SeqCst);
             }
         }
@@ -239,12 +238,19 @@ pub(super) fn before_gather(qpn: u32, address: u64, length: usize) {
     }
 }
 
-/// Called before a device writes data of a queue pair.
-pub(super) fn before_scatter(qpn: u32, address: u64, length: usize) {
+/// Called before a device writes data of a queue pair; of its peer's write or atomic if
+/// `is_remote`.
+pub(super) fn before_scatter(qpn: u32, address: u64, length: usize, is_remote: bool) {
     let end = address.saturating_add(length as u64);
     let last_message = MESSAGE.load(Ordering::SeqCst);
+    let message_arrived = || {
+        if !is_remote {
+            receiving::before_scatter(qpn, address..end);
+        }
+        arrived(qpn);
+    };
     if length == 0 || !is_watched(address, end) {
-        return arrived(qpn);
+        return message_arrived();
     }
     let buffers = lock(&BUFFERS);
     let own = buffers.own((qpn, Use::Answer), address, end);
@@ -254,7 +260,7 @@ pub(super) fn before_scatter(qpn: u32, address: u64, length: usize) {
     let is_answer = own.oldest.is_some();
     match is_answer {
         true => ARRIVED[qpn as usize % ARRIVED.len()].store(now(), Ordering::SeqCst),
-        false => arrived(qpn),
+        false => message_arrived(),
     }
     for buffer in buffers.overlapping(address, end) {
         if own.next.is_some_and(|next| ptr::eq(next, buffer)) {
@@ -280,6 +286,11 @@ pub(super) fn arrived(qpn: u32) {
     MESSAGE.store(now, Ordering::SeqCst);
 }
 
+/// Returns whether a peer's message or write has arrived since a time.
+pub(super) fn has_message(since: u64) -> bool {
+    MESSAGE.load(Ordering::SeqCst) > since
+}
+
 /// Returns whether something has arrived at a queue pair, or one with a similar number, since a
 /// time.
 pub(super) fn has_arrived(qpn: u32, since: u64) -> bool {
@@ -301,12 +312,12 @@ mod tests {
     fn writes_mark_the_buffers_that_they_overlap() {
         let long = watched(AT, 3 << LOG_PAGE);
         let short = watched(AT + 100, 50);
-        before_scatter(1, AT + 90, 10);
+        before_scatter(1, AT + 90, 10, true);
         assert!(long.is_written() && !short.is_written());
-        before_scatter(1, AT + 149, 4000);
+        before_scatter(1, AT + 149, 4000, true);
         assert!(short.is_written());
         let (before, after) = (watched(AT - 8, 8), watched(AT + 8, 8));
-        before_scatter(1, AT, 8);
+        before_scatter(1, AT, 8, true);
         assert!(!before.is_written() && !after.is_written());
     }
 
@@ -365,20 +376,20 @@ mod tests {
         let (sent, at) = with_bytes(301, Use::Gather, &mut bytes);
         let (own, _) = with_bytes(302, Use::Gather, &mut bytes);
         let (answer, _) = with_bytes(302, Use::Answer, &mut bytes);
-        before_scatter(302, at, 64);
+        before_scatter(302, at, 64, true);
         assert_eq!((own.overlaps(), answer.changed()), (None, None));
         // A message of another test may have arrived.
         assert!(sent.is_written() && matches!(sent.overlaps(), None | Some(302)));
         // The answer to the first of two is no change of the other.
         let (first, _) = with_bytes(304, Use::Answer, &mut bytes);
         let (second, _) = with_bytes(304, Use::Answer, &mut bytes);
-        before_scatter(304, at, 64);
+        before_scatter(304, at, 64, true);
         bytes[3] = 2;
-        before_scatter(304, at, 64);
+        before_scatter(304, at, 64, true);
         assert_eq!((first.changed(), second.changed()), (None, None));
         let (answer, _) = with_bytes(303, Use::Answer, &mut bytes);
         bytes[9] = 2;
-        before_scatter(303, at, 64);
+        before_scatter(303, at, 64, true);
         assert_eq!(answer.changed(), Some(9));
     }
 }

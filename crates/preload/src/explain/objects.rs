@@ -336,6 +336,7 @@ impl Objects {
                 entries: [sends, receives],
                 send_blocks,
                 signals_all,
+                ..
             } => {
                 let queue_pair = QueuePair {
                     kind,
@@ -351,12 +352,15 @@ impl Objects {
                     builder: AtomicI32::new(0),
                     built: Mutex::default(),
                     in_flight: Mutex::new(SendQueue::new(send_blocks, signals_all)),
-                    receives_in_flight: Mutex::new(ReceiveQueue::new(receives)),
+                    receives_in_flight: Mutex::new(ReceiveQueue::new(
+                        receives,
+                        (kind == QpType::RC).then_some((device, number)),
+                    )),
                 };
                 self.queue_pairs_created.fetch_add(1, Ordering::Relaxed);
                 lock(&self.queue_pairs).insert((device, number), Arc::new(queue_pair));
             }
-            ObjectChange::QueuePairModified { number, state } => {
+            ObjectChange::QueuePairModified { number, state, .. } => {
                 let Some(queue_pair) = self.queue_pair(device, number) else {
                     return;
                 };
@@ -372,7 +376,10 @@ impl Objects {
                 }
             }
             ObjectChange::QueuePairDestroyed { number } => {
-                lock(&self.queue_pairs).remove(&(device, number));
+                let queue_pair = lock(&self.queue_pairs).remove(&(device, number));
+                if let Some(queue_pair) = queue_pair {
+                    lock(&queue_pair.receives_in_flight).lose();
+                }
                 let mut destroyed = lock(&self.destroyed);
                 destroyed.push_back((device, number));
                 if destroyed.len() > MAX_DESTROYED {
@@ -410,7 +417,7 @@ impl Objects {
                     oldest.and_then(|key| regions.remove(&key));
                 }
             }
-            ObjectChange::Destroyed { handle } => {
+            ObjectChange::Destroyed { handle, .. } => {
                 let key = (device, handle);
                 if let Some(created) = lock(&self.created).remove(&key) {
                     let mut strangers = lock(&self.strangers);
@@ -469,6 +476,14 @@ impl Objects {
             gone.created.clone(),
             gone.destroyed.clone(),
         ))
+    }
+
+    /// Returns the type of an object that was destroyed.
+    pub(crate) fn name_of_destroyed(&self, device: usize, handle: u32) -> Option<&'static str> {
+        let strangers = lock(&self.strangers);
+        let mut newest = strangers.iter().rev();
+        let gone = newest.find(|gone| gone.key == (device, handle))?;
+        Some(gone.created.name)
     }
 
     /// Returns where a queue pair, or another object with a number, was destroyed and created.

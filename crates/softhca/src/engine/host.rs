@@ -825,7 +825,7 @@ impl<P: Platform> Host for Core<P> {
                 self.stats.bytes_gathered += length as u64;
                 match self.contiguous_address(accessor, rkey, va, length, rights) {
                     Some(to) => {
-                        self.platform.before_scatter(target.qpn, to, length);
+                        self.platform.before_scatter(target.qpn, to, length, true);
                         let copied = self.platform.copy(from, to, length);
                         copied.map_err(|_| Fault::Memory)
                     }
@@ -915,7 +915,7 @@ impl<P: Platform> Host for Core<P> {
         };
         let before = match location {
             Location::Guest(at) => {
-                self.platform.before_scatter(target.qpn, at, 8);
+                self.platform.before_scatter(target.qpn, at, 8, true);
                 let updated = self.platform.update(at, &mut change);
                 updated.map_err(|_| Fault::Memory)?
             }

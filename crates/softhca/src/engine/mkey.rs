@@ -536,7 +536,9 @@ impl<P: Platform> Core<P> {
             let part = &data[at as usize..(at + n) as usize];
             match address {
                 Location::Guest(at) => {
-                    self.platform.before_scatter(accessor.qpn, at, part.len());
+                    let is_remote = rights == Rights::REMOTE_WRITE;
+                    self.platform
+                        .before_scatter(accessor.qpn, at, part.len(), is_remote);
                     self.platform.write(at, part).map_err(|_| Fault::Memory)
                 }
                 Location::Device(at) => self.device_memory.write(at, part),
