@@ -73,7 +73,7 @@ nvme_target() {
     ln -s $nvmet/subsystems/disk $nvmet/ports/1/subsystems/disk
 }
 nvme_connect() {
-    timeout 60 nvme connect -t rdma -a $RDMA_ADDR1 -s 4420 -n disk --nr-io-queues=2 "$@" &&
+    timeout 60 nvme connect -t rdma -a $RDMA_ADDR1 -s 4420 -n disk --nr-io-queues=2 --queue-size=32 &&
         until_true 20 test -b /dev/nvme0n1
 }
 nvme_remove() {
