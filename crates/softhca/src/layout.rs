@@ -383,6 +383,7 @@ pub mod rqc {
     pub const RQ_STATE: Field = field(0x8, 31, 28);
     pub const MODIFY_BITMASK: usize = 0x10;
     pub const MODIFY_VSD: u64 = 1 << 1;
+    pub const MODIFY_COUNTER_SET: u64 = 1 << 3;
     pub const AT: usize = 0x20;
     pub const SIZE: usize = 0xf0;
     pub const RLKY: Field = flag(0, 31);
@@ -393,6 +394,7 @@ pub mod rqc {
     pub const FLUSH_IN_ERROR_EN: Field = flag(0, 18);
     pub const USER_INDEX: Field = field(0x4, 23, 0);
     pub const CQN: Field = field(0x8, 23, 0);
+    pub const COUNTER_SET_ID: Field = field(0xc, 31, 24);
     /// [`wq`].
     pub const WQ: usize = 0x30;
 

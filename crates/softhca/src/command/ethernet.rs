@@ -124,6 +124,7 @@ impl<P: Platform> Core<P> {
             state: RST,
             flushes: rqc::FLUSH_IN_ERROR_EN.is_set(&context),
             strips_vlan: rqc::VSD.get(&context) == 0,
+            counter_set: rqc::COUNTER_SET_ID.get(&context),
             strides,
             ring,
             context,
@@ -136,8 +137,12 @@ impl<P: Platform> Core<P> {
         match self.queues.get_mut(rqn) {
             Some(Queue::Rq(rq)) => {
                 rq.state = state;
-                if get64(input, rqc::MODIFY_BITMASK) & rqc::MODIFY_VSD != 0 {
+                let changes = get64(input, rqc::MODIFY_BITMASK);
+                if changes & rqc::MODIFY_VSD != 0 {
                     rq.strips_vlan = rqc::VSD.at(rqc::AT).get(input) == 0;
+                }
+                if changes & rqc::MODIFY_COUNTER_SET != 0 {
+                    rq.counter_set = rqc::COUNTER_SET_ID.at(rqc::AT).get(input);
                 }
                 if state == RST {
                     (rq.ring.head, rq.ring.tail) = (0, 0);
@@ -173,6 +178,8 @@ impl<P: Platform> Core<P> {
                 rqc::STATE.at(rqc::AT).put(output, rq.state);
                 let disable = rqc::VSD.at(rqc::AT);
                 disable.put(output, u32::from(!rq.strips_vlan));
+                let counter_set = rqc::COUNTER_SET_ID.at(rqc::AT);
+                counter_set.put(output, rq.counter_set);
                 Ok(())
             }
             _ => Err(no_object("receive queue", object_number(input))),

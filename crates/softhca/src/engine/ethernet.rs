@@ -358,6 +358,7 @@ impl<P: Platform> Core<P> {
             return;
         };
         let (pd, cqn, uidx, privileged) = (rq.pd, rq.cqn, rq.uidx, rq.privileged);
+        let counter_set = rq.counter_set;
         let (frame, vlan) = match rq.strips_vlan {
             true => strip_vlan_tag(frame),
             false => (Cow::Borrowed(frame), None),
@@ -375,7 +376,10 @@ impl<P: Platform> Core<P> {
             filler,
         } = match take_slot(&self.platform, rq, frame.len()) {
             Ok(Some(slot)) => slot,
-            Ok(None) => return self.drop_frame(Some(rqn), frame.len(), FrameDrop::NoReceive),
+            Ok(None) => {
+                self.count_in(counter_set, |set| set.out_of_buffer += 1);
+                return self.drop_frame(Some(rqn), frame.len(), FrameDrop::NoReceive);
+            }
             Err(()) => return self.drop_frame(Some(rqn), frame.len(), FrameDrop::Unmapped),
         };
         if let Some(filler) = filler {

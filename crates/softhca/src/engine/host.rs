@@ -369,7 +369,11 @@ impl<P: Platform> Core<P> {
         self.store(qpn, local, offset, data)
     }
 
-    fn count_in(&mut self, counter_set: u32, change: impl FnOnce(&mut super::counters::QCounters)) {
+    pub(crate) fn count_in(
+        &mut self,
+        counter_set: u32,
+        change: impl FnOnce(&mut super::counters::QCounters),
+    ) {
         if let Some(set) = self.q_counters.get_mut(counter_set) {
             change(set);
         }

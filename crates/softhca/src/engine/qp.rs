@@ -153,6 +153,8 @@ pub(crate) struct Rq {
     pub(crate) flushes: bool,
     /// The VLAN tag of a received frame is removed and reported in the CQE.
     pub(crate) strips_vlan: bool,
+    /// Counts dropped frames.
+    pub(crate) counter_set: u32,
     /// Several frames are received into one WQE, if it is a striding receive queue.
     pub(crate) strides: Option<Strides>,
     pub(crate) ring: Ring,

@@ -194,6 +194,14 @@ pub(super) fn dropped_frames_have_causes() {
     let fabric = Fabric::new(1);
     let mut sender = Interface::with(0, &fabric, 7);
     let mut receiver = Interface::with(1, &fabric, 7);
+    let allocate = Input::new(op::ALLOC_Q_COUNTER, 16);
+    let counter_set = receiver.driver.create(allocate);
+    let modify = Input::new(op::MODIFY_RQ, 0x110)
+        .or(8, 0, receiver.rq.number)
+        .put64(0x10, 1 << 3)
+        .or(0x20, 20, 1)
+        .or(0x2c, 24, counter_set);
+    receiver.driver.execute(&modify, 16);
     let mut told = observe(&mut receiver.driver);
     let mut exchange = |receiver: &mut Interface| {
         sender.send(BROADCAST);
@@ -213,6 +221,8 @@ pub(super) fn dropped_frames_have_causes() {
     };
     let expected = [dropped(queue, FrameDrop::NoReceive)];
     assert_eq!(exchange(&mut receiver), expected);
+    let counters = receiver.driver.hca.q_counters(counter_set).unwrap();
+    assert_eq!(counters.out_of_buffer, 1);
     // A receive that is too short.
     let receive_segment = segment(20, receiver.driver.key, receiver.page + 4096);
     receiver
