@@ -75,11 +75,12 @@ impl PacketQueueContext {
     }
 
     /// As [`input`](Self::input), of a receive queue.
-    pub(crate) fn receive_input(&self, strips_vlan: bool) -> Result<Input> {
+    pub(crate) fn receive_input(&self, strips_vlan: bool, counter_set: u32) -> Result<Input> {
         let input = self.input(op::CREATE_RQ)?;
         let keeps = u32::from(!strips_vlan);
         Ok(input
             .set(rqc::VSD.at(rqc::AT), keeps)
+            .set(rqc::COUNTER_SET_ID.at(rqc::AT), counter_set)
             .set(rqc::FLUSH_IN_ERROR_EN.at(rqc::AT), 1))
     }
 }
@@ -331,7 +332,8 @@ impl State {
             0 => None,
             receives => {
                 let context = queue(cqs[1], entries[1], receives.ilog2(), driver.rq_wqe_shift);
-                Some(uar(context.receive_input(parsed.create & STRIP_VLAN != 0)?))
+                let strips_vlan = parsed.create & STRIP_VLAN != 0;
+                Some(uar(context.receive_input(strips_vlan, self.counter_set)?))
             }
         };
         Ok([send, receive])

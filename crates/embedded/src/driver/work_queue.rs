@@ -187,7 +187,7 @@ impl State {
             log_stride: shift,
             records: addresses.records,
         };
-        let input = context.receive_input(flags & STRIP_VLAN != 0)?;
+        let input = context.receive_input(flags & STRIP_VLAN != 0, self.counter_set)?;
         let mut input = input.set(wq::WQ_TYPE.at(WQ), wq_type::CYCLIC);
         if features & CREATE_WQ_STRIDES != 0 {
             let log_bytes = driver.single_stride_log_num_of_bytes;

@@ -580,6 +580,8 @@ impl UdpWire {
         let any = !self.outgoing_frames.is_empty();
         if any {
             self.send_frames();
+        } else if self.outgoing.is_empty() {
+            self.packets.close_unused();
         }
         any
     }

@@ -9,7 +9,7 @@ use std::mem::{size_of, zeroed};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use roce::packet::{LinkKind, Mac, NetworkHeaders};
@@ -44,14 +44,15 @@ pub(crate) struct PacketPort {
     interface: u32,
     /// Its address; `None` if it is no Ethernet interface.
     mac: Option<Mac>,
-    socket: Mutex<Weak<PacketSocket>>,
-    /// A socket has existed.
+    socket: Mutex<Option<Arc<PacketSocket>>>,
+    /// There is a socket.
     opened: AtomicBool,
     /// Monitors the socket.
     epoll: Epoll,
 }
 
-/// A packet socket. It receives frames as long as it is open, so that queue pairs own it.
+/// A packet socket. It receives frames as long as it is open, so that queue pairs own it. Once
+/// these are destroyed, it sends what they have completed, and is closed.
 #[derive(Debug)]
 pub(crate) struct PacketSocket(OwnedFd);
 
@@ -82,14 +83,14 @@ impl PacketPort {
     /// EPERM without CAP_NET_RAW; those of the socket calls.
     pub(super) fn open(&self) -> Result<Arc<PacketSocket>> {
         let mut current = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(socket) = current.upgrade() {
-            return Ok(socket);
+        if let Some(socket) = &*current {
+            return Ok(Arc::clone(socket));
         }
         let opened = PacketSocket::open(self.interface)
             .map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EIO)))?;
         watch(&self.epoll, opened.0.as_fd(), 0)?;
         let socket = Arc::new(opened);
-        *current = Arc::downgrade(&socket);
+        *current = Some(Arc::clone(&socket));
         self.opened.store(true, Ordering::Release);
         Ok(socket)
     }
@@ -100,7 +101,19 @@ impl PacketPort {
             return None;
         }
         let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        socket.upgrade()
+        socket.clone()
+    }
+
+    /// Closes the socket if no queue pair owns it. Called when no frame waits for it.
+    pub(super) fn close_unused(&self) {
+        if !self.opened.load(Ordering::Acquire) {
+            return;
+        }
+        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        if socket.as_ref().is_some_and(|it| Arc::strong_count(it) == 1) {
+            *socket = None;
+            self.opened.store(false, Ordering::Release);
+        }
     }
 
     /// Returns whether the device receives a frame of the interface.
