@@ -1,6 +1,7 @@
 //! DevX: objects that a program creates by commands.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -128,12 +129,22 @@ impl Program {
     }
 
     fn umem(&self, page: &Page, length: u64, access: u32) -> Result<(Umem<Shared>, u32), Error> {
+        self.register(page.address(), length, access, None)
+    }
+
+    fn register(
+        &self,
+        addr: u64,
+        length: u64,
+        access: u32,
+        dmabuf: Option<BorrowedFd<'_>>,
+    ) -> Result<(Umem<Shared>, u32), Error> {
         let init = UmemInit {
-            addr: page.address(),
+            addr,
             length,
             access,
             page_sizes: None,
-            dmabuf: None,
+            dmabuf,
         };
         // SAFETY: pages of the test, which outlive the context.
         unsafe { Umem::register(&self.context, &init) }
@@ -176,11 +187,16 @@ impl Program {
 
     /// Creates a queue pair and its completion queue in a page.
     fn queues(&self, page: &Page) -> Queues {
+        let memory = self.umem(page, 4096, LOCAL_WRITE).unwrap();
+        self.queues_in(page, memory)
+    }
+
+    /// As [`queues`](Self::queues), in registered memory, which the page shows.
+    fn queues_in(&self, page: &Page, (memory, umem): (Umem<Shared>, u32)) -> Queues {
         for entry in 0..4 {
             // Owned by the device, invalid.
             page.set(entry * 64 + 60, 0xf1);
         }
-        let (memory, umem) = self.umem(page, 4096, LOCAL_WRITE).unwrap();
         let (cq, output) = self.create(&self.cq(umem)).unwrap();
         let cqn = NUMBER.get(&output);
         let (qp, output) = self.create(&self.qp(umem, cqn)).unwrap();
@@ -367,6 +383,61 @@ fn as_many_sends_as_before_may_follow_a_reset() {
         program.modify(qp, &Input::new(op::TO_RST_QP, 16).set(NUMBER, qpn));
         page.set(SENDS as usize + 4, 0);
     }
+}
+
+#[test]
+fn queues_are_in_a_dma_buffer() {
+    let embedded = Embedded::new("ib").unwrap();
+    let program = Program::new(&embedded);
+    // SAFETY: makes a descriptor.
+    let buffer = unsafe {
+        let flags = libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC;
+        OwnedFd::from_raw_fd(libc::memfd_create(c"buffer".as_ptr(), flags))
+    };
+    let register =
+        |offset, length| program.register(offset, length, LOCAL_WRITE, Some(buffer.as_fd()));
+    // SAFETY: no memory is passed.
+    let grown = unsafe { libc::ftruncate(buffer.as_raw_fd(), 2 * 4096) };
+    assert_eq!(grown, 0);
+    // It might shrink.
+    assert_eq!(errno(&register(4096, 4096)), EINVAL);
+    // SAFETY: no memory is passed.
+    let sealed = unsafe { libc::fcntl(buffer.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
+    assert_eq!(sealed, 0);
+    for (offset, length) in [(4096, 4097), (8192, 1), (4096, 0), (u64::MAX, 2)] {
+        assert_eq!(
+            errno(&register(offset, length)),
+            EINVAL,
+            "{offset} {length}"
+        );
+    }
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let other = program.register(0, 4096, LOCAL_WRITE, Some(null.as_fd()));
+    assert_eq!(errno(&other), EINVAL);
+    let memory = register(4096, 4096).unwrap();
+    // SAFETY: a new mapping, which stays until the process ends.
+    let mapped = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            4096,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            buffer.as_raw_fd(),
+            4096,
+        )
+    };
+    assert_ne!(mapped, libc::MAP_FAILED);
+    let page = ManuallyDrop::new(Page(mapped.cast()));
+    // The memory keeps the buffer.
+    drop(buffer);
+    let queues = program.queues_in(&page, memory);
+    assert_eq!(errno(&queues.memory.destroy()), EBUSY);
+    program.connect(&queues.qp, queues.qpn);
+    post_nop(&page, queues.qpn);
+    wait_until(|| page.get(60) & 0xf1 == 0);
+    assert_eq!(page.get(56) & 0xff_ffff, queues.qpn);
+    drop(queues);
+    assert_eq!(embedded.complaints(), [""; 0]);
 }
 
 #[test]

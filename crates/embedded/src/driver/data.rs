@@ -7,6 +7,7 @@ use std::sync::Arc;
 use mlx5_abi::FlowCountersDesc;
 use uverbs::QpState;
 
+use crate::addresses::PacketAccess;
 use crate::driver::command::Input;
 use crate::driver::event::{EventCounter, EventFile};
 use crate::driver::object::Events;
@@ -31,6 +32,8 @@ pub(crate) struct DevxObject {
     pub(crate) number: u32,
     /// The command that destroys it.
     pub(crate) destroy: Input,
+    /// The interface's raw packets, of a queue of packets.
+    pub(crate) _packets: Option<Arc<dyn PacketAccess>>,
 }
 
 /// Attributes of a target, which are passed to the device when it becomes ready to receive.

@@ -7,6 +7,7 @@
 use std::os::fd::RawFd;
 
 use mlx5_abi::ids::*;
+use ring::Mapping;
 use roce::bits::{Field, get_array};
 use softhca::command::opcode as op;
 use softhca::layout::header::{OBJ_ID, OBJ_TYPE, SHORT_NUMBER};
@@ -21,6 +22,7 @@ use uverbs::AccessFlags;
 use crate::driver::cause::{Class, Result, at_most, by_device, invalid, memory, refuse, require};
 use crate::driver::command::{self, Input, NUMBER, make};
 use crate::driver::data::DevxObject;
+use crate::driver::dma_buffer;
 use crate::driver::files::uar_mapping;
 use crate::driver::object::{Created, Object, ObjectData, Summary};
 use crate::driver::queues::WQ;
@@ -123,6 +125,8 @@ impl ObjectData for Uar {
 #[derive(Debug)]
 struct Umem {
     number: u32,
+    /// The device's mapping of a DMA buffer.
+    _buffer: Option<Mapping>,
 }
 
 impl ObjectData for Umem {
@@ -389,6 +393,10 @@ impl State {
             op::CREATE_MKEY => require_umem_of_key(&mut input)?,
             _ => require_umem(&mut input),
         }
+        let packets = match opcode {
+            op::CREATE_SQ | op::CREATE_RQ if self.has_packets() => self.open_packets()?,
+            _ => None,
+        };
         let output = self.execute_command(request, &input, ATTR_DEVX_OBJ_CREATE_OUT)?;
         let number = match opcode {
             op::ATTACH_TO_MCG => NUMBER.get(&input),
@@ -415,6 +423,7 @@ impl State {
             general,
             number,
             destroy,
+            _packets: packets,
         };
         // SAFETY: guaranteed by the caller.
         if let Err(errno) = unsafe { self.watch_object(&object) } {
@@ -567,7 +576,19 @@ impl State {
             true => Access::Write,
             false => Access::Read,
         };
-        fault_in(address, length, need).map_err(memory("addr", address, Rule::Readable))?;
+        let (address, buffer) = match request.program_fd(ATTR_DEVX_UMEM_REG_DMABUF) {
+            Some(buffer) => {
+                require(length != 0, "length", length, Rule::NonZero)?;
+                // The address is an offset in the buffer.
+                let (mapping, address) = dma_buffer::map(buffer, address, length)?;
+                (address, Some(mapping))
+            }
+            None => {
+                let refused = memory("addr", address, Rule::Readable);
+                fault_in(address, length, need).map_err(refused)?;
+                (address, None)
+            }
+        };
         let sizes = match request.has(ATTR_DEVX_UMEM_REG_PAGE_SIZES) {
             true => request.value(ATTR_DEVX_UMEM_REG_PAGE_SIZES)?,
             false => u64::MAX,
@@ -586,11 +607,19 @@ impl State {
         )?;
         let input = pages(address, length, writable)?.set(UID, uid);
         let number = make(&mut self.hca, &input)?;
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the range is part of a mapping that the object keeps, whose file does not
+        // shrink; or guaranteed by the caller.
         unsafe { self.hca.platform_mut().grant(address, length) };
+        let object = Object::new(
+            fd,
+            Umem {
+                number,
+                _buffer: buffer,
+            },
+        );
         let handle = self
             .objects
-            .insert(Object::new(fd, Umem { number }).with_memory(vec![(address, length)]));
+            .insert(object.with_memory(vec![(address, length)]));
         request.set_handle(ATTR_DEVX_UMEM_REG_HANDLE, handle);
         request.answer(ATTR_DEVX_UMEM_REG_NUMBER, &number);
         Ok(())

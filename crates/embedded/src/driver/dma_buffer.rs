@@ -1,6 +1,7 @@
-//! Regions of DMA buffers (`ib_uverbs_reg_dmabuf_mr`, `mlx5_ib_reg_user_mr_dmabuf`). The device
-//! reaches a buffer's memory by a mapping of its own, so its exporter must permit that, as
-//! udmabuf does. A memfd that cannot shrink is accepted, too: udmabuf makes buffers of such.
+//! DMA buffers: regions of them (`ib_uverbs_reg_dmabuf_mr`, `mlx5_ib_reg_user_mr_dmabuf`), and
+//! memory of DevX (`devx_umem_get`). The device reaches a buffer's memory by a mapping of its
+//! own, so its exporter must permit that, as udmabuf does. A memfd that cannot shrink is
+//! accepted, too: udmabuf makes buffers of such.
 
 use std::os::fd::{BorrowedFd, RawFd};
 
@@ -40,7 +41,7 @@ fn length_of(buffer: BorrowedFd<'_>) -> nix::Result<Option<u64>> {
 }
 
 /// Maps a part of a buffer, in whole pages before it.
-fn map(fd: RawFd, offset: u64, length: u64) -> Result<(Mapping, u64)> {
+pub(super) fn map(fd: RawFd, offset: u64, length: u64) -> Result<(Mapping, u64)> {
     if fd < 0 {
         return refuse(Class::BadDescriptor, "fd", fd as u32, Rule::Exists);
     }

@@ -173,6 +173,13 @@ impl Request {
                 is("length", length, 0)?;
                 object(form, attr.data)
             }
+            Form::ProgramFd => {
+                is("length", length, 0)?;
+                match RawFd::try_from(attr.data as i64) {
+                    Ok(_) => Ok(()),
+                    Err(_) => invalid("descriptor", attr.data, Rule::Known),
+                }
+            }
             Form::Fd(_) => {
                 is("length", length, 0)?;
                 let Some(fd) = self.device_fd(attr.data) else {
@@ -292,6 +299,12 @@ impl Request {
     pub(crate) fn fd(&self, id: u16) -> Option<RawFd> {
         let (_, attr) = self.find(id)?;
         self.device_fd(attr.data)
+    }
+
+    /// Returns the program's descriptor that an attribute contains, if present.
+    pub(crate) fn program_fd(&self, id: u16) -> Option<RawFd> {
+        let (_, attr) = self.find(id)?;
+        RawFd::try_from(attr.data as i64).ok()
     }
 
     /// Returns the device's descriptor that an attribute contains.

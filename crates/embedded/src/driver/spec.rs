@@ -27,6 +27,8 @@ pub(crate) enum Form {
     AnyObject,
     /// A descriptor of a type.
     Fd(FileKind),
+    /// Any descriptor of the program (`UVERBS_ATTR_RAW_FD`).
+    ProgramFd,
     /// A value of an enumeration, with the data that belongs to it, of these lengths.
     Enum(&'static [u16]),
     /// Handles of up to `max` objects of a type, at least one.
@@ -543,6 +545,7 @@ fn driver_method(object_id: u16, method_id: u16) -> Option<&'static [Spec]> {
                     exactly(ATTR_DEVX_UMEM_REG_LEN, 8),
                     flags(ATTR_DEVX_UMEM_REG_ACCESS),
                     constant(ATTR_DEVX_UMEM_REG_PAGE_SIZES).optional(),
+                    Spec::new(ATTR_DEVX_UMEM_REG_DMABUF, Form::ProgramFd).optional(),
                     out(ATTR_DEVX_UMEM_REG_NUMBER, 4),
                 ]
             }
