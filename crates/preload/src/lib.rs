@@ -32,6 +32,7 @@ mod paths;
 mod posts;
 mod process;
 mod real;
+mod relative;
 mod resources;
 mod table;
 mod tree;

@@ -238,6 +238,9 @@ libc_functions! {
     listxattr(path: *const c_char, names: *mut c_char, size: usize) -> isize, -1;
     llistxattr(path: *const c_char, names: *mut c_char, size: usize) -> isize, -1;
     realpath(path: *const c_char, resolved: *mut c_char) -> *mut c_char, ptr::null_mut();
+    chdir(path: *const c_char) -> c_int, -1;
+    getcwd(buffer: *mut c_char, size: usize) -> *mut c_char, ptr::null_mut();
+    get_current_dir_name() -> *mut c_char, ptr::null_mut();
     opendir(path: *const c_char) -> *mut c_void, ptr::null_mut();
     scandir(
         path: *const c_char, list: *mut c_void, filter: *mut c_void, compare: *mut c_void

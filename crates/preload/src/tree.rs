@@ -12,11 +12,15 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use embedded::softhca::card::Card;
-use embedded::sysfs::{self, Described, Place};
+use embedded::sysfs::{self, Content, Described, File, Place};
 use nix::net::if_::{if_indextoname, if_nametoindex};
 use uverbs::Error;
 
 use crate::config::{self, Config, print_error};
+use crate::internal;
+
+/// The names of trees begin so.
+pub(crate) const PREFIX: &[u8] = b"/sysfs-";
 
 /// Splits the path of a dynamic attribute, below `/sys`, into the number of the
 /// device and the name of the attribute.
@@ -66,7 +70,11 @@ fn create_or_report(config: &Config, interface: Option<&str>) -> Option<PathBuf>
     if !config::has_room_for_files() {
         return None;
     }
+    // Paths are looked up as they are, without this tree.
+    let _scope = internal::enter();
     let created = create_tree(config, interface);
+    // Programs change their working directory.
+    let created = created.and_then(|root| root.canonicalize().map_err(|error| error.to_string()));
     let report = |reason| print_error(&format!("{}: {reason}", config.directory.display()));
     created.map_err(report).ok()
 }
@@ -116,10 +124,8 @@ pub(crate) fn strip_root(path: &[u8]) -> Option<&[u8]> {
     let trees = trees()?;
     let roots = trees.renamed.iter().filter_map(OnceLock::get);
     let roots = roots.map(|(_, root)| root.as_path());
-    std::iter::once(&*trees.root).chain(roots).find_map(|root| {
-        let root = root.canonicalize().ok()?;
-        path.strip_prefix(root.as_os_str().as_bytes())
-    })
+    let mut roots = std::iter::once(&*trees.root).chain(roots);
+    roots.find_map(|root| path.strip_prefix(root.as_os_str().as_bytes()))
 }
 
 /// Describes the devices of a process.
@@ -141,6 +147,22 @@ fn described<'a>(config: &'a Config, interface: Option<&str>) -> Vec<Described<'
     devices.map(describe).collect()
 }
 
+/// Returns links to the PCI devices of the host, which are listed with those of this process.
+fn host_functions() -> Vec<File> {
+    // A path that `device_path` does not replace.
+    let directory = "/sys/./bus/pci/devices";
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let link = |entry: fs::DirEntry| {
+        let target = entry.path().canonicalize().ok()?;
+        let path = format!("sys/bus/pci/devices/{}", entry.file_name().to_str()?);
+        Some((path, Content::Link(target.to_str()?.to_owned())))
+    };
+    let mut files: Vec<File> = entries.filter_map(link).collect();
+    // Processes with the same devices share a tree.
+    files.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    files
+}
+
 /// Creates the tree if it does not exist, and returns its path.
 fn create_tree(config: &Config, interface: Option<&str>) -> Result<PathBuf, String> {
     let directory = embedded::Network::own_directory(&config.directory);
@@ -149,8 +171,9 @@ fn create_tree(config: &Config, interface: Option<&str>) -> Result<PathBuf, Stri
         error => error.to_string(),
     })?;
     let mut files = sysfs::files(&described(config, interface));
-    if let Some(node) = &config.node {
-        files.extend(node.files());
+    match &config.node {
+        Some(node) => files.extend(node.files()),
+        None => files.extend(host_functions()),
     }
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);

@@ -19,6 +19,82 @@ fn gids(provider: Provider) {
     }
 }
 
+/// Working directories, and paths that are relative to them or to open directories.
+#[test]
+fn programs_work_in_folders_of_sysfs() {
+    let _turn = turn();
+    if !installed(&["python3", "find"]) {
+        return;
+    }
+    let world = World::new(Provider::Stock, "roce,ib");
+    let script = world.directory.join("folders.sh");
+    std::fs::write(&script, FOLDERS).unwrap();
+    let said = world
+        .start(&format!("sh {}", script.display()), "output.txt")
+        .good();
+    let said: Vec<_> = said.lines().collect();
+    let function = "/sys/devices/ringverbs/ffff:00:00.0";
+    let device = format!("{function}/infiniband/mlx5_0");
+    let expected = [
+        "/sys/class/infiniband",
+        "mlx5_0",
+        "mlx5_1",
+        &device,
+        "0250:5300:0000:0001",
+        "4: ACTIVE",
+        "0250:5300:0000:0002",
+        function,
+        "0x15b3",
+        "lo",
+        "0250:5300:0000:0001",
+        &format!("{device}/ports/1"),
+        "5: LinkUp",
+        "4: ACTIVE",
+        "InfiniBand",
+        "../../../ffff:00:00.0",
+        &device,
+        "True",
+        "/tmp",
+    ];
+    assert_eq!(said, expected);
+    world.finish();
+}
+
+const FOLDERS: &str = r#"
+cd /sys/class/infiniband
+/bin/pwd
+ls
+cd mlx5_0
+/bin/pwd
+cat node_guid ./ports/1/state ../../../ffff:00:01.0/infiniband/mlx5_1/node_guid
+cd device
+/bin/pwd
+cat vendor
+ls -d ../../../class/net/lo/../lo | sed 's/.*\///'
+find /sys/class/infiniband/mlx5_0/ -maxdepth 1 -name node_guid -execdir cat {} \;
+exec python3 -c '
+import os
+port = os.open("/sys/class/infiniband/mlx5_0/ports/1", os.O_RDONLY | os.O_DIRECTORY)
+def read(name, **more):
+    fd = os.open(name, os.O_RDONLY, **more)
+    print(os.read(fd, 100).decode().strip())
+    os.close(fd)
+os.fchdir(port)
+print(os.getcwd())
+read("phys_state")
+os.chdir("/tmp")
+read("state", dir_fd=port)
+read("../../../../../ffff:00:01.0/infiniband/mlx5_1/ports/1/link_layer", dir_fd=port)
+print(os.readlink("../../device", dir_fd=port))
+os.fchdir(port)
+print(os.path.realpath("../.."))
+os.chdir("../../../../../../../class/net/lo")
+print(os.path.samefile(".", "/sys/class/net/lo"))
+os.chdir("/tmp")
+print(os.getcwd())
+'
+"#;
+
 /// Both versions of RoCE, over link-local and IPv4 addresses.
 fn each_gid(provider: Provider) {
     let _turn = turn();

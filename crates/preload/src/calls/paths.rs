@@ -1,5 +1,6 @@
 //! Functions that take paths.
 
+use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr;
 
@@ -10,7 +11,8 @@ use crate::dynamic;
 use crate::internal::mark_internal;
 use crate::paths::{self, DevicePath, in_tree};
 use crate::process::ProcessState;
-use crate::real::{self, Optional};
+use crate::real::{self, Optional, set_errno};
+use crate::relative::{entered_tree, may_be_in_tree, meant};
 use crate::table::{Lookup, ObjectKind, find};
 use crate::tree;
 
@@ -23,47 +25,67 @@ unsafe fn path<'a>(path: *const c_char) -> Option<&'a CStr> {
     (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) })
 }
 
+/// A path, and the directory that a relative one is relative to.
+type At = (c_int, *const c_char);
+
+/// Returns a path of a function without a directory.
+fn here(path: *const c_char) -> At {
+    (libc::AT_FDCWD, path)
+}
+
 /// Classifies a path.
 ///
 /// # Safety
 /// As of [`path`].
-unsafe fn device_path(at: *const c_char) -> Option<DevicePath> {
-    // SAFETY: guaranteed by the caller.
-    paths::device_path(unsafe { path(at) }?)
-}
-
-/// Returns the path in the tree that replaces a path.
-///
-/// # Safety
-/// As of [`path`].
-unsafe fn tree_path(at: *const c_char) -> Option<CString> {
+unsafe fn device_path((directory, at): At) -> Option<DevicePath> {
     // SAFETY: guaranteed by the caller.
     let path = unsafe { path(at) }?;
-    paths::device_path(path)?;
-    in_tree(path.to_bytes())
+    paths::device_path(&meant(directory, path))
 }
 
-/// Calls a function with the path, or with its replacement in the tree.
+/// Returns the path that replaces a path: one in the tree, or the host's for one that is
+/// relative to a directory of the tree and leads out of it.
 ///
 /// # Safety
 /// As of [`path`].
-unsafe fn with_tree_path<T>(at: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T {
+unsafe fn replacement((directory, at): At) -> Option<CString> {
     // SAFETY: guaranteed by the caller.
-    match unsafe { tree_path(at) } {
-        Some(path) => call(path.as_ptr()),
-        None => call(at),
+    let path = meant(directory, unsafe { path(at) }?);
+    match (paths::device_path(&path), path) {
+        (Some(_), path) => in_tree(path.to_bytes()),
+        (None, Cow::Owned(path)) => Some(path),
+        (None, Cow::Borrowed(_)) => None,
     }
 }
 
-/// Opens a path of RDMA devices; `None` for other paths.
+/// Calls a function with the path, or with its replacement.
 ///
 /// # Safety
 /// As of [`path`].
-unsafe fn open_device_path(at: *const c_char, flags: c_int) -> Option<c_int> {
+unsafe fn with_tree_path<T>(at: At, call: impl FnOnce(*const c_char) -> T) -> T {
+    // SAFETY: guaranteed by the caller.
+    match unsafe { replacement(at) } {
+        Some(path) => call(path.as_ptr()),
+        None => call(at.1),
+    }
+}
+
+/// Opens a path of RDMA devices, or one that is relative to a directory of the tree; `None` for
+/// other paths.
+///
+/// # Safety
+/// As of [`path`].
+unsafe fn open_device_path(at: At, flags: c_int, mode: Optional) -> Option<c_int> {
     let cloexec = flags & libc::O_CLOEXEC != 0;
     let reads = flags & libc::O_ACCMODE == libc::O_RDONLY;
     // SAFETY: guaranteed by the caller.
-    Some(match unsafe { device_path(at) }? {
+    let Some(found) = (unsafe { device_path(at) }) else {
+        // SAFETY: guaranteed by the caller.
+        let outside = unsafe { replacement(at) }?;
+        // SAFETY: the path is NUL-terminated.
+        return Some(unsafe { real::open(outside.as_ptr(), flags, mode) });
+    };
+    Some(match found {
         DevicePath::Device(number) => {
             let opened = ProcessState::current().open_device(number, cloexec);
             result(opened)
@@ -86,7 +108,7 @@ unsafe fn open_device_path(at: *const c_char, flags: c_int) -> Option<c_int> {
             result(dynamic::open(&name))
         }
         // SAFETY: the path is NUL-terminated.
-        DevicePath::Dynamic(_) => unsafe { open_tree_file(tree_path(at)?, flags) },
+        DevicePath::Dynamic(_) => unsafe { open_tree_file(replacement(at)?, flags) },
         // SAFETY: the path is NUL-terminated.
         DevicePath::Tree(path) => unsafe { open_tree_file(path, flags) },
     })
@@ -96,7 +118,20 @@ unsafe fn open_tree_file(path: CString, flags: c_int) -> c_int {
     // The tree is read-only.
     let flags = flags & !(libc::O_CREAT | libc::O_TRUNC);
     // SAFETY: the path is NUL-terminated, and nothing is created.
-    unsafe { real::open(path.as_ptr(), flags, 0) }
+    let fd = unsafe { real::open(path.as_ptr(), flags, 0) };
+    if fd >= 0 && is_directory(fd) {
+        entered_tree();
+    }
+    fd
+}
+
+/// Returns whether a descriptor is that of a directory.
+fn is_directory(fd: c_int) -> bool {
+    // SAFETY: all-zero bytes are a valid structure.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is writable.
+    let result = unsafe { real::fstat(fd, &raw mut found) };
+    result == 0 && found.st_mode & libc::S_IFMT == libc::S_IFDIR
 }
 
 /// Fills in the properties of a character device.
@@ -120,7 +155,7 @@ unsafe fn character_device(found: *mut libc::stat, number: (u32, u32)) -> c_int 
 ///
 /// # Safety
 /// As of [`path`].
-unsafe fn number_at(at: *const c_char) -> Option<(u32, u32)> {
+unsafe fn number_at(at: At) -> Option<(u32, u32)> {
     // SAFETY: guaranteed by the caller.
     match unsafe { device_path(at) }? {
         DevicePath::Device(number) => number_of(ObjectKind::Device(number)),
@@ -170,7 +205,7 @@ export! {
     open = open64 (at: *const c_char, flags: c_int, mode: Optional) -> c_int {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            open_device_path(at, flags)
+            open_device_path(here(at), flags, mode)
                 .unwrap_or_else(|| mark_internal(real::open(at, flags, mode)))
         }
     }
@@ -185,7 +220,7 @@ export! {
     ) -> c_int {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            open_device_path(at, flags)
+            open_device_path((directory, at), flags, mode)
                 .unwrap_or_else(|| mark_internal(real::openat(directory, at, flags, mode)))
         }
     }
@@ -198,9 +233,9 @@ export! {
     stat = stat64 (at: *const c_char, found: *mut libc::stat) -> c_int {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            match number_at(at) {
+            match number_at(here(at)) {
                 Some(number) => character_device(found, number),
-                None => with_tree_path(at, |at| real::stat(at, found)),
+                None => with_tree_path(here(at), |at| real::stat(at, found)),
             }
         }
     }
@@ -208,9 +243,9 @@ export! {
     lstat = lstat64 (at: *const c_char, found: *mut libc::stat) -> c_int {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            match number_at(at) {
+            match number_at(here(at)) {
                 Some(number) => character_device(found, number),
-                None => with_tree_path(at, |at| real::lstat(at, found)),
+                None => with_tree_path(here(at), |at| real::lstat(at, found)),
             }
         }
     }
@@ -232,10 +267,10 @@ export! {
         unsafe {
             let empty = flags & libc::AT_EMPTY_PATH != 0
                 && path(at).is_none_or(CStr::is_empty);
-            let number = if empty { number_of_fd(directory) } else { number_at(at) };
+            let number = if empty { number_of_fd(directory) } else { number_at((directory, at)) };
             match number {
                 Some(number) => character_device(found, number),
-                None => with_tree_path(at, |at| real::fstatat(directory, at, found, flags)),
+                None => with_tree_path((directory, at), |at| real::fstatat(directory, at, found, flags)),
             }
         }
     }
@@ -245,9 +280,9 @@ export! {
     ) -> c_int {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            match number_at(at) {
+            match number_at(here(at)) {
                 Some(number) => character_device(found, number),
-                None => with_tree_path(at, |at| real::__xstat(version, at, found)),
+                None => with_tree_path(here(at), |at| real::__xstat(version, at, found)),
             }
         }
     }
@@ -257,9 +292,9 @@ export! {
     ) -> c_int {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            match number_at(at) {
+            match number_at(here(at)) {
                 Some(number) => character_device(found, number),
-                None => with_tree_path(at, |at| real::__lxstat(version, at, found)),
+                None => with_tree_path(here(at), |at| real::__lxstat(version, at, found)),
             }
         }
     }
@@ -280,9 +315,9 @@ export! {
     ) -> c_int {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            match number_at(at) {
+            match number_at((directory, at)) {
                 Some(number) => character_device(found, number),
-                None => with_tree_path(at, |at| {
+                None => with_tree_path((directory, at), |at| {
                     real::__fxstatat(version, directory, at, found, flags)
                 }),
             }
@@ -297,9 +332,9 @@ export! {
         unsafe {
             let empty = flags & libc::AT_EMPTY_PATH != 0
                 && path(at).is_none_or(CStr::is_empty);
-            let number = if empty { number_of_fd(directory) } else { number_at(at) };
+            let number = if empty { number_of_fd(directory) } else { number_at((directory, at)) };
             let Some((major, minor)) = number else {
-                return with_tree_path(at, |at| real::statx(directory, at, flags, mask, found));
+                return with_tree_path((directory, at), |at| real::statx(directory, at, flags, mask, found));
             };
             let mut stat: libc::statx = std::mem::zeroed();
             stat.stx_mask = libc::STATX_BASIC_STATS;
@@ -315,60 +350,60 @@ export! {
 
     access(at: *const c_char, mode: c_int) -> c_int {
         // SAFETY: guaranteed by the caller.
-        unsafe { with_tree_path(at, |at| real::access(at, mode)) }
+        unsafe { with_tree_path(here(at), |at| real::access(at, mode)) }
     }
 
     euidaccess = eaccess (at: *const c_char, mode: c_int) -> c_int {
         // SAFETY: guaranteed by the caller.
-        unsafe { with_tree_path(at, |at| real::euidaccess(at, mode)) }
+        unsafe { with_tree_path(here(at), |at| real::euidaccess(at, mode)) }
     }
 
     faccessat(directory: c_int, at: *const c_char, mode: c_int, flags: c_int) -> c_int {
         // SAFETY: guaranteed by the caller.
-        unsafe { with_tree_path(at, |at| real::faccessat(directory, at, mode, flags)) }
+        unsafe { with_tree_path((directory, at), |at| real::faccessat(directory, at, mode, flags)) }
     }
 
     readlink(at: *const c_char, buffer: *mut c_char, size: usize) -> isize {
         // SAFETY: guaranteed by the caller.
-        unsafe { with_tree_path(at, |at| real::readlink(at, buffer, size)) }
+        unsafe { with_tree_path(here(at), |at| real::readlink(at, buffer, size)) }
     }
 
     readlinkat(
         directory: c_int, at: *const c_char, buffer: *mut c_char, size: usize
     ) -> isize {
         // SAFETY: guaranteed by the caller.
-        unsafe { with_tree_path(at, |at| real::readlinkat(directory, at, buffer, size)) }
+        unsafe { with_tree_path((directory, at), |at| real::readlinkat(directory, at, buffer, size)) }
     }
 
     getxattr(
         at: *const c_char, name: *const c_char, value: *mut c_void, size: usize
     ) -> isize {
         // SAFETY: guaranteed by the caller.
-        unsafe { with_tree_path(at, |at| real::getxattr(at, name, value, size)) }
+        unsafe { with_tree_path(here(at), |at| real::getxattr(at, name, value, size)) }
     }
 
     lgetxattr(
         at: *const c_char, name: *const c_char, value: *mut c_void, size: usize
     ) -> isize {
         // SAFETY: guaranteed by the caller.
-        unsafe { with_tree_path(at, |at| real::lgetxattr(at, name, value, size)) }
+        unsafe { with_tree_path(here(at), |at| real::lgetxattr(at, name, value, size)) }
     }
 
     listxattr(at: *const c_char, names: *mut c_char, size: usize) -> isize {
         // SAFETY: guaranteed by the caller.
-        unsafe { with_tree_path(at, |at| real::listxattr(at, names, size)) }
+        unsafe { with_tree_path(here(at), |at| real::listxattr(at, names, size)) }
     }
 
     llistxattr(at: *const c_char, names: *mut c_char, size: usize) -> isize {
         // SAFETY: guaranteed by the caller.
-        unsafe { with_tree_path(at, |at| real::llistxattr(at, names, size)) }
+        unsafe { with_tree_path(here(at), |at| real::llistxattr(at, names, size)) }
     }
 
     realpath(at: *const c_char, resolved: *mut c_char) -> *mut c_char {
         // SAFETY: guaranteed by the caller; what the C library returns is
         // NUL-terminated.
         unsafe {
-            let Some(path) = tree_path(at) else {
+            let Some(path) = replacement(here(at)) else {
                 return real::realpath(at, resolved);
             };
             // Before the root is removed, the path may be longer than the caller's buffer.
@@ -395,21 +430,92 @@ export! {
 
     opendir(at: *const c_char) -> *mut c_void {
         // SAFETY: guaranteed by the caller.
-        unsafe { with_tree_path(at, |at| real::opendir(at)) }
+        unsafe {
+            let Some(path) = replacement(here(at)) else {
+                return real::opendir(at);
+            };
+            // Its descriptor may be what paths are relative to.
+            entered_tree();
+            real::opendir(path.as_ptr())
+        }
+    }
+
+    chdir(at: *const c_char) -> c_int {
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            let Some(path) = replacement(here(at)) else {
+                return real::chdir(at);
+            };
+            entered_tree();
+            real::chdir(path.as_ptr())
+        }
+    }
+
+    getcwd(buffer: *mut c_char, size: usize) -> *mut c_char {
+        if !may_be_in_tree() {
+            // SAFETY: guaranteed by the caller.
+            return unsafe { real::getcwd(buffer, size) };
+        }
+        // SAFETY: the C library allocates what it returns, which is NUL-terminated.
+        let own = unsafe { real::getcwd(ptr::null_mut(), 0) };
+        // SAFETY: NUL-terminated and writable, or null.
+        unsafe { strip_root(own) };
+        if own.is_null() || (buffer.is_null() && size == 0) {
+            return own;
+        }
+        // SAFETY: as above.
+        let length = unsafe { CStr::from_ptr(own) }.count_bytes() + 1;
+        let mut result = ptr::null_mut();
+        if length > size {
+            set_errno(if size == 0 { libc::EINVAL } else { libc::ERANGE });
+        } else {
+            result = buffer;
+            if buffer.is_null() {
+                // SAFETY: any size may be asked for.
+                result = unsafe { libc::malloc(size) }.cast();
+            }
+            if !result.is_null() {
+                // SAFETY: the path fits.
+                unsafe { ptr::copy_nonoverlapping(own, result, length) };
+            }
+        }
+        // SAFETY: allocated by the C library, and not used below.
+        unsafe { libc::free(own.cast()) };
+        result
+    }
+
+    __getcwd_chk(buffer: *mut c_char, size: usize, _room: usize) -> *mut c_char {
+        // SAFETY: guaranteed by the caller.
+        unsafe { getcwd(buffer, size) }
+    }
+
+    getwd(buffer: *mut c_char) -> *mut c_char {
+        // SAFETY: guaranteed by the caller.
+        unsafe { getcwd(buffer, libc::PATH_MAX as usize) }
+    }
+
+    get_current_dir_name() -> *mut c_char {
+        // SAFETY: no memory is passed.
+        unsafe {
+            match may_be_in_tree() {
+                true => getcwd(ptr::null_mut(), 0),
+                false => real::get_current_dir_name(),
+            }
+        }
     }
 
     scandir = scandir64 (
         at: *const c_char, list: *mut c_void, filter: *mut c_void, compare: *mut c_void
     ) -> c_int {
         // SAFETY: guaranteed by the caller.
-        unsafe { with_tree_path(at, |at| real::scandir(at, list, filter, compare)) }
+        unsafe { with_tree_path(here(at), |at| real::scandir(at, list, filter, compare)) }
     }
 
     fopen = fopen64 (at: *const c_char, mode: *const c_char) -> *mut c_void {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            let Some(DevicePath::Dynamic(name)) = device_path(at) else {
-                return with_tree_path(at, |at| real::fopen(at, mode));
+            let Some(DevicePath::Dynamic(name)) = device_path(here(at)) else {
+                return with_tree_path(here(at), |at| real::fopen(at, mode));
             };
             let fd = result(dynamic::open(&name));
             if fd < 0 {
