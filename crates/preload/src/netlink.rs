@@ -2,7 +2,7 @@
 
 use embedded::Embedded;
 use embedded::sysfs;
-use nix::net::if_::if_indextoname;
+use nix::net::if_::{if_indextoname, if_nametoindex};
 use uverbs::Errno;
 use uverbs::abi::netlink::{
     FLAG_ACK, FLAG_CAPPED, FLAG_DUMP, FLAG_MULTI, FLAG_REQUEST, MSG_DONE, MSG_ERROR,
@@ -320,10 +320,12 @@ impl Device {
             .attribute(attr::ATTR_LMC, &[0])
     }
 
-    /// Adds the port's network interface.
+    /// Adds the port's network interface: the node's if the host has one with that name.
     fn describe_interface(&self, message: MessageBuilder) -> MessageBuilder {
-        // The interface may have been renamed.
-        let index = self.device.interface();
+        // The device's interface may have been renamed.
+        let given = config::node_interface(self.index as usize);
+        let given = given.and_then(|name| if_nametoindex(name).ok());
+        let index = given.unwrap_or_else(|| self.device.interface());
         let name = if_indextoname(index).ok();
         match name.as_ref().and_then(|name| name.to_str().ok()) {
             Some(name) => message

@@ -13,6 +13,9 @@ const SYSFS: &[u8] = b"/sys/class/infiniband";
 const SYSFS_CM: &[u8] = b"/sys/class/misc/rdma_cm";
 const SYSFS_DEVICES: &[u8] = b"/sys/devices/ringverbs";
 const DEVICES: &[u8] = b"/dev/infiniband";
+/// The links to all PCI devices, and the beginning of the names of devices without a node.
+const PCI_DEVICES: &[u8] = b"/sys/bus/pci/devices";
+const OWN_FUNCTIONS: &[u8] = b"/ffff:00:";
 /// Prefixes of the paths of a node, of which the first need not end at a component.
 const PCI_ROOTS: &[u8] = b"/sys/devices/pci";
 const NODE: [&[u8]; 3] = [
@@ -52,7 +55,10 @@ pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
         let rest = bytes.strip_prefix(name);
         rest.is_some_and(|rest| rest.is_empty() || rest[0] == b'/')
     };
-    let in_sysfs = bytes.starts_with(SYSFS) || within(SYSFS_CM) || within(SYSFS_DEVICES);
+    let in_sysfs = bytes.starts_with(SYSFS)
+        || within(SYSFS_CM)
+        || within(SYSFS_DEVICES)
+        || is_own_function(bytes);
     let is_device = in_sysfs || within(DEVICES);
     let may_be_node = || {
         let within_node = || bytes.starts_with(PCI_ROOTS) || NODE.into_iter().any(within);
@@ -86,6 +92,12 @@ pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
         }
     }
     in_tree(bytes).map(DevicePath::Tree)
+}
+
+/// Returns whether a path is that of all PCI devices, or of a device without a node.
+fn is_own_function(path: &[u8]) -> bool {
+    let rest = path.strip_prefix(PCI_DEVICES);
+    rest.is_some_and(|rest| rest.starts_with(OWN_FUNCTIONS) || rest.iter().all(|it| *it == b'/'))
 }
 
 /// Returns whether a path is a control group's list of NUMA nodes.

@@ -12,7 +12,6 @@ use common::*;
 const NODE: &str = "ringverbs-node 1\n\
     device\tpci0000:16/0000:16:01.0/0000:17:00.0\t0\t0-1\teth7\n\
     device\tpci0000:16/0000:16:01.0/0000:17:00.1\t-1\t\t\n\
-    link\tbus/pci/devices/0000:17:00.0\t../../../devices/pci0000:16/0000:16:01.0/0000:17:00.0\n\
     link\tbus/pci/devices/0000:19:00.0\t../../../devices/pci0000:18/0000:18:01.0/0000:19:00.0\n\
     text\tdevices/pci0000:18/0000:18:01.0/0000:19:00.0/class\t0x030200\n\
     text\tdevices/pci0000:18/0000:18:01.0/pci_bus/0000:19/cpulistaffinity\t0\n\
@@ -57,8 +56,18 @@ fn facts(provider: Provider) {
         "max_link_speed: 32.0 GT/s PCIe",
         "place: /sys/devices/ringverbs/ffff:00:01.0",
         "0: lo",
+        "resource: 13 lines",
+        "config: b3 15 21 10",
+        "config: b3 15 dc a2",
+        "function: ffff:00:00.0",
+        "function: ffff:00:01.0",
     ] {
         assert!(text.contains(&format!("{line}\n")), "{line}: {text}");
+    }
+    // Those of the host are listed, too.
+    for entry in fs::read_dir("/sys/bus/pci/devices").into_iter().flatten() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(text.contains(&format!("function: {name}\n")), "{text}");
     }
     let (_, text) = said("cx5", None);
     assert!(text.contains("limits: 262144 "), "{text}");
@@ -81,7 +90,7 @@ fn facts(provider: Provider) {
         assert!(text.contains(&format!("{line}\n")), "{line}: {text}");
     }
     assert!(
-        text.ends_with("function: 0000:17:00.0\nfunction: 0000:19:00.0\n"),
+        text.ends_with("function: 0000:17:00.0\nfunction: 0000:17:00.1\nfunction: 0000:19:00.0\n"),
         "{text}"
     );
     for (cards, node, expected) in [

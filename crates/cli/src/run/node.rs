@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use embedded::Network;
 use embedded::softhca::card::Card;
+use embedded::sysfs::Function;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -46,10 +47,10 @@ struct Description {
     numa: Vec<Numa>,
     /// PCI bridges.
     #[serde(default)]
-    bridge: Vec<Function>,
+    bridge: Vec<FunctionEntry>,
     device: Vec<Device>,
     #[serde(default)]
-    gpu: Vec<Function>,
+    gpu: Vec<FunctionEntry>,
 }
 
 #[derive(Deserialize)]
@@ -63,7 +64,7 @@ struct Numa {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Function {
+struct FunctionEntry {
     address: Spanned<String>,
     /// The bridge above it; without one it is on a root bus.
     parent: Option<Spanned<String>>,
@@ -158,6 +159,25 @@ struct Placed {
     model: (u16, u16),
     /// For a bridge: the bus below it, and the last one.
     buses: Option<(u8, u8)>,
+}
+
+impl Placed {
+    /// Describes a bridge or a GPU; `None` for a device, whose files do not come from the node.
+    fn described(&self) -> Option<Function> {
+        let class = match self.kind {
+            Kind::Bridge => 0x06_0400,
+            Kind::Gpu => 0x03_0200,
+            Kind::Device(_) => return None,
+        };
+        Some(Function {
+            model: self.model,
+            subsystem: 0,
+            class,
+            generation: 5,
+            is_bridge: self.kind == Kind::Bridge,
+            buses: self.buses,
+        })
+    }
 }
 
 /// Vendor and device of bridges (QEMU's root port) and GPUs (H100) without a model.
@@ -445,12 +465,10 @@ impl Node {
         let mut buses = BTreeSet::new();
         for (address, function) in &self.functions {
             let path = self.path(*address);
-            let target = format!("../../../devices/{path}");
-            writeln!(out, "link\tbus/pci/devices/{address}\t{target}")?;
-            let config = config(function, &self.devices);
-            writeln!(out, "bytes\tdevices/{path}/config\t{config}")?;
-            if !matches!(function.kind, Kind::Device(_)) {
-                self.write_function(out, &path, *address, function)?;
+            if let Some(described) = function.described() {
+                let target = format!("../../../devices/{path}");
+                writeln!(out, "link\tbus/pci/devices/{address}\t{target}")?;
+                self.write_function(out, &path, (*address, function), &described)?;
             }
             let bus = path.rsplit_once('/').map_or("", |it| it.0);
             if buses.insert(address.bus_name()) {
@@ -469,14 +487,15 @@ impl Node {
         &self,
         out: &mut String,
         path: &str,
-        address: Address,
-        function: &Placed,
+        (address, function): (Address, &Placed),
+        described: &Function,
     ) -> fmt::Result {
-        let (vendor, device) = function.model;
-        let (class, speed) = (class(function, &self.devices), "32.0 GT/s PCIe");
-        let driver = match function.kind {
-            Kind::Bridge => "pcieport",
-            _ => "nvidia",
+        let ((vendor, device), class) = (described.model, described.class);
+        let speed = "32.0 GT/s PCIe";
+        let driver = if described.is_bridge {
+            "pcieport"
+        } else {
+            "nvidia"
         };
         let near = self.processors(function.numa);
         let event = format!(
@@ -498,11 +517,15 @@ impl Node {
             ("max_link_width", "16".to_owned()),
             ("enable", "1".to_owned()),
             ("irq", "0".to_owned()),
+            ("resource", described.resource().replace('\n', "\\n")),
             ("uevent", event),
         ];
         for (name, text) in texts {
             writeln!(out, "text\tdevices/{path}/{name}\t{text}")?;
         }
+        let config = described.config();
+        let config: String = config.iter().map(|byte| format!("{byte:02x}")).collect();
+        writeln!(out, "bytes\tdevices/{path}/config\t{config}")?;
         writeln!(out, "mask\tdevices/{path}/local_cpus\t{near}")
     }
 
@@ -545,58 +568,6 @@ impl fmt::Display for Number {
             None => f.write_str("-1"),
         }
     }
-}
-
-/// Returns the PCI class of a function.
-fn class(function: &Placed, devices: &[NodeDevice]) -> u32 {
-    match function.kind {
-        Kind::Bridge => 0x06_0400,
-        Kind::Gpu => 0x03_0200,
-        Kind::Device(number) => match devices.get(number) {
-            Some(device) if device.profile.starts_with("ib") => 0x02_0700,
-            _ => 0x02_0000,
-        },
-    }
-}
-
-/// Returns the configuration space of a function, in hexadecimal.
-fn config(function: &Placed, devices: &[NodeDevice]) -> String {
-    const CAPABILITIES: usize = 0x40;
-    const PCI_EXPRESS: u8 = 0x10;
-    const LINK_STATUS: usize = CAPABILITIES + 0x12;
-    let mut bytes = [0u8; 256];
-    let mut put = |at: usize, value: u32, length: usize| {
-        bytes[at..at + length].copy_from_slice(&value.to_le_bytes()[..length]);
-    };
-    let card = match function.kind {
-        Kind::Device(number) => devices.get(number).and_then(|it| Card::named(it.card)),
-        _ => None,
-    };
-    let (vendor, device) = card.map_or(function.model, |card| (0x15b3, card.part_id));
-    put(0, vendor.into(), 2);
-    put(2, device.into(), 2);
-    // Memory and bus mastering enabled; a list of capabilities.
-    put(4, 0x0010_0406, 4);
-    put(8, class(function, devices) << 8, 4);
-    put(0x34, CAPABILITIES as u32, 1);
-    put(CAPABILITIES, PCI_EXPRESS.into(), 1);
-    let (type_of_port, header) = if function.kind == Kind::Bridge {
-        (4, 1)
-    } else {
-        (0, 0)
-    };
-    put(CAPABILITIES + 2, 2 | type_of_port << 4, 2);
-    put(0xe, header, 1);
-    if let Some((first, last)) = function.buses {
-        put(0x19, first.into(), 1);
-        put(0x1a, last.into(), 1);
-    }
-    if function.kind != Kind::Bridge {
-        put(0x2c, vendor.into(), 2);
-    }
-    // 16 lanes of 32 GT/s.
-    put(LINK_STATUS, 5 | 16 << 4, 2);
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Checks the NUMA nodes. Returns their processors and distances.
@@ -832,8 +803,8 @@ mod tests {
                 let deepest = function.buses.map_or(child.bus, |it| it.1);
                 assert!(deepest <= last, "{address}: {deepest}");
             }
-            let config = config(function, &node.devices);
-            assert_eq!(config[0x19 * 2..0x1b * 2], format!("{first:02x}{last:02x}"));
+            let config = function.described().unwrap().config();
+            assert_eq!(config[0x19..0x1b], [first, last]);
         }
     }
 }

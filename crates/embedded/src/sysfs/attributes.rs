@@ -3,8 +3,9 @@
 
 use std::fs;
 
-use softhca::card::Card;
+use softhca::card::{Card, Speed};
 
+use super::function::Function;
 use super::node::Place;
 
 /// Counters that do not count.
@@ -108,9 +109,25 @@ pub fn counters() -> impl Iterator<Item = (String, &'static str)> {
     COUNTERS.into_iter().flat_map(named)
 }
 
+/// Returns the PCI function of a device.
+pub fn function(ethernet: bool, card: &Card) -> Function {
+    Function {
+        model: (0x15b3, card.part_id),
+        subsystem: card.subsystem_id,
+        class: if ethernet { 0x02_0000 } else { 0x02_0700 },
+        generation: match card.speed {
+            Speed::Edr => 3,
+            Speed::Hdr => 4,
+            Speed::Ndr => 5,
+        },
+        is_bridge: false,
+        buses: None,
+    }
+}
+
 /// Returns the attributes of the PCI device with this name.
-pub fn pci(place: &Place, ethernet: bool, card: &Card) -> Vec<(&'static str, String)> {
-    let class = if ethernet { "020000" } else { "020700" };
+pub fn pci(place: &Place, function: &Function, card: &Card) -> Vec<(&'static str, String)> {
+    let class = format!("{:06x}", function.class);
     let (device, subsystem) = (card.part_id, card.subsystem_id);
     let modalias = format!(
         "pci:v000015B3d{device:08X}sv000015B3sd{subsystem:08X}bc{}sc{}i{}",
@@ -155,6 +172,7 @@ pub fn pci(place: &Place, ethernet: bool, card: &Card) -> Vec<(&'static str, Str
         ("local_cpus", mask(processors)),
         ("modalias", modalias),
         ("numa_node", place.numa_node.to_string()),
+        ("resource", function.resource()),
         ("uevent", uevent),
     ]);
     let link = card.speed.pci_link();

@@ -24,6 +24,9 @@ pub const UVERBS_ABI: u64 = 1;
 /// Version of the ABI of the connection manager.
 pub const MANAGER_ABI: u64 = 4;
 
+/// The directory with links to all PCI devices.
+const PCI_DEVICES: &str = "sys/bus/pci/devices";
+
 /// Attributes of a device whose content differs between processes.
 const DYNAMIC: [&str; 6] = [
     "node_guid",
@@ -205,7 +208,8 @@ fn device(number: usize, described: &Described<'_>, files: &mut Vec<File>) {
     for (name, content) in &uverbs {
         add(&uverbs_device, name, content);
     }
-    for (name, content) in attributes::pci(place, ethernet, card) {
+    let function = attributes::function(ethernet, card);
+    for (name, content) in attributes::pci(place, &function, card) {
         add(&pci_device, name, &content);
     }
     for (name, content) in attributes::of_card(card) {
@@ -237,6 +241,10 @@ fn device(number: usize, described: &Described<'_>, files: &mut Vec<File>) {
     for name in DYNAMIC {
         add(&rdma_device, name, "");
     }
+    let config = Content::Bytes(function.config());
+    files.push((format!("{pci_device}/config"), config));
+    let link = Content::Link(format!("../../../devices/{}", place.path));
+    files.push((format!("{PCI_DEVICES}/{}", place.name()), link));
     // Programs read the names of what these lead to.
     for (name, target) in [
         ("driver", "/sys/bus/pci/drivers/mlx5_core"),

@@ -3,6 +3,7 @@
 
 mod attributes;
 mod files;
+mod function;
 mod node;
 mod values;
 
@@ -10,5 +11,6 @@ pub use files::{
     Content, Described, File, GidAttribute, MANAGER, MANAGER_ABI, UVERBS_ABI, UVERBS_MAJOR,
     UVERBS_MINOR, dynamic, files, is_ethernet, write,
 };
+pub use function::Function;
 pub use node::{Node, Place};
 pub use values::{PortState, content, hw_counters, port_state};

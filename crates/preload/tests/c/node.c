@@ -31,6 +31,27 @@ static void show_file(const char *directory, const char *name)
 		close(fd);
 }
 
+/* As DPDK and hwloc read them. */
+static void show_function(const char *path)
+{
+	char name[PATH_MAX], line[256];
+	unsigned long long start, end, flags;
+	unsigned char config[4];
+	int lines = 0;
+	FILE *file;
+
+	snprintf(name, sizeof(name), "%s/resource", path);
+	CHECK((file = fopen(name, "r")));
+	for (; fgets(line, sizeof(line), file); lines++)
+		CHECK(sscanf(line, "0x%llx 0x%llx 0x%llx\n", &start, &end, &flags) == 3);
+	CHECK(!fclose(file));
+	printf("resource: %d lines\n", lines);
+	snprintf(name, sizeof(name), "%s/config", path);
+	CHECK((file = fopen(name, "r")) && fread(config, sizeof(config), 1, file) == 1);
+	CHECK(!fclose(file));
+	printf("config: %02x %02x %02x %02x\n", config[0], config[1], config[2], config[3]);
+}
+
 static void show_link(const char *what, const char *path)
 {
 	char real[PATH_MAX];
@@ -67,6 +88,7 @@ static void show_device(struct ibv_device *device)
 	}
 	strcat(path, "/device");
 	show_link("place", path);
+	show_function(path);
 	CHECK(!ibv_close_device(context));
 }
 
@@ -79,12 +101,12 @@ int main(int argc, char **argv)
 	CHECK(list && *list);
 	for (; *list; list++)
 		show_device(*list);
-	if (argc < 2)
-		return 0;
 	/* As NCCL finds a GPU, and hwloc bridges. */
-	show_link("gpu", "/sys/class/pci_bus/0000:19/../../0000:19:00.0");
-	show_file("/sys/class/pci_bus/0000:19/../../0000:19:00.0", "class");
-	show_file("/sys/devices/system/node/node0", "cpumap");
+	if (argc > 1) {
+		show_link("gpu", "/sys/class/pci_bus/0000:19/../../0000:19:00.0");
+		show_file("/sys/class/pci_bus/0000:19/../../0000:19:00.0", "class");
+		show_file("/sys/devices/system/node/node0", "cpumap");
+	}
 	count = scandir("/sys/bus/pci/devices", &entries, NULL, alphasort);
 	for (int at = 0; at < count; at++)
 		if (entries[at]->d_name[0] != '.')

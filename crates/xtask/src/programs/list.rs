@@ -43,6 +43,7 @@ impl fmt::Display for Source {
 /// Scripts that need a source tree, and are run by hand.
 #[cfg(test)]
 pub const BY_HAND: &[&str] = &[
+    "dpdk.sh",
     "fabtests.sh",
     "infinistore.sh",
     "librpma.sh",
