@@ -142,7 +142,8 @@ impl Event {
 #[derive(Debug)]
 pub(super) struct Machine {
     rules: Rules,
-    counters: ManagementCounters,
+    /// By the GUID of the device; 0 for messages that belong to no connection of an id.
+    counters: HashMap<u64, ManagementCounters>,
     pub(super) response_timeout: Duration,
     connections: HashMap<u32, Connection>,
     /// The connections that peers have started, by the peer and its id.
@@ -169,7 +170,7 @@ impl Machine {
     pub(super) fn new(rules: Rules, random: Random) -> Self {
         Self {
             rules,
-            counters: ManagementCounters::default(),
+            counters: HashMap::new(),
             response_timeout: RESPONSE_TIMEOUT,
             connections: HashMap::new(),
             by_peer: HashMap::new(),
@@ -542,8 +543,9 @@ impl Machine {
         };
         if queue.len() < MAX_OUTGOING {
             let attribute = Mad::parse(&bytes).map(|mad| mad.attribute.index());
-            if let Some(sent) = attribute.and_then(|it| self.counters.sent.get_mut(it)) {
-                *sent += 1;
+            if let Some(attribute) = attribute {
+                let counters = self.counters.entry(ends.guid).or_default();
+                counters.sent[attribute] += 1;
             }
             let (to, port) = (ends.peer, ends.port);
             queue.push_back(Outgoing { to, port, bytes });
@@ -740,16 +742,44 @@ impl Machine {
         let wait = MIN_RETRY_INTERVAL * 2u32.saturating_pow(retries.min(8));
         connection.retry_at = Some(now + wait.min(MAX_RETRY_INTERVAL));
         let repeated = connection.last.as_ref().map(|mad| mad.attribute.index());
-        let before = self.counters.sent;
+        let guid = connection.ends.guid;
+        let before = self.counters(guid).sent;
         self.index(number);
         self.send_last(number);
-        if let Some(kind) = repeated.filter(|_| self.counters.sent != before) {
-            self.counters.retries[kind] += 1;
+        if let Some(kind) = repeated.filter(|_| self.counters(guid).sent != before) {
+            self.counters.entry(guid).or_default().retries[kind] += 1;
         }
     }
 
-    pub(super) fn counters(&self) -> ManagementCounters {
-        self.counters
+    /// Returns the counters of a device, by its GUID; with 0 those of messages that belong to no
+    /// connection of an id.
+    pub(super) fn counters(&self, guid: u64) -> ManagementCounters {
+        self.counters.get(&guid).copied().unwrap_or_default()
+    }
+
+    /// Counts a message that was received again.
+    fn count_duplicate(&mut self, number: u32, mad: &Mad) {
+        let guid = self.guid_of(number);
+        let counters = self.counters.entry(guid).or_default();
+        counters.duplicates[mad.attribute.index()] += 1;
+    }
+
+    /// Returns the GUID of the device of a connection; 0 if there is none.
+    fn guid_of(&self, number: u32) -> u64 {
+        let connection = self.connections.get(&number);
+        connection.map_or(0, |connection| connection.ends.guid)
+    }
+
+    /// Returns the connection that a message seems to belong to.
+    fn addressed(&self, peer: Peer, mad: &Mad) -> Option<u32> {
+        let started = || self.by_peer.get(&(peer, mad.sender_id())).copied();
+        let number = match mad.attribute {
+            Attribute::Request | Attribute::ServiceRequest => started()?,
+            _ if mad.receiver_id() == 0 => started()?,
+            _ => mad.receiver_id(),
+        };
+        let connection = self.connections.get(&number)?;
+        (connection.ends.peer == peer).then_some(number)
     }
 
     /// Handles a datagram from `port` of a peer.
@@ -757,7 +787,11 @@ impl Machine {
         let Some(mad) = Mad::parse(bytes) else {
             return self.drop_datagram(DropCause::Format);
         };
-        self.counters.received[mad.attribute.index()] += 1;
+        let guid = self
+            .addressed(peer, &mad)
+            .map_or(0, |number| self.guid_of(number));
+        let counters = self.counters.entry(guid).or_default();
+        counters.received[mad.attribute.index()] += 1;
         match mad.attribute {
             Attribute::Request | Attribute::ServiceRequest => {
                 self.handle_request(now, peer, port, &mad);
@@ -769,7 +803,7 @@ impl Machine {
     fn handle_request(&mut self, now: Duration, peer: Peer, port: PortAddress, mad: &Mad) {
         let sender = mad.sender_id();
         if let Some(number) = self.by_peer.get(&(peer, sender)).copied() {
-            self.counters.duplicates[mad.attribute.index()] += 1;
+            self.count_duplicate(number, mad);
             if let Some(known) = self.connections.get_mut(&number) {
                 known.heard = now;
                 known.credit = known.credit.map(|it| it.saturating_add(CREDIT));
@@ -850,8 +884,20 @@ impl Machine {
 
     /// Sets the port from which a request is answered.
     pub(super) fn set_port(&mut self, number: u32, port: PortAddress, guid: u64) {
-        if let Some(connection) = self.connections.get_mut(&number) {
-            (connection.ends.port, connection.ends.guid) = (port, guid);
+        let Some(connection) = self.connections.get_mut(&number) else {
+            return;
+        };
+        let before = connection.ends.guid;
+        (connection.ends.port, connection.ends.guid) = (port, guid);
+        let attribute = match connection.state {
+            ConnectionState::SidrReqRcvd => Attribute::ServiceRequest,
+            _ => Attribute::Request,
+        };
+        // The request was counted when its device was not known.
+        for (guid, change) in [(before, -1), (guid, 1)] {
+            let counters = self.counters.entry(guid).or_default();
+            let counted = &mut counters.received[attribute.index()];
+            *counted = counted.saturating_add_signed(change);
         }
     }
 
@@ -971,7 +1017,7 @@ impl Machine {
             }
             // Repeated by the peer, or after its data.
             (ConnectionState::Established, MessageKind::Ready) => {
-                self.counters.duplicates[mad.attribute.index()] += 1;
+                self.count_duplicate(number, mad);
                 self.plan_probe(now, number);
             }
             (ConnectionState::RepSent | ConnectionState::Established, MessageKind::Disconnect) => {
@@ -992,8 +1038,9 @@ impl Machine {
                 self.report(number, Event::Disconnected(0));
             }
             (ConnectionState::DreqSent | ConnectionState::Timewait, MessageKind::Disconnect) => {
-                let is_repeated = connection.state == ConnectionState::Timewait;
-                self.counters.duplicates[mad.attribute.index()] += u64::from(is_repeated);
+                if connection.state == ConnectionState::Timewait {
+                    self.count_duplicate(number, mad);
+                }
                 self.report(number, Event::Disconnected(0));
                 self.answer_disconnect(now, number, mad.transaction(), ConnectionState::Timewait);
             }
@@ -1008,7 +1055,7 @@ impl Machine {
                 self.report(number, Event::ServiceReply(Box::new(*message)));
             }
             _ if connection.must_resend(kind) => {
-                self.counters.duplicates[mad.attribute.index()] += 1;
+                self.count_duplicate(number, mad);
                 self.send_last(number);
             }
             (state, _) => self.drop_not_due(number, mad, state),

@@ -207,10 +207,15 @@ impl Manager {
         self.shared.with(|ids| ids.machine.awaits_end())
     }
 
-    /// Returns the counters of its messages.
-    pub(crate) fn counters(&self) -> ManagementCounters {
+    /// Returns the counters of the messages of a device, by its GUID. Messages that belong to no
+    /// id are those of the first device.
+    pub(crate) fn counters(&self, guid: u64, is_first: bool) -> ManagementCounters {
         let ids = (self.shared.ids.lock()).unwrap_or_else(PoisonError::into_inner);
-        ids.machine.counters()
+        let own = ids.machine.counters(guid);
+        match is_first {
+            true => own.plus(&ids.machine.counters(0)),
+            false => own,
+        }
     }
 
     #[cfg(test)]
@@ -232,6 +237,19 @@ pub struct ManagementCounters {
     pub received: [u64; 11],
     /// Messages received again.
     pub duplicates: [u64; 11],
+}
+
+impl ManagementCounters {
+    /// Returns the sums.
+    fn plus(self, other: &Self) -> Self {
+        let sums = |a: [u64; 11], b: &[u64; 11]| std::array::from_fn(|index| a[index] + b[index]);
+        Self {
+            sent: sums(self.sent, &other.sent),
+            retries: sums(self.retries, &other.retries),
+            received: sums(self.received, &other.received),
+            duplicates: sums(self.duplicates, &other.duplicates),
+        }
+    }
 }
 
 impl Shared {

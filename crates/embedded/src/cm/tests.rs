@@ -249,6 +249,23 @@ fn a_connection_is_made_and_ended() {
         assert_eq!((left.events_reported(), left.unacknowledged()), (4, 1));
         drop(passive);
         assert_no_event(&far);
+        // Each end's messages are its device's, also if both have one manager.
+        let (active, passive) = (a.management_counters(), b.management_counters());
+        for (attribute, by_active) in [
+            (Attribute::Request, true),
+            (Attribute::Reply, false),
+            (Attribute::Ready, true),
+            (Attribute::Disconnect, true),
+            (Attribute::Disconnected, false),
+        ] {
+            let index = attribute.index();
+            let (sender, receiver) = match by_active {
+                true => (active, passive),
+                false => (passive, active),
+            };
+            assert!(sender.sent[index] > 0 && receiver.received[index] > 0);
+            assert_eq!((receiver.sent[index], sender.received[index]), (0, 0));
+        }
     }
 }
 

@@ -353,9 +353,11 @@ impl Embedded {
         self.device.lock().hca.transport_counters()
     }
 
-    /// Returns the messages of the connection manager, of all devices of the network.
+    /// Returns the messages of the connection manager. Those that belong to no id, as a request
+    /// without a listener and its rejection, are those of the network's first device.
     pub fn management_counters(&self) -> ManagementCounters {
-        self.runner.manager().counters()
+        let manager = self.runner.manager();
+        manager.counters(self.node_guid(), self.number() == 0)
     }
 
     /// Returns how often its port's link went down.
