@@ -16,6 +16,7 @@ const DEVICES: &[u8] = b"/dev/infiniband";
 /// The links to all PCI devices, and the beginning of the names of devices without a node.
 const PCI_DEVICES: &[u8] = b"/sys/bus/pci/devices";
 const OWN_FUNCTIONS: &[u8] = b"/ffff:00:";
+const DRIVER: &[u8] = b"/sys/bus/pci/drivers/mlx5_core";
 /// Prefixes of the paths of a node, of which the first need not end at a component.
 const PCI_ROOTS: &[u8] = b"/sys/devices/pci";
 const NODE: [&[u8]; 3] = [
@@ -58,6 +59,7 @@ pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
     let in_sysfs = bytes.starts_with(SYSFS)
         || within(SYSFS_CM)
         || within(SYSFS_DEVICES)
+        || within(DRIVER)
         || is_own_function(bytes);
     let is_device = in_sysfs || within(DEVICES);
     let may_be_node = || {

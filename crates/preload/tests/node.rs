@@ -57,6 +57,7 @@ fn facts(provider: Provider) {
         "place: /sys/devices/ringverbs/ffff:00:01.0",
         "0: lo",
         "resource: 13 lines",
+        "driver: /sys/bus/pci/drivers/mlx5_core",
         "config: b3 15 21 10",
         "config: b3 15 dc a2",
         "function: ffff:00:00.0",

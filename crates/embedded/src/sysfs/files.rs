@@ -26,6 +26,8 @@ pub const MANAGER_ABI: u64 = 4;
 
 /// The directory with links to all PCI devices.
 const PCI_DEVICES: &str = "sys/bus/pci/devices";
+/// The directory with links to those of the driver.
+const DRIVER: &str = "sys/bus/pci/drivers/mlx5_core";
 
 /// Attributes of a device whose content differs between processes.
 const DYNAMIC: [&str; 6] = [
@@ -243,17 +245,18 @@ fn device(number: usize, described: &Described<'_>, files: &mut Vec<File>) {
     }
     let config = Content::Bytes(function.config());
     files.push((format!("{pci_device}/config"), config));
-    let link = Content::Link(format!("../../../devices/{}", place.path));
-    files.push((format!("{PCI_DEVICES}/{}", place.name()), link));
-    // Programs read the names of what these lead to.
-    for (name, target) in [
-        ("driver", "/sys/bus/pci/drivers/mlx5_core"),
-        ("subsystem", "/sys/bus/pci"),
-    ] {
-        let link = Content::Link(target.to_owned());
-        files.push((format!("{pci_device}/{name}"), link));
+    for (directory, up) in [(PCI_DEVICES, "../../.."), (DRIVER, "../../../..")] {
+        let link = Content::Link(format!("{up}/devices/{}", place.path));
+        files.push((format!("{directory}/{}", place.name()), link));
     }
     let depth = pci_device.split('/').count();
+    for (name, target) in [
+        ("driver", "bus/pci/drivers/mlx5_core"),
+        ("subsystem", "bus/pci"),
+    ] {
+        let link = Content::Link(format!("{}{target}", "../".repeat(depth - 1)));
+        files.push((format!("{pci_device}/{name}"), link));
+    }
     for (device, class) in [
         (uverbs_device, format!("infiniband_verbs/uverbs{number}")),
         (rdma_device, format!("infiniband/{device_name}")),
@@ -336,6 +339,8 @@ mod tests {
             assert_eq!(text(&at(127)).unwrap(), "\n");
             assert_eq!(text(&at(128)), None);
         }
+        let driver = "sys/class/infiniband/mlx5_1/device/driver/ffff:00:00.0/subsystem/devices";
+        assert!(at(driver).join("ffff:00:01.0/resource").is_file());
         let vendor = "sys/class/infiniband/mlx5_1/device/infiniband_verbs/uverbs1/device/vendor";
         assert_eq!(text(vendor).unwrap(), "0x15b3\n");
         let interface = |number| at(&format!("sys/class/infiniband/mlx5_{number}/device/net"));

@@ -24,7 +24,11 @@ impl Function {
     pub fn config(&self) -> Vec<u8> {
         const CAPABILITIES: usize = 0x40;
         const PCI_EXPRESS: u8 = 0x10;
+        const DEVICE_CAPABILITIES: usize = CAPABILITIES + 4;
+        const LINK_CAPABILITIES: usize = CAPABILITIES + 0xc;
         const LINK_STATUS: usize = CAPABILITIES + 0x12;
+        const LINK_CAPABILITIES_2: usize = CAPABILITIES + 0x2c;
+        const LINK_CONTROL_2: usize = CAPABILITIES + 0x30;
         let mut bytes = vec![0u8; 256];
         let mut put = |at: usize, value: u32, length: usize| {
             bytes[at..at + length].copy_from_slice(&value.to_le_bytes()[..length]);
@@ -48,7 +52,14 @@ impl Function {
             put(0x2c, vendor.into(), 2);
             put(0x2e, self.subsystem.into(), 2);
         }
-        put(LINK_STATUS, u32::from(self.generation) | 16 << 4, 2);
+        // Role-based errors, payloads of 512 bytes.
+        put(DEVICE_CAPABILITIES, 0x8002, 4);
+        let generation = u32::from(self.generation);
+        put(LINK_CAPABILITIES, generation | 16 << 4, 4);
+        put(LINK_STATUS, generation | 16 << 4, 2);
+        let all_generations = (1 << (generation + 1)) - 2;
+        put(LINK_CAPABILITIES_2, all_generations, 4);
+        put(LINK_CONTROL_2, generation, 2);
         bytes
     }
 
@@ -81,7 +92,10 @@ mod tests {
         assert_eq!(config[..4], [0xb3, 0x15, 0x21, 0x10]);
         assert_eq!(config[9..12], [0, 0, 2]);
         assert_eq!(config[0x2c..0x30], [0xb3, 0x15, 0x23, 0]);
-        assert_eq!(config[0x52..0x54], [0x05, 0x01]);
+        for link in [0x4c, 0x52] {
+            assert_eq!(config[link..link + 2], [0x05, 0x01]);
+        }
+        assert_eq!(config[0x6c], 0b11_1110);
         assert_eq!(function.resource().lines().count(), 13);
         let bridge = Function {
             is_bridge: true,

@@ -89,6 +89,8 @@ static void show_device(struct ibv_device *device)
 	strcat(path, "/device");
 	show_link("place", path);
 	show_function(path);
+	strcat(path, "/driver");
+	show_link("driver", path);
 	CHECK(!ibv_close_device(context));
 }
 
