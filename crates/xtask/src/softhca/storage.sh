@@ -73,7 +73,7 @@ nvme_target() {
     ln -s $nvmet/subsystems/disk $nvmet/ports/1/subsystems/disk
 }
 nvme_connect() {
-    timeout 60 nvme connect -t rdma -a $RDMA_ADDR1 -s 4420 -n disk --nr-io-queues=2 --queue-size=32 &&
+    timeout 120 nvme connect -t rdma -a $RDMA_ADDR1 -s 4420 -n disk --nr-io-queues=2 --queue-size=32 &&
         until_true 20 test -b /dev/nvme0n1
 }
 nvme_remove() {
@@ -84,7 +84,7 @@ if check "nvme: the target" nvme_target && check "nvme: connects" nvme_connect; 
     check "nvme: 16 MiB each way" write_and_read /dev/nvme0n1
     # The target's disk, from memory.
     check "nvme: the target's data" same /dev/ram0
-    check "nvme: disconnects" timeout 60 nvme disconnect -n disk
+    check "nvme: disconnects" timeout 120 nvme disconnect -n disk
     check "nvme: connects again" nvme_connect
     check "nvme: the data after that" cmp -n $SIZE /tmp/data /dev/nvme0n1
     check "nvme: the target goes away" nvme_remove
@@ -149,11 +149,11 @@ iser_login() {
     pidof iscsid || iscsid
     until_true 10 iscsiadm -m iface || return 1
     iscsiadm -m node -T $disk -p $RDMA_ADDR1:3260 -I iser -o new
-    timeout 60 iscsiadm -m node -T $disk -p $RDMA_ADDR1:3260 --login || return 1
+    timeout 120 iscsiadm -m node -T $disk -p $RDMA_ADDR1:3260 --login || return 1
     until_true 30 test -b /dev/sda
 }
 iser_logout() {
-    timeout 60 iscsiadm -m node -T $disk -p $RDMA_ADDR1:3260 --logout
+    timeout 120 iscsiadm -m node -T $disk -p $RDMA_ADDR1:3260 --logout
 }
 if check "iser: the target" iser_target && check "iser: logs in" iser_login; then
     check "iser: 16 MiB each way" write_and_read /dev/sda
@@ -163,7 +163,8 @@ fi
 
 # Warnings of the protocols. The rest of the script prints those of the drivers.
 known='MODE SENSE: unimplemented|db_root: cannot open|Rounding down aligned max_sectors'
-known="$known|Property Set error|client tracking operations|expired client state directory"
+known="$known|Property Set error|starting error recovery|client tracking operations"
+known="$known|state recovery directory|expired client state directory"
 warnings() {
     ! dmesg -l emerg,alert,crit,err,warn | grep -E 'nvme|rpcrdma|svc|NFS|RPC|iscsi|iser|target_|WARNING|BUG' |
         grep -vE "$known"
