@@ -13,7 +13,7 @@
 //! |---|---|
 //! | input | [`receive`]: a frame that has arrived; [`ring`]: work requests were posted |
 //! | time | each call that takes `now`: nanoseconds from any origin, never less than before |
-//! | commands | [`create`], [`modify`], [`destroy`], [`attach`], [`detach`], [`alias`], [`restore_stream`], [`confirm_sent`]; settings: [`set_lossy`], [`set_patient`], [`set_loopback`], [`set_confirmed`] |
+//! | commands | [`create`], [`modify`], [`destroy`], [`attach`], [`detach`], [`alias`], [`restore_stream`], [`confirm_sent`]; settings: [`set_lossy`], [`set_patient`], [`set_loopback`], [`set_confirmed`], [`record_senders`] |
 //! | progress | [`run`]: expired timers, responses, requests, flushes |
 //! | output | [`pop`]: frames to send; [`deadline`]: when `run` is due again |
 //! | questions | [`query`], [`config`], [`counters`] |
@@ -50,6 +50,7 @@
 //! [`set_lossy`]: transport::Transport::set_lossy
 //! [`set_patient`]: transport::Transport::set_patient
 //! [`set_loopback`]: transport::Transport::set_loopback
+//! [`record_senders`]: transport::Transport::record_senders
 //! [`run`]: transport::Transport::run
 //! [`pop`]: transport::Transport::pop
 //! [`deadline`]: transport::Transport::deadline

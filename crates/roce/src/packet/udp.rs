@@ -95,20 +95,10 @@ impl Headers {
     /// # Errors
     /// [`DatagramError`].
     pub fn frame(&self, pool: &Pool, datagram: &[u8]) -> Result<Packet, DatagramError> {
-        let headers = self.template.bytes();
-        let bth_at = headers.len();
-        if !(BTH_BYTES + ICRC_BYTES..=PACKET_CAPACITY - bth_at).contains(&datagram.len()) {
-            return Err(DatagramError::Length);
-        }
-        let mut packet = pool.get(LinkKind::Ip);
-        packet.set_length(bth_at + datagram.len());
-        let frame = packet.frame_mut();
-        frame[..bth_at].copy_from_slice(headers);
-        // In a path, a source port of 0 stands for the default one.
-        frame[bth_at - UDP..bth_at - UDP + 2].copy_from_slice(&self.port.to_be_bytes());
-        frame[bth_at..].copy_from_slice(datagram);
-        self.template.finish(frame);
+        let mut packet = self.unchecked_frame(pool, datagram)?;
         let (l3, l3_at) = self.template.l3();
+        let bth_at = self.template.bytes().len();
+        let frame = packet.frame_mut();
         let end = frame.len() - ICRC_BYTES;
         let computed = icrc(frame, LinkKind::Ip, l3, l3_at, bth_at);
         let stored = frame[end..]
@@ -127,6 +117,27 @@ impl Headers {
         }
         // The ICRC is right: the transport does not check it again.
         packet.mark_without_icrc();
+        Ok(packet)
+    }
+
+    /// As [`frame`](Self::frame), whatever the ICRC. The IPv4 identification is 0.
+    ///
+    /// # Errors
+    /// [`DatagramError::Length`].
+    pub fn unchecked_frame(&self, pool: &Pool, datagram: &[u8]) -> Result<Packet, DatagramError> {
+        let headers = self.template.bytes();
+        let bth_at = headers.len();
+        if !(BTH_BYTES + ICRC_BYTES..=PACKET_CAPACITY - bth_at).contains(&datagram.len()) {
+            return Err(DatagramError::Length);
+        }
+        let mut packet = pool.get(LinkKind::Ip);
+        packet.set_length(bth_at + datagram.len());
+        let frame = packet.frame_mut();
+        frame[..bth_at].copy_from_slice(headers);
+        // In a path, a source port of 0 stands for the default one.
+        frame[bth_at - UDP..bth_at - UDP + 2].copy_from_slice(&self.port.to_be_bytes());
+        frame[bth_at..].copy_from_slice(datagram);
+        self.template.finish(frame);
         Ok(packet)
     }
 }

@@ -84,6 +84,20 @@ impl<'a> View<'a> {
         Self::parse(kind, frame, true)
     }
 
+    /// As [`View::read`], whatever the ICRC.
+    ///
+    /// # Errors
+    /// See [`ParseError`].
+    pub fn read_unchecked(kind: LinkKind, frame: &'a [u8]) -> Result<Self, ParseError> {
+        Self::parse(kind, frame, false)
+    }
+
+    /// Returns the offset of the payload in the frame.
+    #[must_use]
+    pub fn payload_at(&self) -> usize {
+        self.network.bth_at + BTH_BYTES + self.extended_headers.len()
+    }
+
     /// Parses a packet. Its ICRC is checked if it has one.
     ///
     /// # Errors

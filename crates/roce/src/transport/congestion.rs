@@ -317,6 +317,7 @@ impl<L> Qp<L> {
         packet.frame_mut()[template.bytes().len() + place] |= bit;
         io.counters.cnps_sent += 1;
         io.send(packet);
+        io.record_sender(self.number);
     }
 
     /// Returns whether a CNP is valid for this queue pair.

@@ -74,6 +74,8 @@ pub struct Counters {
 pub(super) struct Io {
     pub pool: Pool,
     pub out: VecDeque<Packet>,
+    /// The queue pairs that have made these packets, if that is recorded.
+    pub senders: Option<VecDeque<u32>>,
     pub counters: Counters,
     /// Time of the last [`Transport::run`](super::Transport::run).
     pub now: u64,
@@ -95,6 +97,13 @@ impl Io {
     pub fn drop_packet<H: Host>(&mut self, host: &mut H, qpn: Option<u32>, cause: DropCause) {
         *cause.counter(&mut self.counters) += 1;
         host.report(qpn, cause.into());
+    }
+
+    /// Records that a queue pair has made the last packets, if that is asked for.
+    pub fn record_sender(&mut self, qpn: u32) {
+        if let Some(senders) = &mut self.senders {
+            senders.resize(self.out.len(), qpn);
+        }
     }
 
     pub fn send(&mut self, packet: Packet) {

@@ -126,6 +126,7 @@ impl<L> Transport<L> {
             io: Io {
                 pool,
                 out: VecDeque::new(),
+                senders: None,
                 counters: Counters::default(),
                 now: 0,
                 patient: false,
@@ -229,6 +230,18 @@ impl<L> Transport<L> {
     /// without packets as long as the port is [`Port::direct_loopback`]; with `None` never.
     pub fn set_loopback(&mut self, home: Option<Arc<Port>>) {
         self.home = home;
+    }
+
+    /// Sets whether the numbers of the queue pairs that make packets are recorded, for
+    /// [`Transport::take_senders`].
+    pub fn record_senders(&mut self, records: bool) {
+        self.io.senders = records.then(VecDeque::new);
+    }
+
+    /// Returns the numbers of the queue pairs that have made the packets since the last call.
+    pub fn take_senders(&mut self) -> impl Iterator<Item = u32> {
+        let senders = self.io.senders.as_mut();
+        senders.map(std::mem::take).into_iter().flatten()
     }
 
     /// Removes the queue pair at the other end, if the next request may be handed over to
@@ -469,6 +482,7 @@ impl<L> Transport<L> {
                 }
                 left -= 1;
             }
+            self.io.record_sender(qpn);
             schedule(qp, &mut self.ready, &mut self.timers);
             if let Some(mut peer) = peer {
                 schedule(&mut peer, &mut self.ready, &mut self.timers);
