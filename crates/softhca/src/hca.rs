@@ -6,10 +6,11 @@ use std::sync::atomic::AtomicU32;
 
 use roce::bits::{get32, put_bytes};
 use roce::fabric::Port;
-use roce::packet::{LinkKind, Packet, Path, Pool, View};
+use roce::packet::{LinkKind, MULTICAST_QPN, Packet, Path, Pool, View};
+use roce::pcap::Direction;
 use roce::transport::{self, QpState, Service, Transport};
 
-use crate::cause::{FrameDrop, Misuse, Observer, PORT_ACTIVE, PORT_DOWN};
+use crate::cause::{Cause, FrameDrop, Misuse, Observer, PORT_ACTIVE, PORT_DOWN};
 use crate::engine::command_queue::{self, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
 use crate::engine::counters::{OperationCounts, QCounters, Stats};
@@ -21,6 +22,7 @@ use crate::engine::qp::{BlueFlame, Queue, Ring};
 use crate::engine::registers::{FIRST_UAR, NIC_STATE, Registers};
 use crate::engine::shaper::Shaper;
 use crate::engine::wqe::{self, LocalBuffers};
+use crate::observed_frame::{FrameObserver, ObservedFrame};
 use crate::platform::Platform;
 use crate::profile::PortKind;
 
@@ -102,6 +104,10 @@ pub struct Hca<P: Platform> {
     pub(crate) frames: Vec<Packet>,
     /// Frames for queue pair 1, if the front end handles them.
     management: Option<VecDeque<Packet>>,
+    /// Who is shown the frames.
+    frame_observer: Option<Box<dyn FrameObserver>>,
+    /// The queues that have made `frames`, with an observer of frames.
+    senders: Vec<u32>,
 }
 
 impl<P: Platform> AsMut<Core<P>> for Hca<P> {
@@ -138,6 +144,8 @@ impl<P: Platform> Hca<P> {
             received: VecDeque::new(),
             frames: Vec::new(),
             management: None,
+            frame_observer: None,
+            senders: Vec::new(),
         }
     }
 
@@ -150,6 +158,16 @@ impl<P: Platform> Hca<P> {
     /// Returns the next frame for queue pair 1.
     pub fn next_management(&mut self) -> Option<Packet> {
         self.management.as_mut()?.pop_front()
+    }
+
+    /// Sends a frame of queue pair 1 at once.
+    pub fn send_management(&mut self, now: u64, mut packet: Packet) {
+        if self.frame_observer.is_some() {
+            packet.add_icrc();
+            self.clear_frame_causes();
+            self.observe_frame(&packet, Direction::Outbound, Some(1));
+        }
+        self.port.send(now, packet);
     }
 
     /// Keeps a frame for queue pair 1; returns any other.
@@ -253,6 +271,29 @@ impl<P: Platform> Hca<P> {
     /// events; `None` for nobody. It is called in the midst of the work, and must not wait.
     pub fn observe(&mut self, observer: Option<Observer>) {
         self.core.observer = observer;
+    }
+
+    /// Sets who is shown the frames that the device sends and receives; `None` for nobody. With
+    /// an observer, requests to queue pairs of the same device are frames, too.
+    pub fn observe_frames(&mut self, observer: Option<Box<dyn FrameObserver>>) {
+        let observed = observer.is_some();
+        self.transport.record_senders(observed);
+        self.core.frame_causes = observed.then(Vec::new);
+        self.senders.clear();
+        self.frame_observer = observer;
+        self.update_loopback();
+    }
+
+    /// Lets the transport execute requests to queue pairs of the same device without packets,
+    /// unless something is to see or delay these.
+    pub(crate) fn update_loopback(&mut self) {
+        let injector = self.core.faults.injector.as_ref();
+        let has_packets = self.frame_observer.is_some()
+            || self.shaper.is_some()
+            || self.core.chaos.is_some()
+            || injector.is_some_and(|it| it.has_packets());
+        let home = (!has_packets).then(|| Arc::clone(&self.port));
+        self.transport.set_loopback(home);
     }
 
     /// Returns whether frames wait at some port of the fabric.
@@ -747,6 +788,14 @@ impl<P: Platform> Hca<P> {
 
     /// As [`run`](Self::run), at a time that the caller has just read from the platform's clock.
     pub fn run_at(&mut self, now: u64) -> bool {
+        let more = self.run_once(now);
+        if let Some(observer) = &mut self.frame_observer {
+            observer.flush();
+        }
+        more
+    }
+
+    fn run_once(&mut self, now: u64) -> bool {
         if self.has_failed() {
             // A failed device drops what arrives.
             self.port.recv_all(now, BUDGET, &mut self.received);
@@ -769,6 +818,9 @@ impl<P: Platform> Hca<P> {
             let before = self.frames.len();
             let more = self.core.run_sq(*sqn, &self.pool, &mut self.frames);
             self.core.loop_back(*sqn, &self.frames[before..]);
+            if self.frame_observer.is_some() {
+                self.senders.resize(self.frames.len(), *sqn);
+            }
             more
         });
         self.active_sqs = active_sqs;
@@ -777,6 +829,9 @@ impl<P: Platform> Hca<P> {
         }
         self.port.recv_all(now, BUDGET, &mut self.received);
         let full = self.received.len() >= BUDGET;
+        if self.frame_observer.is_some() {
+            self.receive_observed(now);
+        }
         while let Some(packet) = self.received.pop_front() {
             match self.has_faults() {
                 true => self.receive_by_faults(now, packet),
@@ -789,8 +844,11 @@ impl<P: Platform> Hca<P> {
         while let Some(packet) = self.transport.pop() {
             self.frames.push(packet);
         }
+        if self.frame_observer.is_some() {
+            self.senders.extend(self.transport.take_senders());
+        }
         if !self.frames.is_empty() {
-            if !self.core.link_up {
+            if !self.core.link_up && self.frame_observer.is_none() {
                 self.core.observe_unsent(&self.frames);
             }
             self.send_frames(now);
@@ -821,8 +879,49 @@ impl<P: Platform> Hca<P> {
         }
     }
 
+    /// Processes the received frames, and shows each to the observer.
+    #[cold]
+    fn receive_observed(&mut self, now: u64) {
+        while let Some(packet) = self.received.pop_front() {
+            let mut copy = packet.clone();
+            copy.add_icrc();
+            self.clear_frame_causes();
+            match self.has_faults() {
+                true => self.receive_by_faults(now, packet),
+                false => self.receive(now, packet),
+            }
+            let view = View::read_unchecked(copy.kind(), copy.frame());
+            let queue = view.ok().map(|view| view.bth.dest_qpn);
+            let queue = queue.filter(|queue| *queue != MULTICAST_QPN);
+            self.observe_frame(&copy, Direction::Inbound, queue);
+        }
+    }
+
+    fn clear_frame_causes(&mut self) {
+        if let Some(causes) = &mut self.core.frame_causes {
+            causes.clear();
+        }
+    }
+
+    /// Shows a frame to the observer, with the causes that arose meanwhile.
+    fn observe_frame(&mut self, packet: &Packet, direction: Direction, queue: Option<u32>) {
+        let causes = self.core.frame_causes.take();
+        if let Some(observer) = &mut self.frame_observer {
+            observer.observe(&ObservedFrame {
+                packet,
+                direction,
+                queue,
+                causes: causes.as_deref().unwrap_or_default(),
+            });
+        }
+        self.core.frame_causes = causes;
+    }
+
     /// Sends the frames, by the link if it has a shape.
     fn send_frames(&mut self, now: u64) {
+        if self.frame_observer.is_some() {
+            return self.send_observed(now);
+        }
         if self.has_faults() {
             self.send_by_faults(now);
         }
@@ -840,6 +939,27 @@ impl<P: Platform> Hca<P> {
                 self.core
                     .drop_frame(None, length, FrameDrop::QueueFull(queue));
             }
+        }
+    }
+
+    /// As [`send_frames`](Self::send_frames), and shows each to the observer.
+    #[cold]
+    fn send_observed(&mut self, now: u64) {
+        let frames = std::mem::take(&mut self.frames);
+        let mut senders = std::mem::take(&mut self.senders).into_iter();
+        for packet in frames {
+            let mut copy = packet.clone();
+            copy.add_icrc();
+            self.clear_frame_causes();
+            self.frames.push(packet);
+            if !self.core.link_up {
+                self.core.observe_unsent(&self.frames);
+            }
+            if self.has_faults() {
+                self.send_by_faults(now);
+            }
+            self.send_unaltered(now);
+            self.observe_frame(&copy, Direction::Outbound, senders.next());
         }
     }
 

@@ -45,11 +45,8 @@ impl<P: Platform> Hca<P> {
     }
 
     fn set_injector(&mut self, injector: Injector) {
-        if injector.has_packets() {
-            // Requests between queue pairs of this device make packets, too.
-            self.transport.set_loopback(None);
-        }
         self.core.faults.injector = Some(Box::new(injector));
+        self.update_loopback();
     }
 
     /// Ends the faults, and lets go of the packets that they hold back.
@@ -68,9 +65,7 @@ impl<P: Platform> Hca<P> {
         if former.holds_link_down() {
             self.set_cable(true);
         }
-        if self.shaper.is_none() && self.core.chaos.is_none() {
-            self.transport.set_loopback(Some(Arc::clone(&self.port)));
-        }
+        self.update_loopback();
     }
 
     #[inline]

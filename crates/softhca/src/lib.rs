@@ -17,6 +17,7 @@ mod inject;
 mod late;
 pub mod layout;
 pub mod link_shape;
+pub mod observed_frame;
 pub mod opcode;
 pub mod platform;
 pub mod profile;

@@ -64,6 +64,18 @@ fn number(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(*factor)
 }
 
+/// Parses a number of bytes above 0, such as `64KiB`.
+#[must_use]
+pub fn parse_size(text: &str) -> Option<u64> {
+    const SIZES: &[(&str, u64)] = &[
+        ("", 1),
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+    ];
+    number(text, SIZES).filter(|size| *size != 0)
+}
+
 impl FromStr for LinkShape {
     type Err = LinkShapeError;
 
@@ -77,7 +89,6 @@ impl FromStr for LinkShape {
             ("ms", 1_000_000),
             ("s", 1_000_000_000),
         ];
-        const SIZES: &[(&str, u64)] = &[("", 1), ("KiB", 1 << 10), ("MiB", 1 << 20)];
         const MAX_TIME: u64 = 10_000_000_000;
         let mut shape = Self::default();
         for part in text.split(',') {
@@ -88,7 +99,6 @@ impl FromStr for LinkShape {
                 })
             };
             let time = |text| number(text, TIMES).filter(|time| *time <= MAX_TIME);
-            let size = |text| number(text, SIZES).filter(|size| *size != 0);
             let bad_time = "is no time up to 10s, such as 5us";
             let bad_size = "is no number of bytes, such as 64KiB";
             match part.split_once('=') {
@@ -105,11 +115,11 @@ impl FromStr for LinkShape {
                     Some(jitter) => shape.jitter = jitter,
                     None => return refused(bad_time),
                 },
-                Some(("queue", text)) => match size(text) {
+                Some(("queue", text)) => match parse_size(text) {
                     Some(queue) => shape.queue = Some(queue),
                     None => return refused(bad_size),
                 },
-                Some(("ecn", text)) => match size(text) {
+                Some(("ecn", text)) => match parse_size(text) {
                     Some(mark) => shape.mark = Some(mark),
                     None => return refused(bad_size),
                 },

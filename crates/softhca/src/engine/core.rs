@@ -124,8 +124,12 @@ pub struct Core<P> {
     pub(crate) complaints: Vec<Misuse>,
     /// Is told all causes.
     pub(crate) observer: Option<Observer>,
+    /// Causes about the frame that is processed, with an observer of frames.
+    pub(crate) frame_causes: Option<Vec<Cause>>,
 }
 
+/// Maximum number of causes that are kept about a frame.
+const MAX_FRAME_CAUSES: usize = 4;
 /// Maximum number of reports that are kept.
 const MAX_COMPLAINTS: usize = 100;
 
@@ -192,6 +196,7 @@ impl<P> Core<P> {
             paging: Paging::default(),
             complaints: Vec::new(),
             observer: None,
+            frame_causes: None,
             settings,
         }
     }
@@ -232,15 +237,21 @@ impl<P> Core<P> {
     /// Tells the observer a cause, which is computed only if there is an observer.
     #[inline]
     pub(crate) fn observe(&mut self, cause: impl FnOnce(&Self) -> Option<Cause>) {
-        if self.observer.is_some() {
+        if self.observer.is_some() || self.frame_causes.is_some() {
             self.tell(cause(self));
         }
     }
 
     #[cold]
     fn tell(&mut self, cause: Option<Cause>) {
-        if let (Some(observer), Some(cause)) = (&mut self.observer, cause) {
+        let Some(cause) = cause else { return };
+        if let Some(observer) = &mut self.observer {
             observer.tell(&cause);
+        }
+        if let Some(causes) = &mut self.frame_causes {
+            if causes.len() < MAX_FRAME_CAUSES {
+                causes.push(cause);
+            }
         }
     }
 }
