@@ -31,6 +31,7 @@
 //! ```
 
 mod addresses;
+mod capture;
 mod cleanup;
 mod cm;
 mod directory;
@@ -51,6 +52,7 @@ pub mod sysfs;
 mod user;
 mod wires;
 
+pub use capture::{CaptureEnd, CaptureOptionError, CaptureOptions, CaptureRing, CaptureSnap};
 pub use cleanup::abandon_waits;
 pub use cm::{ConnectionId, InheritedChannel, ManagementCounters};
 pub use directory::Sharing;

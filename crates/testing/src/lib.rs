@@ -16,6 +16,7 @@ pub mod c_headers;
 pub mod hosts;
 pub mod huge;
 pub mod modules;
+pub mod pcapng;
 pub mod program;
 pub mod skip;
 mod subscriber;

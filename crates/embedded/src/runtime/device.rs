@@ -1,9 +1,12 @@
 //! A device, shared by threads.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
+use softhca::observed_frame::FrameObserver;
+
+use crate::capture::{DeviceFrames, Recorder};
 use crate::driver::state::State;
 
 /// A device, shared by the threads that give it commands and the one that
@@ -27,6 +30,16 @@ impl Device {
     /// Returns its number in the network.
     pub(crate) fn number(&self) -> usize {
         self.number
+    }
+
+    /// Sets what records its frames, with its number in this process.
+    pub(crate) fn record_frames(&self, recorder: Option<&Arc<Recorder>>, index: usize) {
+        let frames = recorder.map(|recorder| DeviceFrames {
+            recorder: Arc::clone(recorder),
+            device: index,
+        });
+        let observer = frames.map(|frames| Box::new(frames) as Box<dyn FrameObserver>);
+        self.lock().hca.observe_frames(observer);
     }
 
     /// Locks the device for a command.

@@ -1,6 +1,7 @@
 //! Networks that connect devices.
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::task::Waker;
@@ -18,6 +19,7 @@ use softhca::profiles::PROFILES;
 use uverbs::{Command, Errno, Error};
 
 use crate::addresses::PortAddresses;
+use crate::capture::{CaptureClock, CaptureEnd, CaptureOptions, Recorder};
 use crate::directory::{Directory, OTHER_VERSION, Sharing};
 use crate::drive::Drive;
 use crate::driver::gids::GidTable;
@@ -379,6 +381,35 @@ impl Network {
     /// devices are.
     pub fn fabric(&self) -> &Fabric {
         self.runner.fabric()
+    }
+
+    /// Captures the frames that the devices of this process send and receive, also those that are
+    /// added later, in pcapng files for Wireshark and tshark. Each frame has its direction, and
+    /// a comment with process, device, queue pair, and why it was dropped or refused. Requests
+    /// between queue pairs of one device are captured as frames, too; messages of the connection
+    /// manager within a process are none. Replaces an earlier capture.
+    ///
+    /// The files are written under the locks of the devices, when these have no more frames for
+    /// now. A write that fails ends the capture: `on_end` is called, under these locks, with the
+    /// file and the error, and the file ends with the last frame that was written.
+    ///
+    /// # Errors
+    /// Those of creating the first file and writing to it.
+    pub fn capture(&self, options: &CaptureOptions, on_end: Option<CaptureEnd>) -> io::Result<()> {
+        let clock = match self.runner.time() {
+            Some(time) => CaptureClock::Simulated(time.clock()),
+            None => CaptureClock::Host,
+        };
+        let recorder = Recorder::create(options, clock, on_end)?;
+        if let Some(earlier) = self.runner.record_frames(Some(recorder)) {
+            earlier.end();
+        }
+        Ok(())
+    }
+
+    /// Ends the capture. Returns its last file; `None` if there is none.
+    pub fn end_capture(&self) -> Option<PathBuf> {
+        self.runner.record_frames(None)?.end()
     }
 
     /// Returns the simulated time, from 0; `None` if time is the system's.

@@ -117,6 +117,6 @@ impl Nodes {
         };
         let psn = Psn::new(self.psn.fetch_add(1, Ordering::Relaxed));
         let packet = agent::packet(&self.pool, &Template::new(&path), psn, &datagram.bytes);
-        device.lock_for_turn().hca.port().send(now, packet);
+        device.lock_for_turn().hca.send_management(now, packet);
     }
 }

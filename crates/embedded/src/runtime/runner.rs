@@ -16,6 +16,7 @@ use roce::packet::Pool;
 use softhca::chaos::Chaos;
 use uverbs::{Errno, threads};
 
+use crate::capture::Recorder;
 use crate::cleanup::with_cleanup;
 use crate::cm::{Clock, Manager};
 use crate::directory::Directory;
@@ -57,6 +58,8 @@ pub(crate) struct Runner {
     links: Option<Arc<Links>>,
     /// Processes that have the devices which a wire reaches.
     peers: Option<Arc<dyn PeerProcesses>>,
+    /// Records the frames of its devices.
+    recorder: Mutex<Option<Arc<Recorder>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -492,6 +495,7 @@ impl Runner {
             addresses,
             links,
             peers,
+            recorder: Mutex::default(),
             thread,
         }))
     }
@@ -517,11 +521,30 @@ impl Runner {
                 state.hca.keep_management();
             }
         }
+        if let Some(recorder) = &*self.recorder() {
+            device.record_frames(Some(recorder), index);
+        }
         devices.push(Arc::clone(&device));
         self.shared
             .device_count
             .store(devices.len(), Ordering::Release);
         Ok(device)
+    }
+
+    fn recorder(&self) -> MutexGuard<'_, Option<Arc<Recorder>>> {
+        self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets what records the frames of all devices and of the wire. Returns what did before.
+    pub(crate) fn record_frames(&self, recorder: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> {
+        let devices = self.shared.devices();
+        for (index, device) in devices.iter().enumerate() {
+            device.record_frames(recorder.as_ref(), index);
+        }
+        if let Some(link) = &self.shared.link {
+            link.record_frames(recorder.as_ref());
+        }
+        std::mem::replace(&mut *self.recorder(), recorder)
     }
 
     /// Runs a turn of all devices. Returns whether anything happened or more is left

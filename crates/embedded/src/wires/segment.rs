@@ -23,9 +23,11 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{Backlog, SockFlag, accept4, listen};
 use roce::fabric::{Fabric, Port};
 use roce::packet::{Gid, Grh, Link, LinkKind, Mac, Packet, Path, Pool, Psn, Template, View};
+use roce::pcap::Direction;
 use uverbs::Errno;
 
 use crate::Result;
+use crate::capture::Recorder;
 use crate::directory::{Directory, OTHER_VERSION};
 use crate::links::Links;
 use crate::management::DropCause;
@@ -98,6 +100,8 @@ pub(crate) struct Segment {
     ended: Vec<EndedMember>,
     /// An accepted connection, which may be of the successor of a process in `ended`.
     successor: Option<OwnedFd>,
+    /// Records management datagrams.
+    recorder: Option<Arc<Recorder>>,
     /// Identifier of the network, in MAC addresses.
     network: u16,
     /// When the sockets were last polled.
@@ -349,6 +353,7 @@ impl Segment {
             psn: Psn::new(0),
             ended: Vec::new(),
             successor: None,
+            recorder: None,
             network,
             sockets_polled: None,
             searched: None,
@@ -364,6 +369,11 @@ impl Segment {
     /// Sets the agents of queue pair 1.
     pub(crate) fn set_agents(&mut self, agents: Agents) {
         self.agents = agents;
+    }
+
+    /// Sets what records management datagrams, which no device sees.
+    pub(crate) fn record_frames(&mut self, recorder: Option<Arc<Recorder>>) {
+        self.recorder = recorder;
     }
 
     /// Returns the processes to which this one is connected.
@@ -456,6 +466,9 @@ impl Segment {
             }
             if let Peer::Member(to) = datagram.to {
                 let packet = self.packet(to, &datagram);
+                if let Some(recorder) = &self.recorder {
+                    recorder.record_management(&packet, Direction::Outbound);
+                }
                 self.management.push_back((packet, to, Instant::now()));
             }
         }
@@ -514,6 +527,9 @@ impl Segment {
 
     /// Passes a frame for queue pair 1 to its agent.
     fn receive_management(&mut self, packet: &Packet, epoll: &Epoll) {
+        if let Some(recorder) = &self.recorder {
+            recorder.record_management(packet, Direction::Inbound);
+        }
         if !self.links.is_up(MANAGER_DEVICE) {
             return self.agents.drop_datagram(DropCause::LinkDown);
         }

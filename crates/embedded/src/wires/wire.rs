@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use nix::sys::time::TimeSpec;
 use uverbs::Errno;
 
 use crate::Result;
+use crate::capture::Recorder;
 use crate::cleanup::with_cleanup;
 use crate::wires::segment::{PumpResult, Segment};
 use crate::wires::udp::UdpWire;
@@ -196,6 +197,15 @@ impl Link {
             Wire::Udp(udp) => udp.send_management_now(),
         };
         self.try_with(send).unwrap_or(true)
+    }
+
+    /// Sets what records the frames that no device sees.
+    pub(crate) fn record_frames(&self, recorder: Option<&Arc<Recorder>>) {
+        let mut wire = self.wire.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *wire {
+            Wire::Directory(segment) => segment.record_frames(recorder.cloned()),
+            Wire::Udp(udp) => udp.record_frames(recorder.cloned()),
+        }
     }
 
     /// As [`Wire::is_backlogged`].

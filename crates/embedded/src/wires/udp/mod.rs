@@ -39,10 +39,12 @@ use roce::packet::{
     BTH_BYTES, DatagramError, Headers, LinkKind, MULTICAST_QPN, Opcode, Packet, Path, Pool, Psn,
     RecvMeta, Template, Transmit, View, gid_of_ip, headroom,
 };
+use roce::pcap::Direction;
 use uverbs::Errno;
 
 use crate::Result;
 use crate::addresses::{AddressList, MAX_ADDRESSES};
+use crate::capture::Recorder;
 use crate::links::Links;
 use crate::management::DropCause;
 use crate::random::random;
@@ -126,6 +128,8 @@ pub(crate) struct UdpWire {
     buffers: ReceiveBuffers,
     /// Received frames, empty between calls.
     arrived: Vec<Packet>,
+    /// Records what no device sees: management datagrams, and those with a wrong ICRC.
+    recorder: Option<Arc<Recorder>>,
 }
 
 impl UdpWire {
@@ -176,6 +180,7 @@ impl UdpWire {
             psn: Psn::new(random() as u32),
             buffers: ReceiveBuffers::new(),
             arrived: Vec::with_capacity(MAX_SEND_DATAGRAMS),
+            recorder: None,
         })
     }
 
@@ -209,6 +214,11 @@ impl UdpWire {
             thread::yield_now();
         }
         received || sent || changed || awaits_end
+    }
+
+    /// Sets what records the frames that no device sees.
+    pub(crate) fn record_frames(&mut self, recorder: Option<Arc<Recorder>>) {
+        self.recorder = recorder;
     }
 
     /// Updates link and addresses if the kernel has announced a change. Returns whether there is
@@ -497,6 +507,9 @@ impl UdpWire {
             let template = Template::new(&Path::ip(sgid, dgid));
             let packet = agent::packet(&self.pool, &template, self.psn, &bytes);
             self.psn = self.psn.plus(1);
+            if let Some(recorder) = &self.recorder {
+                recorder.record_management(&packet, Direction::Outbound);
+            }
             self.outgoing.push_back(packet);
         }
     }
@@ -691,6 +704,7 @@ impl UdpWire {
             buffers,
             arrived,
             pool,
+            recorder,
             ..
         } = self;
         let any = multicast.receive(buffers, |meta, message| {
@@ -703,7 +717,8 @@ impl UdpWire {
                 return;
             }
             let headers = meta.headers();
-            let packets = message.filter_map(|it| frame(headers.as_ref(), pool, it));
+            let packets =
+                message.filter_map(|it| frame(headers.as_ref(), pool, it, recorder.as_deref()));
             arrived.extend(packets.filter(|it| qpn_of(it.frame()) == Some(MULTICAST_QPN)));
         });
         self.deliver_arrived();
@@ -721,8 +736,10 @@ impl UdpWire {
             misrouted,
             pool,
             agents,
+            recorder,
             ..
         } = self;
+        let recorder = recorder.as_deref();
         let (mut has_management, mut datagrams) = (false, 0);
         let mut probe = None;
         let endpoint = &endpoints[index];
@@ -737,11 +754,14 @@ impl UdpWire {
                         continue;
                     }
                 }
-                let Some(packet) = frame(headers.as_ref(), pool, datagram) else {
+                let Some(packet) = frame(headers.as_ref(), pool, datagram, recorder) else {
                     continue;
                 };
                 if is_management(packet.frame()) {
                     has_management = true;
+                    if let Some(recorder) = recorder {
+                        recorder.record_management(&packet, Direction::Inbound);
+                    }
                     let both = (meta.source, meta.destination);
                     match management(&packet) {
                         Some(message) => {
@@ -836,11 +856,23 @@ fn pass_management(agents: &Agents, remote: IpAddr, local: IpAddr, bytes: &[u8])
     agents.receive(Peer::Host { local, remote }, port, bytes);
 }
 
-/// Creates the frame of a datagram; `None` if it is not a RoCE packet.
-fn frame(headers: Option<&Headers>, pool: &Pool, datagram: &[u8]) -> Option<Packet> {
-    let headers = headers.ok_or(DatagramError::Length);
-    let not_roce = |error| tracing::debug!(?error, "datagram is not a RoCE packet");
-    let packet = headers.and_then(|it| it.frame(pool, datagram));
+/// Creates the frame of a datagram; `None` if it is not a RoCE packet. One with a wrong ICRC is
+/// recorded.
+fn frame(
+    headers: Option<&Headers>,
+    pool: &Pool,
+    datagram: &[u8],
+    recorder: Option<&Recorder>,
+) -> Option<Packet> {
+    let not_roce = |error| {
+        tracing::debug!(?error, "datagram is not a RoCE packet");
+        if let (Some(recorder), Some(headers)) = (recorder, headers) {
+            let packet = headers.unchecked_frame(pool, datagram);
+            _ = packet.map(|packet| recorder.record_corrupted(&packet));
+        }
+    };
+    let packet = headers.ok_or(DatagramError::Length);
+    let packet = packet.and_then(|it| it.frame(pool, datagram));
     packet.map_err(not_roce).ok()
 }
 
