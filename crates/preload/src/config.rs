@@ -1,7 +1,9 @@
 //! Configuration from the environment.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,7 +13,9 @@ use embedded::softhca::chaos::{Chaos, Decision, parse_list};
 use embedded::softhca::fault::Faults;
 use embedded::softhca::link_shape::{LinkShape, LinkShapeError};
 use embedded::sysfs::Node;
-use embedded::{FileSizeLimit, GidTable, GidTableError, Network};
+use embedded::{
+    CaptureOptions, CaptureRing, CaptureSnap, FileSizeLimit, GidTable, GidTableError, Network,
+};
 use uverbs::environment;
 
 use crate::explain::Format;
@@ -53,6 +57,8 @@ pub(crate) struct Config {
     pub(crate) explain: Option<PathBuf>,
     /// The form of these reports.
     pub(crate) explain_format: Format,
+    /// The capture of the devices' frames.
+    pub(crate) capture: Option<CaptureOptions>,
     /// Where errors of the program are reported: a file, or `1` for standard error.
     pub(crate) check: Option<PathBuf>,
     /// Lists the errors that are not reported.
@@ -115,6 +121,11 @@ const FAULT_COUNTS: &str = "RINGVERBS_FAULT_COUNTS";
 const EXPLAIN: &str = "RINGVERBS_EXPLAIN";
 /// Names [`Config::explain_format`].
 const EXPLAIN_FORMAT: &str = "RINGVERBS_EXPLAIN_FORMAT";
+/// Names the file of the capture, how much of each frame it takes ([`CaptureSnap`]) and its ring
+/// of files ([`CaptureRing`]).
+const CAPTURE: &str = "RINGVERBS_CAPTURE";
+const CAPTURE_SNAP: &str = "RINGVERBS_CAPTURE_SNAP";
+const CAPTURE_RING: &str = "RINGVERBS_CAPTURE_RING";
 /// Names [`Config::check`].
 const CHECK: &str = "RINGVERBS_CHECK";
 /// Names [`Config::suppressions`].
@@ -151,8 +162,12 @@ fn variable(name: &str) -> Option<OsString> {
 fn parse(requested: &OsStr) -> Result<Config, (&'static str, String)> {
     let of = |name| move |reason: String| (name, reason);
     let (profiles, host) = devices(requested).map_err(of(DEVICES))?;
+    let names = names(variable(NAMES).as_deref(), profiles.len()).map_err(of(NAMES))?;
+    let snap = option(variable(CAPTURE_SNAP)).map_err(of(CAPTURE_SNAP))?;
+    let ring = option(variable(CAPTURE_RING)).map_err(of(CAPTURE_RING))?;
     Ok(Config {
-        names: names(variable(NAMES).as_deref(), profiles.len()).map_err(of(NAMES))?,
+        capture: variable(CAPTURE).map(|path| capture(path.as_ref(), snap, ring, &names)),
+        names,
         cards: cards(variable(CARD).as_deref(), profiles.len()).map_err(of(CARD))?,
         node: node(variable(NODE).as_deref(), profiles.len()).map_err(of(NODE))?,
         links: links(variable(LINK).as_deref(), profiles.len()).map_err(of(LINK))?,
@@ -332,6 +347,30 @@ fn decisions(list: &OsStr) -> Result<Vec<Decision>, String> {
         None => list.to_owned(),
     };
     parse_list(&list).map_err(|error| error.to_string())
+}
+
+/// Parses an option.
+fn option<T: FromStr<Err: Display>>(text: Option<OsString>) -> Result<Option<T>, String> {
+    let Some(text) = text else { return Ok(None) };
+    let text = text.to_str().ok_or("this is not UTF-8")?;
+    text.parse()
+        .map(Some)
+        .map_err(|error: T::Err| error.to_string())
+}
+
+/// Returns the options of the capture.
+fn capture(
+    path: &Path,
+    snap: Option<CaptureSnap>,
+    ring: Option<CaptureRing>,
+    names: &[String],
+) -> CaptureOptions {
+    let options = CaptureOptions::new(path).with_names(names);
+    let options = options.with_snap(snap.unwrap_or_default());
+    match ring {
+        Some(ring) => options.with_ring(ring),
+        None => options,
+    }
 }
 
 /// Parses the form of reports.

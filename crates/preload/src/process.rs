@@ -10,13 +10,15 @@ use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use embedded::{
-    Descriptors, Drive, Embedded, FaultCounts, InheritedChannel, InheritedContext, Network, usage,
+    CaptureOptions, Descriptors, Drive, Embedded, FaultCounts, InheritedChannel, InheritedContext,
+    Network, usage,
 };
 use uverbs::kernel::Kernel;
 use uverbs::{Errno, Error};
@@ -816,6 +818,23 @@ fn die() {
     unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
 }
 
+/// Captures the frames of the devices. A program whose capture cannot be written ends: it must
+/// not run unobserved.
+fn capture(network: &Network, options: &CaptureOptions) {
+    let on_end = |path: &Path, error: &std::io::Error| {
+        print_error(&format!(
+            "{}: the capture ends here: {error}",
+            path.display()
+        ));
+    };
+    if let Err(error) = network.capture(options, Some(Box::new(on_end))) {
+        print_error(&format!("{options}: {error}"));
+        // SAFETY: a call without pointers, which ends the process. Exit handlers may use the
+        // devices, which this thread is about to make.
+        unsafe { libc::_exit(1) };
+    }
+}
+
 /// Joins the network and creates the devices. They exist until the process ends.
 fn join() -> Result<&'static [Embedded], Errno> {
     let config = config::get().ok_or(Errno::new(libc::ENOENT))?;
@@ -867,6 +886,9 @@ fn join() -> Result<&'static [Embedded], Errno> {
     let chaos = chaos::of(config);
     if let Some(chaos) = &chaos {
         network.set_chaos(chaos.clone());
+    }
+    if let Some(options) = &config.capture {
+        capture(&network, options);
     }
     let devices = config.profiles.iter().zip(&config.cards).zip(&config.links);
     let device = |((profile, card), link): ((&&str, &&'static _), &_)| {
