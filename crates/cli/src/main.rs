@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod capture;
 mod device;
 mod devices;
 mod doctor;
@@ -57,6 +58,8 @@ enum Command {
     Check(run::check::Args),
     /// Print the environment with which run would start a program, for eval, CI or containers
     Env(run::environment::Args),
+    /// Work on captures of run --capture
+    Capture(capture::Args),
     /// Set the link of an embedded device up or down
     Link(link::Args),
 }
@@ -84,6 +87,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => run::check::run(&args),
         Command::Env(args) => run::environment::run(&args),
+        Command::Capture(args) => capture::run(&args),
         Command::Link(args) => link::run(&args),
     };
     match result {

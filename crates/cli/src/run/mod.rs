@@ -30,6 +30,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::marker::PhantomData;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -37,9 +38,11 @@ use std::process::{Command, ExitCode};
 use std::str::FromStr;
 
 use embedded::softhca::card::Card;
-use embedded::softhca::link_shape::{LinkShape, LinkShapeError};
+use embedded::softhca::link_shape::LinkShape;
 use embedded::usage::{Totals, Usage};
-use embedded::{FileSizeLimit, GidTable, GidTableError, Network};
+use embedded::{
+    CaptureOptions, CaptureRing, CaptureSnap, FileSizeLimit, GidTable, GidTableError, Network,
+};
 use ringverbs::KernelError;
 use uverbs::environment::variable;
 
@@ -52,15 +55,21 @@ use node::Node;
 use program::PreloadBlocked;
 use supervise::End;
 
-/// A description of a link that is well-formed.
+/// Text that stands for a value of `T`, which the preloaded library parses again.
 #[derive(Clone, Debug)]
-struct LinkShapeText(String);
+struct Text<T> {
+    text: String,
+    parsed: PhantomData<T>,
+}
 
-impl FromStr for LinkShapeText {
-    type Err = LinkShapeError;
+impl<T: FromStr> FromStr for Text<T> {
+    type Err = T::Err;
 
-    fn from_str(text: &str) -> Result<Self, LinkShapeError> {
-        text.parse::<LinkShape>().map(|_| Self(text.to_owned()))
+    fn from_str(text: &str) -> Result<Self, T::Err> {
+        text.parse::<T>().map(|_| Self {
+            text: text.to_owned(),
+            parsed: PhantomData,
+        })
     }
 }
 
@@ -105,7 +114,7 @@ pub struct Options {
     /// Rate, delay and queue of a device's link: 25Gbit,delay=5us,jitter=1us,queue=256KiB (drop
     /// beyond it),pause (wait instead),ecn=64KiB (mark beyond it). Once for all devices, or once for each
     #[arg(long, value_name = "LINK", requires = "embedded")]
-    link: Vec<LinkShapeText>,
+    link: Vec<Text<LinkShape>>,
     /// A server in TOML: devices and GPUs with their places in a PCI tree, NUMA nodes and
     /// interfaces
     #[arg(
@@ -159,6 +168,18 @@ pub struct Options {
         requires = "explain"
     )]
     explain_format: Option<String>,
+    /// Capture the frames of embedded devices for Wireshark: each process in a file FILE with its
+    /// number
+    #[arg(long, value_name = "FILE", requires = "embedded")]
+    capture: Option<PathBuf>,
+    /// Capture this of each frame: headers (zeros for the payload), all, or a number of bytes
+    /// [default: headers]
+    #[arg(long, value_name = "BYTES", requires = "capture")]
+    capture_snap: Option<Text<CaptureSnap>>,
+    /// Capture in these many files of this size, of which the oldest makes room for the next:
+    /// 4x16MiB
+    #[arg(long, value_name = "FILESxSIZE", requires = "capture")]
+    capture_ring: Option<Text<CaptureRing>>,
     /// Kinds of devices that ringverbs serves, separated by commas; default:
     /// RINGVERBS_DEVICES, or all if that is unset
     #[arg(long, value_name = "KINDS")]
@@ -260,6 +281,8 @@ pub enum RunError {
     Explain(PathBuf, std::io::Error),
     /// The file of faults cannot be used, for this reason.
     Faults(PathBuf, String),
+    /// The capture cannot be written.
+    Capture(PathBuf, std::io::Error),
     /// The file of suppressions cannot be read.
     Suppressions(PathBuf, std::io::Error),
     /// The variable's value cannot be printed, for this reason.
@@ -348,6 +371,7 @@ impl fmt::Display for RunError {
             Self::FileSize(limit) => write!(f, "{limit}"),
             Self::Explain(path, error) => write!(f, "--explain: {}: {error}", path.display()),
             Self::Faults(path, reason) => write!(f, "--faults: {}:{reason}", path.display()),
+            Self::Capture(path, error) => write!(f, "--capture: {}: {error}", path.display()),
             Self::Suppressions(path, error) => {
                 write!(f, "--suppressions: {}: {error}", path.display())
             }
@@ -784,7 +808,7 @@ impl Settings {
                 if ![1, count].contains(&options.link.len()) {
                     return Err(RunError::Links(options.link.len(), count).into());
                 }
-                let links: Vec<&str> = options.link.iter().map(|link| &*link.0).collect();
+                let links: Vec<&str> = options.link.iter().map(|link| &*link.text).collect();
                 settings.set("RINGVERBS_LINK", links.join(";").into());
             }
             if let Some(seed) = options.seed {
@@ -818,10 +842,30 @@ impl Settings {
                 return Err(RunError::WithoutDevices(option).into());
             }
         }
+        settings.set_capture(options)?;
         if options.embedded.is_none() || options.plugin.is_some() || options.devices.is_some() {
             plugin(options, &mut settings)?;
         }
         Ok(settings)
+    }
+
+    /// Adds the variables of a capture, which must be writable. Its path must not depend on the
+    /// working directory.
+    fn set_capture(&mut self, options: &Options) -> Result<(), Error> {
+        let Some(path) = &options.capture else {
+            return Ok(());
+        };
+        let path = std::path::absolute(path)?;
+        let refused = |error| RunError::Capture(path.clone(), error);
+        CaptureOptions::new(&path).check().map_err(refused)?;
+        self.set("RINGVERBS_CAPTURE", path.clone().into());
+        if let Some(snap) = &options.capture_snap {
+            self.set("RINGVERBS_CAPTURE_SNAP", snap.text.clone().into());
+        }
+        if let Some(ring) = &options.capture_ring {
+            self.set("RINGVERBS_CAPTURE_RING", ring.text.clone().into());
+        }
+        Ok(())
     }
 
     /// Writes what the preloaded library reads of a node to the network's directory. The name
