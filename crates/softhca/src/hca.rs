@@ -10,7 +10,7 @@ use roce::packet::{LinkKind, MULTICAST_QPN, Packet, Path, Pool, View};
 use roce::pcap::Direction;
 use roce::transport::{self, QpState, Service, Transport};
 
-use crate::cause::{Cause, FrameDrop, Misuse, Observer, PORT_ACTIVE, PORT_DOWN};
+use crate::cause::{FrameDrop, Misuse, Observer, PORT_ACTIVE, PORT_DOWN};
 use crate::engine::command_queue::{self, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
 use crate::engine::counters::{OperationCounts, QCounters, Stats};

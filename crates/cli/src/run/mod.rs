@@ -170,7 +170,7 @@ pub struct Options {
     explain_format: Option<String>,
     /// Capture the frames of embedded devices for Wireshark: each process in a file FILE with its
     /// number
-    #[arg(long, value_name = "FILE", requires = "embedded")]
+    #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
     /// Capture this of each frame: headers (zeros for the payload), all, or a number of bytes
     /// [default: headers]
@@ -837,6 +837,7 @@ impl Settings {
             let given = [
                 ("--chaos", options.chaos.is_some()),
                 ("--faults", options.faults.is_some()),
+                ("--capture", options.capture.is_some()),
             ];
             if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
                 return Err(RunError::WithoutDevices(option).into());
