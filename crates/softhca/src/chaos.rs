@@ -249,7 +249,7 @@ impl Chaos {
     fn scale(&self, kind: Kind) -> usize {
         let scale = (self.character(kind) >> 8) as usize % SCALES.len();
         match kind {
-            Kind::Packet | Kind::Placement => scale.min(MAX_PACKET_SCALE),
+            Kind::Packet | Kind::Placement | Kind::Acknowledgement => scale.min(MAX_PACKET_SCALE),
             _ => scale,
         }
     }

@@ -832,6 +832,9 @@ impl<P: Platform> Hca<P> {
         if self.frame_observer.is_some() {
             self.receive_observed(now);
         }
+        if self.core.chaos.is_some() {
+            self.hold_arrivals(now);
+        }
         while let Some(packet) = self.received.pop_front() {
             match self.has_faults() {
                 true => self.receive_by_faults(now, packet),

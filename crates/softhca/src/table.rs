@@ -11,6 +11,7 @@ pub struct Table<T> {
     slots: Vec<Option<T>>,
     free: VecDeque<u32>,
     used: usize,
+    reuse_after: usize,
 }
 
 /// The most freed numbers that wait before one is reused, while the table has
@@ -26,7 +27,14 @@ impl<T> Table<T> {
             slots: Vec::new(),
             free: VecDeque::new(),
             used: 0,
+            reuse_after: REUSE_AFTER,
         }
+    }
+
+    /// Sets how many freed numbers wait before one is used again, while there are unused ones.
+    /// With 0, the number that was freed last is used next.
+    pub fn set_reuse_after(&mut self, count: usize) {
+        self.reuse_after = count;
     }
 
     fn slot(&self, number: u32) -> Option<usize> {
@@ -41,10 +49,10 @@ impl<T> Table<T> {
     /// Like `insert`, for objects that contain their number.
     pub fn insert_with(&mut self, make: impl FnOnce(u32) -> T) -> Result<u32, T> {
         let full = self.slots.len() >= self.limit;
-        let slot = if self.free.len() > REUSE_AFTER || full {
-            self.free.pop_front()
-        } else {
-            None
+        let slot = match self.reuse_after {
+            0 => self.free.pop_back(),
+            count if self.free.len() > count || full => self.free.pop_front(),
+            _ => None,
         };
         let slot = match slot {
             Some(slot) => slot as usize,

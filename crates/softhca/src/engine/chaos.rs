@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
+use roce::packet::{Packet, Psn};
+
 use crate::chaos::{Chaos, Choice, Decision, Kind};
 
 /// Items that are due later. Those of one key stay in order.
@@ -44,6 +46,18 @@ impl<K: Ord + Copy, T> Late<K, T> {
         Some((key, item))
     }
 
+    /// Returns the last item of a key.
+    pub(crate) fn last_mut(&mut self, key: K) -> Option<&mut T> {
+        Some(&mut self.waiting.get_mut(&key)?.back_mut()?.1)
+    }
+
+    /// Changes when the items of a key are due.
+    pub(crate) fn set_due(&mut self, key: K, due: u64) {
+        for item in self.waiting.get_mut(&key).into_iter().flatten() {
+            item.0 = due;
+        }
+    }
+
     /// Removes the items of keys.
     pub(crate) fn remove(&mut self, matches: impl Fn(&K) -> bool) {
         self.waiting.retain(|key, _| !matches(key));
@@ -71,6 +85,29 @@ struct QueuePair {
     counts: HashMap<Kind, u32>,
     /// The work request that was decided about last, and when it may be read.
     send: Option<(u32, u64)>,
+    /// The next message takes a receive, since it was sent an RNR NAK.
+    was_not_ready: bool,
+}
+
+/// A packet that waits to arrive.
+#[derive(Debug)]
+pub(crate) struct Arrival {
+    pub(crate) packet: Packet,
+    /// An acknowledgement that a later one replaces.
+    pub(crate) is_replaced: bool,
+}
+
+/// An RDMA write whose packets wait for its last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitingWrite {
+    pub(crate) first: Psn,
+    pub(crate) next: Psn,
+    pub(crate) rkey: u32,
+    pub(crate) va: u64,
+    /// Length of the whole message, and of its packets so far.
+    pub(crate) length: u32,
+    pub(crate) arrived: u32,
+    pub(crate) choice: Choice,
 }
 
 /// The state of a device with [`Chaos`]. `C` is a completion.
@@ -89,6 +126,9 @@ pub(crate) struct ChaosState<C> {
     pub(crate) wake_ups: Late<u32, ()>,
     /// Asynchronous events of queue pairs, by type.
     pub(crate) events: Late<u32, u8>,
+    /// Packets to queue pairs.
+    pub(crate) packets: Late<u32, Arrival>,
+    pub(crate) writes: HashMap<u32, WaitingWrite>,
 }
 
 impl<C> ChaosState<C> {
@@ -103,7 +143,40 @@ impl<C> ChaosState<C> {
             sends: Late::default(),
             wake_ups: Late::default(),
             events: Late::default(),
+            packets: Late::default(),
+            writes: HashMap::new(),
         }
+    }
+
+    /// Returns after how many freed numbers one is used again, if that is not usual.
+    pub(crate) fn reuse_after(&self) -> Option<usize> {
+        let choice = self.chaos.decide(Decision {
+            kind: Kind::Number,
+            device: self.device,
+            queue: 0,
+            index: 0,
+        })?;
+        Some(if choice.is_first() { 0 } else { usize::MAX })
+    }
+
+    /// Returns whether packets to a queue pair are decided about.
+    pub(crate) fn has(&self, qpn: u32) -> bool {
+        self.queue_pairs.contains_key(&qpn)
+    }
+
+    /// Returns whether a message that needs a receive is sent an RNR NAK: each at most once.
+    pub(crate) fn is_not_ready(&mut self, qpn: u32) -> bool {
+        let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) else {
+            return false;
+        };
+        if std::mem::take(&mut queue_pair.was_not_ready) {
+            return false;
+        }
+        let is_not_ready = self.decide(Kind::NotReady, qpn).is_some();
+        if let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) {
+            queue_pair.was_not_ready = is_not_ready;
+        }
+        is_not_ready
     }
 
     /// Adds a queue pair.
@@ -122,6 +195,8 @@ impl<C> ChaosState<C> {
         self.completions.remove(|key| key.0 == qpn);
         self.sends.remove(|key| *key == qpn);
         self.events.remove(|key| *key == qpn);
+        self.packets.remove(|key| *key == qpn);
+        self.writes.remove(&qpn);
         if let Some(queue_pair) = self.queue_pairs.get_mut(&qpn) {
             queue_pair.send = None;
         }
@@ -224,6 +299,7 @@ impl<C> ChaosState<C> {
             self.sends.deadline(),
             self.wake_ups.deadline(),
             self.events.deadline(),
+            self.packets.deadline(),
         ];
         all.into_iter().flatten().min()
     }

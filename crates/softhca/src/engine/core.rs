@@ -138,7 +138,11 @@ impl<P> Core<P> {
         let mut node_description = [0; 64];
         let name = b"softhca";
         node_description[..name.len()].copy_from_slice(name);
-        Core {
+        let chaos = settings.chaos.as_ref().map(|chaos| {
+            let chaos = Arc::clone(chaos);
+            Box::new(ChaosState::new(chaos, settings.number))
+        });
+        let mut core = Core {
             platform,
             registers: Registers::default(),
             capabilities: Capabilities::new(settings.profile, settings.card),
@@ -146,10 +150,7 @@ impl<P> Core<P> {
             operations: OperationCounts::default(),
             counts_operations: false,
             faults: DeviceFaults::default(),
-            chaos: settings.chaos.as_ref().map(|chaos| {
-                let chaos = Arc::clone(chaos);
-                Box::new(ChaosState::new(chaos, settings.number))
-            }),
+            chaos,
             issi: 0,
             pages: Vec::new(),
             node_description,
@@ -198,7 +199,12 @@ impl<P> Core<P> {
             observer: None,
             frame_causes: None,
             settings,
+        };
+        if let Some(count) = core.chaos.as_ref().and_then(|it| it.reuse_after()) {
+            core.queues.set_reuse_after(count);
+            core.mkeys.set_reuse_after(count);
         }
+        core
     }
 
     /// Returns whether a protection domain exists. Number 0 is the device's own: the

@@ -72,7 +72,7 @@ fn receive_error(status: Status) -> CqeError {
 
 impl<P: Platform> Core<P> {
     /// Returns whether the peer retransmits a message that the queue pair cannot accept now.
-    fn peer_retransmits(&self, qpn: u32) -> bool {
+    pub(super) fn peer_retransmits(&self, qpn: u32) -> bool {
         self.qp(qpn)
             .is_some_and(|qp| qp.config.service.is_reliable() && !qp.is_in_error())
     }
@@ -655,6 +655,9 @@ impl<P: Platform> Host for Core<P> {
             (xrc_srqn.or(qp.srqn), qp.recv_scatter_limit)
         };
         if self.peer_retransmits(qpn) && self.faults.hold_receive() {
+            return None;
+        }
+        if self.chaos.is_some() && self.is_not_ready(qpn) {
             return None;
         }
         let mut tagging = None;

@@ -1,8 +1,10 @@
 //! Completions and events that a device with [`Chaos`](crate::chaos::Chaos) writes late.
 
-use super::chaos::Side;
+use super::chaos::{Side, WaitingWrite};
 use super::core::Core;
 use super::cq::{Completion, UnreportedCompletions, opcode};
+use super::mkey::{Accessor, Rights};
+use super::signed::AccessingQp;
 use crate::platform::Platform;
 
 /// Bytes that a CQE may contain.
@@ -71,6 +73,46 @@ impl<P: Platform> Core<P> {
         if !chaos.is_some_and(|chaos| chaos.holds_event(qpn, kind, now)) {
             self.post_queue_event(kind, 0, qpn);
         }
+    }
+
+    /// Returns whether a message that needs a receive is sent an RNR NAK. The peer's limit of
+    /// retries is not known here: only where this end's own is infinite.
+    #[cold]
+    pub(super) fn is_not_ready(&mut self, qpn: u32) -> bool {
+        const INFINITE: u8 = 7;
+        let retries = self.qp(qpn).map(|qp| qp.config.rnr_retry);
+        if retries != Some(INFINITE) || !self.peer_retransmits(qpn) {
+            return false;
+        }
+        let chaos = self.chaos.as_mut();
+        chaos.is_some_and(|chaos| chaos.is_not_ready(qpn))
+    }
+
+    /// Places the payload of the last packet of an RDMA write, if the write is permitted. The
+    /// packet does so again after the others.
+    pub(crate) fn place(&mut self, qpn: u32, write: &WaitingWrite, payload: &[u8]) {
+        let rights = Rights::REMOTE_WRITE;
+        let Some(pd) = self.qp(qpn).map(|qp| qp.pd) else {
+            return;
+        };
+        let accessor = Accessor {
+            qpn,
+            pd,
+            privileged: false,
+        };
+        let (key, va, length) = (write.rkey, write.va, write.length.into());
+        let permitted = self.translate(accessor, key, va, length, rights, &mut |_, _, _| Ok(()));
+        if permitted.is_err() || self.protected_keys != 0 {
+            // The packets say why. Blocks with signatures are whole, and in order.
+            return;
+        }
+        let va = va.wrapping_add(u64::from(write.arrived));
+        let accessing_qp = AccessingQp {
+            qpn,
+            is_requester: false,
+        };
+        // A page may have become absent: the packets meet it as well.
+        let _ = self.write_in_wire_format(accessing_qp, accessor, key, va, payload, rights);
     }
 
     /// Writes what is due.
