@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use embedded::Network;
+use embedded::softhca::chaos::Chaos;
 use ringverbs::{Error, Result};
 
 use crate::capture::Capture;
@@ -39,6 +40,7 @@ pub struct Builder {
     background: bool,
     captures: bool,
     deny_leaks: bool,
+    chaos: Option<u64>,
 }
 
 impl Builder {
@@ -52,6 +54,14 @@ impl Builder {
     /// packet sequence numbers. 3 by default.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
+        self
+    }
+
+    /// Lets the devices do what the specification allows and programs may not expect, as it
+    /// follows from this seed: completions of several queues in any order, work requests that are
+    /// read late, RNR NAKs. `docs/chaos.md` in the repository lists it.
+    pub fn chaos(mut self, seed: u64) -> Self {
+        self.chaos = Some(seed);
         self
     }
 
@@ -104,6 +114,9 @@ impl Builder {
     /// ENOMEM, EMFILE; EAGAIN if the thread cannot be created.
     pub fn build(self, nodes: usize) -> Result<Fabric> {
         let network = Network::simulated(self.seed)?;
+        if let Some(seed) = self.chaos {
+            network.set_chaos(Chaos::new(seed));
+        }
         let wire = SharedWire::default();
         {
             let mut wire = lock(&wire);
@@ -182,6 +195,7 @@ impl Fabric {
             background: false,
             captures: true,
             deny_leaks: false,
+            chaos: None,
         }
     }
 

@@ -1,5 +1,7 @@
 //! The same seed gives the same frames.
 
+use std::collections::BTreeSet;
+
 use ringverbs_testkit::{Capture, Fabric, Link};
 
 use crate::pair::pair;
@@ -38,4 +40,45 @@ fn the_same_seed_gives_the_same_capture() {
         }
         assert_ne!(exchange(8, link).0.pcapng(), bytes);
     }
+}
+
+/// Exchanges messages of several packets between devices with chaos; returns the order of their
+/// completions, too.
+fn chaotic(seed: u64) -> (Capture, u128, Vec<(bool, u64)>) {
+    let fabric = Fabric::builder().chaos(seed).build(2).unwrap();
+    let (mut a, mut b) = pair(&fabric);
+    let mut order = Vec::new();
+    for number in 0..40u8 {
+        b.qp.receive(b.buffer(&[0; 9000]), number.into()).unwrap();
+        a.qp.send(a.buffer(&[number; 9000]), number.into()).unwrap();
+        if number % 8 == 7 {
+            for _ in 0..8 {
+                for (is_receive, side) in [(false, &mut a), (true, &mut b)] {
+                    let completion = side.complete();
+                    assert!(completion.result.is_ok(), "{seed}: {completion:?}");
+                    order.push((is_receive, completion.token));
+                }
+            }
+        }
+    }
+    (fabric.capture(), fabric.now().as_nanos(), order)
+}
+
+#[test]
+fn the_same_chaos_gives_the_same_capture() {
+    let times: BTreeSet<u128> = (0..20)
+        .map(|seed| {
+            let first = chaotic(seed);
+            let again = chaotic(seed);
+            assert_eq!(again.0.pcapng(), first.0.pcapng(), "{seed}");
+            assert!(again.1 == first.1 && again.2 == first.2, "{seed}");
+            // Completions of a queue stay in order.
+            for side in [false, true] {
+                let tokens = first.2.iter().filter(|it| it.0 == side).map(|it| it.1);
+                assert!(tokens.eq(0..40), "{seed}: {:?}", first.2);
+            }
+            first.1
+        })
+        .collect();
+    assert!(times.len() > 10, "{times:?}");
 }
