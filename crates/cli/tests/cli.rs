@@ -245,6 +245,40 @@ fn check_has_an_exit_status_for_errors() {
     runner.finish();
 }
 
+#[test]
+fn check_searches_the_fewest_decisions() {
+    let runner = Runner::new("search");
+    let search = |script: &str| {
+        let mut command = Command::new(runner.0.join("ringverbs"));
+        let command = command.args(["check", "--directory"]);
+        let command = command.arg(runner.0.join("network"));
+        let command = command.args(["--embedded", "--chaos=5", "--runs", "3", "--timeout=20"]);
+        let command = command.args(["--", "sh", "-c", script]);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        (output.status.code(), stderr(&output))
+    };
+    assert_eq!(search("true").0, Some(0));
+    let (status, said) = search("exit 4");
+    assert_eq!(status, Some(99));
+    assert!(said.contains("without chaos: exit status 4"), "{said}");
+    // Fails with one of three decisions, from the second seed on.
+    let (status, said) = search(
+        "test ${RINGVERBS_CHAOS:-5} = 5 && exit
+        printf 'send:0.0.0\nsend:0.0.1\nfield:0.0.0\n' >>$RINGVERBS_CHAOS_DECISIONS
+        test $RINGVERBS_CHAOS_ONLY || exit 1
+        ! grep -q send:0.0.1 ${RINGVERBS_CHAOS_ONLY#@}",
+    );
+    assert_eq!(status, Some(99), "{said}");
+    for expected in [
+        "seed 6: exit status 1",
+        "1 of 3 decisions; with them alone 10 of 10 runs fail",
+        "--embedded --chaos=6 --chaos-only=send:0.0.1 -- sh -c '",
+    ] {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    runner.finish();
+}
+
 /// Returns `LD_PRELOAD` of a program that a copy of the command runs on embedded devices.
 fn preloaded(command: &Path, directory: &Path) -> String {
     let mut command = Command::new(command);

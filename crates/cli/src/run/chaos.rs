@@ -72,8 +72,11 @@ impl Decisions {
     }
 }
 
-/// Returns the text of a list.
+/// Returns the text of a list. An empty variable would be as none.
 pub fn join(list: &[Decision]) -> String {
+    if list.is_empty() {
+        return ",".to_owned();
+    }
     let texts: Vec<String> = list.iter().map(ToString::to_string).collect();
     texts.join(",")
 }
