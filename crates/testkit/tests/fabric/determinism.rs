@@ -66,7 +66,7 @@ fn chaotic(seed: u64) -> (Capture, u128, Vec<(bool, u64)>) {
 
 #[test]
 fn the_same_chaos_gives_the_same_capture() {
-    let times: BTreeSet<u128> = (0..20)
+    let times: BTreeSet<u128> = (0..6)
         .map(|seed| {
             let first = chaotic(seed);
             let again = chaotic(seed);
@@ -80,5 +80,5 @@ fn the_same_chaos_gives_the_same_capture() {
             first.1
         })
         .collect();
-    assert!(times.len() > 10, "{times:?}");
+    assert!(times.len() > 3, "{times:?}");
 }
