@@ -829,11 +829,11 @@ impl<P: Platform> Hca<P> {
         }
         self.port.recv_all(now, BUDGET, &mut self.received);
         let full = self.received.len() >= BUDGET;
-        if self.frame_observer.is_some() {
-            self.receive_observed(now);
-        }
         if self.core.chaos.is_some() {
             self.hold_arrivals(now);
+        }
+        if self.frame_observer.is_some() {
+            self.receive_observed(now);
         }
         while let Some(packet) = self.received.pop_front() {
             match self.has_faults() {
