@@ -270,7 +270,9 @@ export! {
             let number = if empty { number_of_fd(directory) } else { number_at((directory, at)) };
             match number {
                 Some(number) => character_device(found, number),
-                None => with_tree_path((directory, at), |at| real::fstatat(directory, at, found, flags)),
+                None => with_tree_path((directory, at), |at| {
+                    real::fstatat(directory, at, found, flags)
+                }),
             }
         }
     }
@@ -334,7 +336,9 @@ export! {
                 && path(at).is_none_or(CStr::is_empty);
             let number = if empty { number_of_fd(directory) } else { number_at((directory, at)) };
             let Some((major, minor)) = number else {
-                return with_tree_path((directory, at), |at| real::statx(directory, at, flags, mask, found));
+                return with_tree_path((directory, at), |at| {
+                    real::statx(directory, at, flags, mask, found)
+                });
             };
             let mut stat: libc::statx = std::mem::zeroed();
             stat.stx_mask = libc::STATX_BASIC_STATS;
@@ -372,7 +376,9 @@ export! {
         directory: c_int, at: *const c_char, buffer: *mut c_char, size: usize
     ) -> isize {
         // SAFETY: guaranteed by the caller.
-        unsafe { with_tree_path((directory, at), |at| real::readlinkat(directory, at, buffer, size)) }
+        unsafe {
+            with_tree_path((directory, at), |at| real::readlinkat(directory, at, buffer, size))
+        }
     }
 
     getxattr(
