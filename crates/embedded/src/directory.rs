@@ -6,7 +6,7 @@
 //! nothing else is removed, and symbolic links are not followed.
 
 use std::fs::{File, Permissions};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -242,33 +242,39 @@ impl Directory {
         }
     }
 
-    /// As [`write`](Self::write), for [`read_any`](Self::read_any).
-    pub(crate) fn publish(&self, name: &str, text: &str) -> Result<()> {
-        self.write_as(name, text, self.sharing == Sharing::Others)
+    /// Replaces the first line of a file of this user, of which the caller holds a lock, for
+    /// [`read_any`](Self::read_any). The first line is always the old or the new one.
+    pub(crate) fn publish(&self, name: &str, line: &str) -> Result<()> {
+        let failed = |error: io::Error| Errno::new(error.raw_os_error().unwrap_or(libc::EIO));
+        let mut file = self.open_to_write(name)?;
+        if self.sharing == Sharing::Others {
+            let mode = Mode::S_IRUSR | Mode::S_IWUSR | Mode::S_IRGRP | Mode::S_IROTH;
+            fchmod(&file, mode).map_err(to_errno)?;
+        }
+        let line = format!("{line}\n");
+        file.write_all(line.as_bytes()).map_err(failed)?;
+        file.set_len(line.len() as u64).map_err(failed)
     }
 
     /// Replaces the content of a file of this user, of which the caller holds a lock.
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<()> {
-        self.write_as(name, text, false)
-    }
-
-    fn write_as(&self, name: &str, text: &str, for_all: bool) -> Result<()> {
-        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_CLOEXEC;
-        let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-        let file =
-            openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR).map_err(to_errno)?;
-        let mut file = File::from(file);
-        if !fstat(&file).is_ok_and(|found| is_own(&found, EntryKind::File)) {
-            return crate::refuse(libc::EPERM);
-        }
-        if for_all {
-            let mode = Mode::S_IRUSR | Mode::S_IWUSR | Mode::S_IRGRP | Mode::S_IROTH;
-            fchmod(&file, mode).map_err(to_errno)?;
-        }
+        let mut file = self.open_to_write(name)?;
         let written = file
             .set_len(0)
             .and_then(|()| file.write_all(text.as_bytes()));
         written.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EIO)))
+    }
+
+    fn open_to_write(&self, name: &str) -> Result<File> {
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_CLOEXEC;
+        let flags = flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+        let file =
+            openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR).map_err(to_errno)?;
+        let file = File::from(file);
+        if !fstat(&file).is_ok_and(|found| is_own(&found, EntryKind::File)) {
+            return crate::refuse(libc::EPERM);
+        }
+        Ok(file)
     }
 
     /// Returns whether there is a file of this user.

@@ -82,6 +82,8 @@ fn listeners(provider: Provider) {
             ("twice", 0),
             ("poll", 0),
             ("select", 0),
+            ("gap", 0),
+            ("unread", 0),
             ("child", 1),
             ("left", 0),
             ("closes", 0),

@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 
 use super::channel::{Channel, QueuedEvent};
 use super::connection::ConnectionState;
-use super::id::{Id, Phase};
+use super::id::{Id, Phase, TIMEWAIT};
 use super::ids::{Ids, conn_param, event};
 use super::machine::Event;
 use super::message::{Message, MessageKind};
@@ -31,6 +31,36 @@ impl Ids {
     /// Does what is due.
     pub(super) fn expire(&mut self, now: Duration) {
         self.machine.expire(now);
+        while let Some((at, number)) = self.timewaits.first().copied() {
+            if at > now {
+                return;
+            }
+            self.timewaits.pop_first();
+            self.queue_event(number, EventKind::TIMEWAIT_EXIT, 0, &[]);
+        }
+    }
+
+    /// Plans the TIMEWAIT_EXIT of an id, once both ends have ended its connection. As in rdma_cm
+    /// there is none before the program disconnects.
+    pub(super) fn enter_timewait(&mut self, number: u32) {
+        let now = self.clock.now();
+        let Some(id) = self.ids.get_mut(&number) else {
+            return;
+        };
+        if id.was_disconnected && id.has_disconnected && id.timewait_end.is_none() {
+            let end = now + TIMEWAIT;
+            id.timewait_end = Some(end);
+            self.timewaits.insert((end, number));
+        }
+    }
+
+    /// Returns when [`expire`](Self::expire) must be called.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        let timewait = self.timewaits.first().map(|(at, _)| *at);
+        [self.machine.deadline(), timewait]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn handle(&mut self, connection: u32, event: Event) {
@@ -61,7 +91,15 @@ impl Ids {
             Event::Established => self.queue_event(number, EventKind::ESTABLISHED, 0, &[]),
             Event::Rejected(reason, message) => {
                 let nobody = reason == RejectReason::INVALID_SERVICE_ID;
-                if !(nobody && self.request(number)) {
+                // Without a message the process has ended.
+                let is_alive = message.is_some();
+                let id = self.ids.get(&number);
+                let waits = id.is_some_and(|id| id.awaits_heir_until.is_some());
+                let again = (nobody || waits && !is_alive) && self.request(number)
+                    || (nobody || !is_alive) && self.request_later(number)
+                    // It has come to listen in between.
+                    || waits && self.request(number);
+                if !again {
                     self.handle_rejection(number, reason, message.as_deref());
                 }
             }
@@ -76,6 +114,10 @@ impl Ids {
                     self.detach(number, Phase::Closed);
                 }
                 self.queue_event(number, EventKind::DISCONNECTED, status, &[]);
+                if let Some(id) = self.ids.get_mut(&number) {
+                    id.was_disconnected = true;
+                }
+                self.enter_timewait(number);
             }
         }
     }
@@ -90,7 +132,8 @@ impl Ids {
 
     fn handle_service_reply(&mut self, number: u32, message: &Message) {
         let status = i32::from(message.reason);
-        if status == SidrStatus::UNSUPPORTED.0 && self.request(number) {
+        let nobody = status == SidrStatus::UNSUPPORTED.0;
+        if nobody && (self.request(number) || self.request_later(number)) {
             return;
         }
         let phase = match status {
@@ -129,8 +172,13 @@ impl Ids {
     fn handle_request(&mut self, connection: u32, kind: MessageKind, message: &Message) {
         let now = self.clock.now();
         let found = self.listener_for(kind, message);
+        let found = found.filter(|_| !self.machine.is_closed());
         let found = found.and_then(|number| Some((number, self.ids.get(&number)?)));
         let Some((number, listener)) = found else {
+            // A process of this host knows that, and asks again itself.
+            if self.host_addresses.is_some() && self.ports.awaits_heir(message) {
+                return self.machine.forget(connection);
+            }
             return self.machine.reject_request(now, connection, true);
         };
         if message.port.ethernet != listener.port.ethernet {

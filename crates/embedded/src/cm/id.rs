@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use nix::ifaddrs::getifaddrs;
 use rdmacm::abi;
@@ -9,8 +10,8 @@ use roce::packet::{gid_of_ip, ip_of_gid};
 use uverbs::abi::write::{AhAttr, GlobalRoute};
 use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
 
-use super::connection::ConnectionState;
-use super::message::Message;
+use super::connection::{ConnectionState, Ends};
+use super::message::{Message, MessageKind};
 use super::ports::BoundPort;
 use crate::addresses::{AddressList, OwnGids};
 use crate::wires::agent::{Peer, PortAddress};
@@ -22,6 +23,9 @@ pub(super) const QKEY: u32 = 0x0123_4567;
 pub(super) const MTU: u8 = 5;
 /// Encoding of 0.54 s, rdma_cm's value for RoCE.
 pub(super) const ACK_TIMEOUT: u8 = 17;
+/// Time from the end of a connection to TIMEWAIT_EXIT: that of `cm_convert_to_ms` for the
+/// timeout above, without what a card at the end that has requested it adds for its own delay.
+pub(super) const TIMEWAIT: Duration = Duration::from_millis(1 << (ACK_TIMEOUT - 8));
 const HOP_LIMIT: u8 = 64;
 
 /// An id of the connection manager that has a device.
@@ -160,6 +164,13 @@ pub(super) struct Id {
     pub(super) request: Option<Box<Message>>,
     /// Whom it was sent to.
     pub(super) asked: Vec<Peer>,
+    /// Until when it is sent again, while a child of fork may come to listen.
+    pub(super) awaits_heir_until: Option<Duration>,
+    /// The program was told that the connection has ended, and has ended it.
+    pub(super) was_disconnected: bool,
+    pub(super) has_disconnected: bool,
+    /// When it leaves, or has left, the state after both.
+    pub(super) timewait_end: Option<Duration>,
     pub(super) psn: u32,
     pub(super) qkey: u32,
     pub(super) peer_parameters: Option<PeerParameters>,
@@ -200,6 +211,10 @@ impl Id {
             connection: None,
             request: None,
             asked: Vec::new(),
+            awaits_heir_until: None,
+            was_disconnected: false,
+            has_disconnected: false,
+            timewait_end: None,
             psn: psn as u32 & 0xff_ffff,
             qkey: QKEY,
             peer_parameters: None,
@@ -210,6 +225,23 @@ impl Id {
             ack_timeout: ACK_TIMEOUT,
             tos: 0,
             queue_pair: 0,
+        }
+    }
+
+    /// Returns the ends of a connection that the id requests of a peer.
+    pub(super) fn ends_with(&self, peer: Peer) -> Ends {
+        Ends {
+            peer,
+            port: self.port.address(),
+            guid: self.port.node_guid,
+        }
+    }
+
+    /// Returns the type of its requests.
+    pub(super) fn request_kind(&self) -> MessageKind {
+        match self.datagram {
+            true => MessageKind::ServiceRequest,
+            false => MessageKind::Request,
         }
     }
 

@@ -3,7 +3,7 @@
 //!
 //! Callers call [`settle`](Ids::settle) after each command and input.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::RawFd;
@@ -20,7 +20,7 @@ use uverbs::{AsyncEventType, Errno};
 use zerocopy::IntoBytes;
 
 use super::channel::{Channel, QueuedEvent};
-use super::connection::{ConnectionState, Ends};
+use super::connection::ConnectionState;
 use super::id::{Id, LocalPort, Phase, QKEY, is_local, multicast_gid, unspecified_to_loopback};
 use super::machine::Machine;
 use super::message::{Message, MessageKind};
@@ -77,6 +77,8 @@ pub(super) struct Ids {
     pub(super) channels: HashMap<RawFd, Channel>,
     pub(super) ids: BTreeMap<u32, Id>,
     memberships: BTreeMap<u32, Membership>,
+    /// Ids by the end of their connections' time in Timewait.
+    pub(super) timewaits: BTreeSet<(Duration, u32)>,
     pub(super) last: u32,
 }
 
@@ -157,6 +159,7 @@ impl Ids {
             channels: HashMap::new(),
             ids: BTreeMap::new(),
             memberships: BTreeMap::new(),
+            timewaits: BTreeSet::new(),
             last: 0,
         }
     }
@@ -303,6 +306,9 @@ impl Ids {
             let _ = self.destroy(request);
         }
         self.memberships.retain(|_, it| it.id != number);
+        if let Some(end) = id.timewait_end {
+            self.timewaits.remove(&(end, number));
+        }
         if id.phase == Phase::Listening {
             self.remove_listener(number, &id);
         }
@@ -472,11 +478,7 @@ impl Ids {
 
     pub(super) fn connect(&mut self, fd: RawFd, number: u32, param: &abi::ConnParam) -> Result<()> {
         let id = self.id_in(fd, number, &[Phase::RouteResolved])?;
-        let kind = if id.datagram {
-            MessageKind::ServiceRequest
-        } else {
-            MessageKind::Request
-        };
+        let kind = id.request_kind();
         let (Some(local), Some(peer)) = (id.local, id.peer) else {
             return refuse(libc::EINVAL);
         };
@@ -503,21 +505,46 @@ impl Ids {
         };
         id.asked.push(peer);
         id.phase = Phase::Connected;
-        let ends = Ends {
-            peer,
-            port: id.port.address(),
-            guid: id.port.node_guid,
-        };
-        let kind = match id.datagram {
-            true => MessageKind::ServiceRequest,
-            false => MessageKind::Request,
-        };
+        let (ends, kind) = (id.ends_with(peer), id.request_kind());
         let connection = (self.machine).request(self.clock.now(), ends, kind, message);
-        if let Some(old) = id.connection.replace(connection) {
+        self.set_connection(number, connection);
+        true
+    }
+
+    /// Sends the request of an id again later, if a child of fork may come to listen on its port.
+    /// Returns whether it does.
+    pub(super) fn request_later(&mut self, number: u32) -> bool {
+        let now = self.clock.now();
+        let timeout = self.machine.response_timeout;
+        // Of another host it is not known.
+        let Some(id) = self.ids.get_mut(&number).filter(|id| !id.may_be_remote) else {
+            return false;
+        };
+        let Some(message) = id.request.as_ref().filter(|it| self.ports.awaits_heir(it)) else {
+            return false;
+        };
+        let until = *id
+            .awaits_heir_until
+            .get_or_insert(now.saturating_add(timeout));
+        id.asked.clear();
+        let peer = self.ports.peer_with(message, &[]);
+        let Some(peer) = peer.filter(|_| now < until) else {
+            return false;
+        };
+        id.asked.push(peer);
+        let (ends, kind) = (id.ends_with(peer), id.request_kind());
+        let connection = self.machine.request_later(now, ends, kind, message);
+        self.set_connection(number, connection);
+        true
+    }
+
+    /// Gives an id a new connection.
+    fn set_connection(&mut self, number: u32, connection: u32) {
+        let id = self.ids.get_mut(&number);
+        if let Some(old) = id.and_then(|id| id.connection.replace(connection)) {
             self.by_connection.remove(&old);
         }
         self.by_connection.insert(connection, number);
-        true
     }
 
     /// Returns who may have the port that an id's request is for, and has not been asked yet.
@@ -526,11 +553,7 @@ impl Ids {
         let peer = match self.ports.are_of_nodes() {
             false => self.ports.peer_with(message, &id.asked)?,
             true => {
-                let kind = match id.datagram {
-                    true => MessageKind::ServiceRequest,
-                    false => MessageKind::Request,
-                };
-                let listener = self.listener_for(kind, message);
+                let listener = self.listener_for(id.request_kind(), message);
                 let node = listener.and_then(|it| Some(self.ids.get(&it)?.port.node));
                 let local = id.port.node;
                 // If nobody listens, any node says so.
@@ -617,19 +640,25 @@ impl Ids {
     }
 
     pub(super) fn disconnect(&mut self, fd: RawFd, number: u32) -> Result<()> {
+        let state = self.connection_state(number);
         let id = self.id(fd, number)?;
         match id.phase {
             Phase::Connected | Phase::Closed => {}
             _ => return refuse(libc::EINVAL),
         }
+        let connection = id.connection;
+        id.has_disconnected |= matches!(
+            state,
+            None | Some(ConnectionState::Established | ConnectionState::DreqRcvd)
+        );
         // Without effect if it is not connected yet, or no longer.
-        if let Some(connection) = id.connection {
-            let state = self.machine.state(connection);
+        if let Some(connection) = connection {
             self.machine.disconnect(self.clock.now(), connection);
             if state == Some(ConnectionState::DreqRcvd) {
                 self.detach(number, Phase::Closed);
             }
         }
+        self.enter_timewait(number);
         Ok(())
     }
 

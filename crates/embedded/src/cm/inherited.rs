@@ -112,7 +112,8 @@ impl Ids {
             phase: id.phase,
             local: id.local,
             peer: id.peer,
-            port: id.bound_port.as_ref().and_then(|port| port.inheritable()),
+            port: (id.bound_port.as_ref())
+                .and_then(|port| port.inheritable(id.phase == Phase::Listening)),
             backlog: id.backlog,
             qkey: id.qkey,
             reported: id.reported,
@@ -178,6 +179,19 @@ impl Ids {
         }
         let mut claims = self.channels.values().filter_map(|it| it.claim.as_ref());
         claims.any(Claim::is_free)
+    }
+
+    /// Leaves the channels that no process has used since a fork, or another one has, since this
+    /// process ends: their requests are not rejected.
+    pub(super) fn leave_shared(&mut self) {
+        let is_shared = |it: &Claim| it.is_free() || it.is_lost();
+        let shared = self.channels.iter().filter_map(|(fd, channel)| {
+            let claim = channel.claim.as_ref();
+            claim.is_some_and(is_shared).then_some(*fd)
+        });
+        for fd in shared.collect::<Vec<_>>() {
+            self.leave_channel(fd);
+        }
     }
 
     /// Leaves a channel to another process: what the peers of its listening ids send again reaches

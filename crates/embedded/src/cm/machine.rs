@@ -289,6 +289,28 @@ impl Machine {
         number
     }
 
+    /// As [`request`](Self::request), some time later.
+    pub(super) fn request_later(
+        &mut self,
+        now: Duration,
+        ends: Ends,
+        kind: MessageKind,
+        message: &Message,
+    ) -> u32 {
+        let number = self.number();
+        let state = match kind {
+            MessageKind::ServiceRequest => ConnectionState::SidrReqSent,
+            _ => ConnectionState::ReqSent,
+        };
+        let mut connection = Connection::new(state, ends, self.random.next(), now);
+        connection.encode(number, kind, message);
+        connection.retry_at = Some(now + MIN_RETRY_INTERVAL);
+        connection.deadline = Some(now.saturating_add(self.response_timeout));
+        self.connections.insert(number, connection);
+        self.index(number);
+        number
+    }
+
     /// Accepts a request.
     pub(super) fn reply(&mut self, now: Duration, number: u32, message: &Message) {
         match self.state(number) {
@@ -447,6 +469,11 @@ impl Machine {
             ConnectionState::DreqSent | ConnectionState::Timewait => {}
         }
         self.index(number);
+    }
+
+    /// Returns whether the process ends.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed
     }
 
     /// Ends all connections, since the process ends.
@@ -865,9 +892,6 @@ impl Machine {
         self.connections.insert(number, connection);
         self.by_peer.insert((peer, sender), number);
         self.index(number);
-        if self.is_closed {
-            return self.reject_request(now, number, true);
-        }
         let kind = match is_connection {
             true => MessageKind::Request,
             false => MessageKind::ServiceRequest,

@@ -283,7 +283,7 @@ impl Shared {
         }
         self.has_outgoing
             .store(ids.machine.has_datagrams(), Ordering::SeqCst);
-        let due = ids.machine.deadline().map_or(NEVER, nanos);
+        let due = ids.deadline().map_or(NEVER, nanos);
         self.deadline.store(due, Ordering::SeqCst);
         result
     }
@@ -313,7 +313,10 @@ impl ManagementAgent for Shared {
     }
 
     fn close(&self) {
-        self.with_clock(|ids, now| ids.machine.close(now));
+        self.with_clock(|ids, now| {
+            ids.leave_shared();
+            ids.machine.close(now);
+        });
     }
 
     fn add_address(&self, address: IpAddr) {

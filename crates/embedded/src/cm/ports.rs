@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -259,6 +260,19 @@ fn unlock_in(directory: &Directory, files: Vec<LockedFile>) {
 
 /// Beside the member's number in the file of a lock: the owner has the port of all addresses.
 const OF_ALL: &str = "all";
+/// In the file of a lock, after all else: a child of fork may come to listen in the place of the
+/// process that is named.
+const INHERITED: &str = "inherited";
+
+/// Returns the words of the file of a lock.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().next().unwrap_or_default().split(' ')
+}
+
+/// Returns the number of a process in the file of a lock.
+fn number_in<T: FromStr>(text: &str) -> Option<T> {
+    words(text).next()?.parse().ok()
+}
 
 impl SharedPorts {
     /// Reserves a port of all addresses that a binding covers.
@@ -295,20 +309,22 @@ impl SharedPorts {
         let name = lock_name_of(key, address);
         let Some(lock) = self.directory.lock(&name)? else {
             let text = self.directory.read(&name).unwrap_or_default();
-            return refuse(match binding.is_any() || text.ends_with(OF_ALL) {
+            let is_of_all = words(&text).any(|word| word == OF_ALL);
+            return refuse(match binding.is_any() || is_of_all {
                 true => libc::EADDRNOTAVAIL,
                 false => libc::EADDRINUSE,
             });
         };
         entry.locks.push((address, lock));
-        self.publish(key, address, binding)
+        self.publish(key, address, binding, "")
     }
 
-    /// Tells other members that this one owns a port.
-    fn publish(&self, key: PortKey, address: IpAddr, binding: Binding) -> Result<()> {
+    /// Tells other members that this one owns a port, and more.
+    fn publish(&self, key: PortKey, address: IpAddr, binding: Binding, more: &str) -> Result<()> {
         let of_all = if binding.is_any() { OF_ALL } else { "" };
-        let text = format!("{} {of_all}", self.member);
-        self.directory.write(&lock_name_of(key, address), &text)
+        let text = format!("{} {of_all} {more}", self.member);
+        let name = lock_name_of(key, address);
+        self.directory.publish(&name, text.trim_end())
     }
 
     /// Removes the files of the locks, which are held until then.
@@ -320,8 +336,7 @@ impl SharedPorts {
 
     /// Returns the number of the process that has a port of an address.
     fn member_of(&self, key: PortKey, address: IpAddr) -> Option<u8> {
-        let text = self.directory.read(&lock_name_of(key, address))?;
-        text.split(' ').next()?.parse().ok()
+        number_in(&self.directory.read(&lock_name_of(key, address))?)
     }
 }
 
@@ -436,7 +451,7 @@ impl Ports {
             if entry.locks.iter().all(|(known, _)| known != ip) {
                 entry.locks.push((*ip, inherited_lock(*fd, true)?));
                 if let Some(shared) = self.shared() {
-                    shared.publish(port.key, *ip, port.binding)?;
+                    shared.publish(port.key, *ip, port.binding, "")?;
                 }
             }
         }
@@ -483,6 +498,21 @@ impl Ports {
         }
     }
 
+    /// Tells other processes that a child of fork may come to listen on a port. If that fails,
+    /// requests are rejected until then.
+    fn mark_inherited(&self, key: PortKey, binding: Binding, entry: &PortEntry) {
+        if let Some(shared) = self.shared() {
+            for (ip, _) in &entry.locks {
+                let _ = shared.publish(key, *ip, binding, INHERITED);
+            }
+        }
+        if let Reach::Directory(directory, member) = &self.reach {
+            for file in entry.files.iter().filter(|it| it.exclusive) {
+                let _ = directory.publish(&file.name, &format!("{member} {INHERITED}"));
+            }
+        }
+    }
+
     /// Returns whether other processes may share the addresses.
     pub(super) fn is_shared(&self) -> bool {
         self.shared().is_some()
@@ -512,6 +542,25 @@ impl Ports {
         matches!(self.reach, Reach::Nodes)
     }
 
+    /// Returns whether a child of fork may come to listen on the port that a request is for, which
+    /// nobody has until then: the process that listened has ended or not, and its locks last.
+    pub(super) fn awaits_heir(&self, request: &Message) -> bool {
+        let (key, to) = ((request.space, request.to.port()), request.to);
+        let own = [
+            lock_name_of(key, to.ip()),
+            family_lock_name(key, to.is_ipv4()),
+        ];
+        let (directory, names) = match &self.reach {
+            Reach::Directory(directory, _) => (directory, &own[..]),
+            Reach::Hosts(Some(shared)) => (&shared.directory, &own[..1]),
+            _ => return false,
+        };
+        names.iter().any(|name| {
+            let text = directory.read(name).unwrap_or_default();
+            words(&text).any(|word| word == INHERITED) && directory.is_locked(name)
+        })
+    }
+
     /// Returns who may have the port that a request is for, and is not in `asked`; `None` if
     /// nobody has it, or if nodes share the ports.
     pub(super) fn peer_with(&self, request: &Message, asked: &[Peer]) -> Option<Peer> {
@@ -529,7 +578,7 @@ impl Ports {
                     lock_name_of(key, to.ip()),
                     family_lock_name(key, to.is_ipv4()),
                 ];
-                let named = |name: &String| directory.read_any(name)?.parse().ok();
+                let named = |name: &String| number_in(&directory.read_any(name)?);
                 let mut found = names.iter().filter_map(named).map(Peer::Member);
                 found.find(|it| !asked.contains(it))
             }
@@ -542,11 +591,15 @@ impl BoundPort {
         self.key.1
     }
 
-    /// Returns what a child of fork needs to have the port in the place of this process.
-    pub(super) fn inheritable(&self) -> Option<InheritedPort> {
+    /// Returns what a child of fork needs to have the port in the place of this process, which
+    /// listens on it or not.
+    pub(super) fn inheritable(&self, listens: bool) -> Option<InheritedPort> {
         let table = lock(&self.ports.table);
         let entry = table.get(&self.key)?;
         let owner = entry.owners.iter().find(|it| it.number == self.owner)?;
+        if listens {
+            self.ports.mark_inherited(self.key, owner.binding, entry);
+        }
         let fd = |lock: &Flock<File>| lock.as_fd().as_raw_fd();
         Some(InheritedPort {
             key: self.key,
@@ -700,12 +753,16 @@ mod tests {
         Arc::new(Ports::new(Some((Arc::new(directory), member))))
     }
 
-    /// Returns who has a port of an address.
-    fn owner(ports: &Ports, ip: IpAddr, asked: &[Peer]) -> Option<Peer> {
+    fn request_for(ip: IpAddr) -> Message {
         let to = SocketAddr::from((ip, 7471));
         let mut request = Message::new(MessageKind::Request, &[]).with_addresses(to, to);
         request.space = SPACE;
-        ports.peer_with(&request, asked)
+        request
+    }
+
+    /// Returns who has a port of an address.
+    fn owner(ports: &Ports, ip: IpAddr, asked: &[Peer]) -> Option<Peer> {
+        ports.peer_with(&request_for(ip), asked)
     }
 
     fn with_both_kinds(name: &str, test: impl Fn(&dyn Fn() -> Arc<Ports>)) {
@@ -785,7 +842,9 @@ mod tests {
         for takes in [true, false] {
             let port = parent.reserve(SPACE, 7471, AT, false).unwrap();
             port.take().unwrap();
-            let mut inherited = port.inheritable().unwrap();
+            let request = request_for(LOCAL);
+            assert!(!other.awaits_heir(&request));
+            let mut inherited = port.inheritable(true).unwrap();
             // As fork does.
             let copies: Vec<_> = (inherited.files.iter_mut())
                 .map(|(.., fd)| {
@@ -798,10 +857,12 @@ mod tests {
                 .collect();
             port.leave();
             assert!(!free(&parent) && !free(&other));
+            assert!(other.awaits_heir(&request) && parent.awaits_heir(&request));
             assert_eq!(owner(&other, LOCAL, &[]), Some(Peer::Member(1)));
             if takes {
                 let port = child.inherit(&inherited).unwrap();
                 port.take().unwrap();
+                assert!(!other.awaits_heir(&request));
                 assert_eq!(owner(&other, LOCAL, &[]), Some(Peer::Member(2)));
                 assert!(!free(&parent) && !free(&other));
             }

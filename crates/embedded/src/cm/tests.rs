@@ -732,6 +732,41 @@ fn messages_and_deadlines_without_an_event_leave_a_channel_unreadable() {
     drop(passive);
 }
 
+/// As with rdma_cm, an id that exists some time after both programs have disconnected has one
+/// more event.
+#[test]
+fn connections_leave_timewait() {
+    for (topology, drive) in ALL_TOPOLOGIES {
+        let (a, b, _directory) = device_pair(topology, drive);
+        let (near, far) = (event_channel(&a), event_channel(&b));
+        let (_listener, at) = listen(&far, PortSpace::TCP, 4);
+        let (active, passive) = connected(&near, &far, at);
+        active.disconnect().unwrap();
+        next_event(&far, EventKind::DISCONNECTED);
+        passive.disconnect().unwrap();
+        let ended = Instant::now();
+        next_event(&near, EventKind::DISCONNECTED);
+        for channel in [&near, &far] {
+            next_event(channel, EventKind::TIMEWAIT_EXIT);
+        }
+        assert!(ended.elapsed() > Duration::from_millis(500));
+        // Not of an id that is destroyed.
+        let (active, passive) = connected(&near, &far, at);
+        active.disconnect().unwrap();
+        next_event(&far, EventKind::DISCONNECTED);
+        passive.disconnect().unwrap();
+        next_event(&near, EventKind::DISCONNECTED);
+        drop((active, passive));
+        // Nor of one whose program does not disconnect.
+        let (active, _passive) = connected(&near, &far, at);
+        drop(active);
+        next_event(&far, EventKind::DISCONNECTED);
+        let wait = Duration::from_millis(600);
+        assert!(far.wait(Some(wait)).unwrap().is_none());
+        assert_no_event(&near);
+    }
+}
+
 /// As the kernel's file, the channel wakes waiting threads once for each event.
 #[test]
 fn each_event_is_an_edge() {

@@ -87,7 +87,7 @@ impl Embedded {
     ///
     /// It behaves as rdma_cm does for the same commands, except that it does
     /// not support `AF_IB` addresses and `RDMA_OPTION_IB_PATH`, and does not
-    /// report ADDR_CHANGE, DEVICE_REMOVAL and TIMEWAIT_EXIT. If the peer's
+    /// report ADDR_CHANGE and DEVICE_REMOVAL. If the peer's
     /// process ends, the event is DISCONNECTED, or REJECTED before the peer has
     /// accepted.
     pub fn connection_manager(&self) -> Box<dyn Kernel> {

@@ -178,6 +178,64 @@ unsafe fn wait_as_heir(
     }
 }
 
+/// As [`before_wait`], for select(2) and pselect(2).
+///
+/// # Safety
+/// As for pselect(2).
+#[inline]
+unsafe fn before_select(
+    count: c_int,
+    sets: [*const fd_set; 3],
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<Option<Duration>, ()> {
+    if !process::has_inherited_channels() {
+        return Ok(timeout);
+    }
+    // SAFETY: guaranteed by the caller.
+    unsafe { select_as_heir(count, sets, timeout, mask) }
+}
+
+#[cold]
+unsafe fn select_as_heir(
+    count: c_int,
+    sets: [*const fd_set; 3],
+    timeout: Option<Duration>,
+    mask: *const sigset_t,
+) -> Result<Option<Duration>, ()> {
+    const BITS: usize = libc::c_ulong::BITS as usize;
+    let wanted = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
+    let empty = pollfd {
+        fd: -1,
+        events: 0,
+        revents: 0,
+    };
+    let (mut entries, mut length) = ([empty; MAX_DESCRIPTORS], 0);
+    for fd in 0..usize::try_from(count).unwrap_or(0) {
+        let mut events = 0;
+        for (set, event) in sets.iter().zip(wanted).filter(|(set, _)| !set.is_null()) {
+            // SAFETY: the caller's sets have `count` bits, in words of this type.
+            let word = unsafe { *set.cast::<libc::c_ulong>().add(fd / BITS) };
+            if word >> (fd % BITS) & 1 != 0 {
+                events |= event;
+            }
+        }
+        if events != 0 {
+            let fd = fd as c_int;
+            if let Some(entry) = entries.get_mut(length) {
+                *entry = pollfd {
+                    fd,
+                    events,
+                    ..empty
+                };
+            }
+            length += 1;
+        }
+    }
+    // SAFETY: initialized entries, or more than it reads; the mask is the caller's.
+    unsafe { wait_as_heir(entries.as_ptr(), length as nfds_t, timeout, mask) }
+}
+
 /// Waits until a descriptor is readable, with the devices driven. Returns false, with `errno`
 /// set, if a signal arrives.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>) -> bool {
@@ -312,11 +370,24 @@ export! {
         count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *mut timeval
     ) -> c_int {
-        wake_devices();
-        if process::has_inherited_channels() {
-            process::take_orphaned_channels(false);
-        }
         // SAFETY: guaranteed by the caller.
+        let time = unsafe { timeout.as_ref() }.map(|time| {
+            let seconds = Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or(0));
+            seconds + Duration::from_micros(u64::try_from(time.tv_usec).unwrap_or(0))
+        });
+        let sets = [read.cast_const(), write, except];
+        // SAFETY: as above.
+        let Ok(rest) = (unsafe { before_select(count, sets, time, ptr::null()) }) else {
+            return -1;
+        };
+        if let Some(rest) = rest.filter(|rest| Some(*rest) != time) {
+            // SAFETY: as above, and not null. The system changes it, too.
+            let timeout = unsafe { &mut *timeout };
+            timeout.tv_sec = rest.as_secs() as libc::time_t;
+            timeout.tv_usec = rest.subsec_micros().into();
+        }
+        wake_devices();
+        // SAFETY: as above.
         unsafe { real::select(count, read, write, except, timeout) }
     }
 
@@ -324,11 +395,22 @@ export! {
         count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set,
         timeout: *const timespec, mask: *const sigset_t
     ) -> c_int {
-        wake_devices();
-        if process::has_inherited_channels() {
-            process::take_orphaned_channels(false);
-        }
+        let mut timeout = timeout;
+        let left;
         // SAFETY: guaranteed by the caller.
+        if let Some(time) = unsafe { read_timespec(timeout) } {
+            let sets = [read.cast_const(), write, except];
+            // SAFETY: as above.
+            let Ok(rest) = (unsafe { before_select(count, sets, time, mask) }) else {
+                return -1;
+            };
+            if let Some(rest) = rest.filter(|rest| Some(*rest) != time) {
+                left = to_timespec(rest);
+                timeout = &raw const left;
+            }
+        }
+        wake_devices();
+        // SAFETY: as above.
         unsafe { real::pselect(count, read, write, except, timeout, mask) }
     }
 

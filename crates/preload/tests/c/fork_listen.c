@@ -17,6 +17,8 @@
 #include "check.h"
 
 static const char *address;
+/* How often a client may be refused. */
+static int max_refused = 1000;
 
 static struct ibv_qp_init_attr attributes(void)
 {
@@ -56,7 +58,7 @@ static void client(void)
 		CHECK(!rdma_post_recv(id, NULL, answer, sizeof answer, answers));
 		if (!rdma_connect(id, NULL))
 			break;
-		CHECK(errno == ECONNREFUSED && tries < 1000);
+		CHECK(errno == ECONNREFUSED && tries < max_refused);
 		CHECK(!rdma_dereg_mr(answers));
 		rdma_destroy_ep(id);
 		usleep(10000);
@@ -202,13 +204,34 @@ int main(int argc, char **argv)
 
 			listens();
 			pid = getpid();
-			if (fork())
+			if (fork()) {
+				/* Its child waits by then. */
+				usleep(100000);
 				_exit(0);
-			while (getppid() == pid)
-				usleep(1000);
+			}
 			FD_ZERO(&ready);
 			FD_SET(channel->fd, &ready);
 			CHECK(select(channel->fd + 1, &ready, NULL, NULL, NULL) == 1);
+		} else if (IS("gap") || IS("unread")) {
+			/* Clients connect while the parent has ended, and its child has not used
+			 * anything; or before, but the parent reads nothing. */
+			struct pollfd ready;
+
+			listens();
+			ready = (struct pollfd){ .fd = channel->fd, .events = POLLIN };
+			pid = getpid();
+			if (fork()) {
+				if (IS("unread")) {
+					CHECK(write(used[1], "uu", 2) == 2);
+					CHECK(poll(&ready, 1, 60000) == 1);
+				}
+				_exit(0);
+			}
+			while (getppid() == pid)
+				usleep(1000);
+			if (IS("gap"))
+				CHECK(write(used[1], "uu", 2) == 2);
+			usleep(300000);
 		} else if (IS("child") || IS("left")) {
 			/* A child serves while its parent lives, which has closed its descriptor or not. */
 			listens();
@@ -295,6 +318,10 @@ int main(int argc, char **argv)
 	}
 	for (int n = 0; n < 2; n++)
 		if (!(workers[n] = fork())) {
+			if (IS("gap") || IS("unread")) {
+				CHECK(read(used[0], &byte, 1) == 1);
+				max_refused = 0;
+			}
 			client();
 			_exit(0);
 		}
