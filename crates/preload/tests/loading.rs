@@ -87,8 +87,9 @@ fn static_programs_have_devices() {
     let Some(program) = compiled("cc", "static.c", &libraries, &world.directory) else {
         return;
     };
-    let said = |devices: Option<&str>| {
+    let said = |devices: Option<&str>, more: &[&str]| {
         let mut command = world.command(&program.display().to_string());
+        command.args(more);
         if let Some(devices) = devices {
             command.env("RINGVERBS_DEVICES", devices);
         }
@@ -96,12 +97,15 @@ fn static_programs_have_devices() {
         assert_eq!(output.stdout, b"well\n", "{output:?}");
         String::from_utf8(output.stderr).unwrap()
     };
-    assert_eq!(said(None), "");
+    // Alone, and with a second copy in the process.
+    for more in [&[][..], &["libibverbs.so.1"]] {
+        assert_eq!(said(None, more), "");
+    }
     let name = format!(
         "ringverbs: {} serves the device, not ringverbs:",
         program.display()
     );
-    let reported = said(Some("rxe,mlx5"));
+    let reported = said(Some("rxe,mlx5"), &[]);
     assert!(
         reported.starts_with(&name) && reported.lines().count() == 1,
         "{reported}"
