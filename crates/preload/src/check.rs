@@ -9,6 +9,7 @@
 //! A rule reports what is wrong on any device. Where this process cannot tell, it is silent,
 //! and the summary names what was left out.
 
+mod advice;
 mod completion_queue;
 mod content;
 mod freed;
@@ -27,6 +28,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use embedded::ObjectChange;
 use uverbs::QpType;
 
 use crate::config::Config;
@@ -61,10 +63,19 @@ pub(crate) enum Rule {
     UseAfterDestroy,
     BuilderWithoutStart,
     Leak,
+    // Advice.
+    LongQueue,
+    LongInlineData,
+    NoGlobalRoute,
+    HopLimit,
+    LinkLocalGid,
+    NoReadsAccepted,
+    NoTimeout,
+    EndlessRetries,
 }
 
 impl Rule {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 22] = [
         Self::BufferChanged,
         Self::OverlappingAccess,
         Self::ReceiveOverwritten,
@@ -79,6 +90,14 @@ impl Rule {
         Self::UseAfterDestroy,
         Self::BuilderWithoutStart,
         Self::Leak,
+        Self::LongQueue,
+        Self::LongInlineData,
+        Self::NoGlobalRoute,
+        Self::HopLimit,
+        Self::LinkLocalGid,
+        Self::NoReadsAccepted,
+        Self::NoTimeout,
+        Self::EndlessRetries,
     ];
 
     /// Returns its name in reports and suppressions.
@@ -98,6 +117,29 @@ impl Rule {
             Self::UseAfterDestroy => "use-after-destroy",
             Self::BuilderWithoutStart => "builder-without-start",
             Self::Leak => "leak",
+            Self::LongQueue => "long-queue",
+            Self::LongInlineData => "long-inline-data",
+            Self::NoGlobalRoute => "no-global-route",
+            Self::HopLimit => "hop-limit",
+            Self::LinkLocalGid => "link-local-gid",
+            Self::NoReadsAccepted => "no-reads-accepted",
+            Self::NoTimeout => "no-timeout",
+            Self::EndlessRetries => "endless-retries",
+        }
+    }
+
+    /// Returns what a report of it is: an error, or advice.
+    pub(crate) fn class(self) -> &'static str {
+        match self {
+            Self::LongQueue
+            | Self::LongInlineData
+            | Self::NoGlobalRoute
+            | Self::HopLimit
+            | Self::LinkLocalGid
+            | Self::NoReadsAccepted
+            | Self::NoTimeout
+            | Self::EndlessRetries => "advice",
+            _ => "error",
         }
     }
 }
@@ -153,6 +195,8 @@ pub(crate) struct Checker {
     /// Queue pairs that could not be followed.
     lost: AtomicU64,
     windows: Mutex<Windows>,
+    /// Advice is reported, too.
+    advises: bool,
 }
 
 impl Checker {
@@ -180,6 +224,7 @@ impl Checker {
             suppressed: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             windows: Mutex::default(),
+            advises: config.advice,
         })
     }
 
@@ -193,6 +238,9 @@ impl Checker {
         if self.suppressions.contain(rule.name(), text) {
             self.suppressed.fetch_add(1, Ordering::Relaxed);
             return false;
+        }
+        if rule.class() == "advice" {
+            return true;
         }
         self.errors.fetch_add(1, Ordering::Relaxed);
         if let Some(mut file) = self.errors_file.as_ref() {
@@ -388,6 +436,42 @@ impl Checker {
             ),
             origins: vec![("destroyed", destroyed), ("created", object.created)],
         });
+    }
+
+    /// Reports what is advised of a queue pair that is created or modified.
+    pub(crate) fn advise(&self, explainer: &Explainer, device: usize, change: &ObjectChange) {
+        if !self.advises {
+            return;
+        }
+        let (number, advice) = match *change {
+            ObjectChange::QueuePairCreated {
+                number,
+                entries,
+                max_inline,
+                ..
+            } => (number, advice::of_created(entries, max_inline)),
+            ObjectChange::QueuePairModified {
+                number,
+                state,
+                ref attributes,
+            } => {
+                let queue_pair = explainer.objects.queue_pair(device, number);
+                let kind = queue_pair.map(|it| it.kind);
+                let advice = kind.map(|kind| advice::of_modified(kind, state, attributes));
+                (number, advice.unwrap_or_default())
+            }
+            _ => return,
+        };
+        for (rule, message) in advice {
+            let queue_pair = explainer.objects.queue_pair(device, number);
+            explainer.report_error(Finding {
+                rule,
+                device,
+                queue_pair: queue_pair.map(|it| (number, it)),
+                message: format!("queue pair {number:#x}: {message}"),
+                origins: vec![("called", Origin::here())],
+            });
+        }
     }
 
     /// Handles a region that was deregistered.

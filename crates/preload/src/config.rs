@@ -63,6 +63,8 @@ pub(crate) struct Config {
     pub(crate) check: Option<PathBuf>,
     /// Lists the errors that are not reported.
     pub(crate) suppressions: Option<PathBuf>,
+    /// The checked program is advised, too.
+    pub(crate) advice: bool,
     /// File that gets a byte for each error.
     pub(crate) check_errors: Option<PathBuf>,
 }
@@ -130,6 +132,8 @@ const CAPTURE_RING: &str = "RINGVERBS_CAPTURE_RING";
 const CHECK: &str = "RINGVERBS_CHECK";
 /// Names [`Config::suppressions`].
 const SUPPRESSIONS: &str = "RINGVERBS_CHECK_SUPPRESSIONS";
+/// `1` sets [`Config::advice`].
+const ADVICE: &str = "RINGVERBS_CHECK_ADVICE";
 /// Names the file for [`Config::check_errors`]; `ringverbs check` sets it.
 const CHECK_ERRORS: &str = "RINGVERBS_CHECK_ERRORS";
 /// Maximum number of devices of a process.
@@ -199,6 +203,7 @@ fn parse(requested: &OsStr) -> Result<Config, (&'static str, String)> {
         explain_format: format(variable(EXPLAIN_FORMAT).as_deref()).map_err(of(EXPLAIN_FORMAT))?,
         check: variable(CHECK).map(PathBuf::from),
         suppressions: variable(SUPPRESSIONS).map(PathBuf::from),
+        advice: variable(ADVICE).is_some_and(|value| value == "1"),
         check_errors: variable(CHECK_ERRORS).map(PathBuf::from),
     })
 }

@@ -622,6 +622,7 @@ impl Explainer {
 
     /// Checks a change of an object by a command on a descriptor of a device.
     fn check_change(&self, checker: &Checker, (fd, device): (RawFd, usize), change: &ObjectChange) {
+        checker.advise(self, device, change);
         match *change {
             ObjectChange::CompletionQueueDestroyed {
                 user_handle,
@@ -729,7 +730,7 @@ impl Explainer {
         }
         let report = Report {
             device,
-            class: "error",
+            class: rule.class(),
             rule: Some(rule),
             message,
             count,

@@ -221,6 +221,37 @@ fn finds_errors_of_objects(provider: Provider) {
     }
 }
 
+/// Advice of `c/check_advice.c`.
+const ADVICE: [&str; 7] = [
+    "long-queue",
+    "long-inline-data",
+    "hop-limit",
+    "link-local-gid",
+    "no-reads-accepted",
+    "no-timeout",
+    "endless-retries",
+];
+
+/// Advice is given if asked for, and is no error.
+fn gives_advice(provider: Provider) {
+    let _turn = turn();
+    let Some(cases) = Cases::new(provider, "roce", "check_advice.c") else {
+        return;
+    };
+    let asked = [("RINGVERBS_CHECK_ADVICE", "1")];
+    for rule in ADVICE {
+        let said = cases.said(rule, &asked);
+        let first = format!("ringverbs: mlx5_0: advice {rule}: queue pair ");
+        assert!(said.starts_with(&first), "{rule}: {said}");
+        assert_eq!(said.matches(": advice ").count(), 1, "{rule}: {said}");
+        assert!(said.ends_with(": errors: 0\n"), "{rule}: {said}");
+    }
+    assert!(is_silent(&cases.said("hop-limit", &[])));
+    let said = cases.said("hop-limit right", &asked);
+    assert!(is_silent(&said), "{said}");
+    cases.world.finish();
+}
+
 /// Suppressed errors are counted apart; reports may be JSON, in a file.
 fn reports_have_options(provider: Provider) {
     let _turn = turn();
@@ -316,5 +347,6 @@ fn our_correct_programs() {
 with_each_provider! {
     errors_are_found: finds_errors;
     errors_of_objects_are_found: finds_errors_of_objects;
+    advice: gives_advice;
     reports: reports_have_options;
 }

@@ -33,6 +33,9 @@ pub struct Args {
     /// Errors that are known: a rule and text of the report on each line
     #[arg(long, value_name = "FILE")]
     suppressions: Option<PathBuf>,
+    /// Also report what fails on other devices; this is no error
+    #[arg(long)]
+    advice: bool,
     /// Exit status if there are errors; 0: the program's
     #[arg(long, value_name = "N", default_value_t = HAS_ERRORS)]
     error_status: u8,
@@ -94,6 +97,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         let unreadable = |error| RunError::Suppressions(path.clone(), error);
         let path = fs::canonicalize(path).map_err(unreadable)?;
         settings.set("RINGVERBS_CHECK_SUPPRESSIONS", path.into());
+    }
+    if args.advice {
+        settings.set("RINGVERBS_CHECK_ADVICE", "1".into());
     }
     let Some(directory) = settings.directory.clone() else {
         return Ok(ExitCode::FAILURE); // embedded devices have one

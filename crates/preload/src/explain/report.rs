@@ -71,7 +71,9 @@ impl Report {
     /// Returns the report as text. Lines after the first are indented.
     pub(super) fn text(&self, symbols: &mut Symbols) -> String {
         let (device, message) = (config::device_name(self.device), &self.message);
-        let rule = self.rule.map(|rule| format!("error {}: ", rule.name()));
+        let rule = self
+            .rule
+            .map(|rule| format!("{} {}: ", rule.class(), rule.name()));
         let rule = rule.unwrap_or_default();
         let mut text = format!("ringverbs: {device}: {rule}{message}");
         // Writing to a string does not fail.

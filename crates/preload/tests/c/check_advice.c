@@ -1,0 +1,75 @@
+/*
+ * Sets up a queue pair as works on one device and not on others, in the way that the first
+ * argument names; with a second argument, as works everywhere.
+ */
+#include <infiniband/verbs.h>
+
+#include "check.h"
+
+int main(int count, char **arguments)
+{
+	struct ibv_device **devices = ibv_get_device_list(NULL);
+	const char *what = count == 2 ? arguments[1] : "";
+	struct ibv_context *context;
+	struct ibv_qp_init_attr ask = {
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1,
+			 .max_recv_sge = 1, .max_inline_data = 64 },
+	};
+	struct ibv_qp_attr attr = {
+		.qp_access_flags = IBV_ACCESS_REMOTE_READ, .port_num = 1,
+		.path_mtu = IBV_MTU_1024, .max_rd_atomic = 1, .max_dest_rd_atomic = 1,
+		.min_rnr_timer = 12, .timeout = 14, .retry_cnt = 6, .rnr_retry = 6,
+	};
+	struct ibv_gid_entry entry;
+	struct ibv_qp *qp;
+	struct ibv_pd *pd;
+	int index = -1;
+
+	CHECK(devices && devices[0]);
+	context = ibv_open_device(devices[0]);
+	CHECK(context);
+	pd = ibv_alloc_pd(context);
+	ask.send_cq = ask.recv_cq = ibv_create_cq(context, 64, NULL, NULL, 0);
+	CHECK(pd && ask.send_cq);
+	/* The first GID that is link-local, or is not. */
+	for (int n = 0; n < 16 && index < 0; n++) {
+		if (ibv_query_gid_ex(context, 1, n, &entry, 0))
+			continue;
+		if ((entry.gid.raw[0] == 0xfe) == !strcmp(what, "link-local-gid"))
+			index = n;
+	}
+	CHECK(index >= 0);
+	if (!strcmp(what, "long-queue"))
+		ask.cap.max_recv_wr = 20000;
+	if (!strcmp(what, "long-inline-data"))
+		ask.cap.max_inline_data = 400;
+	qp = ibv_create_qp(pd, &ask);
+	CHECK(qp);
+	attr.ah_attr.port_num = 1;
+	attr.ah_attr.is_global = 1;
+	attr.ah_attr.grh.sgid_index = index;
+	attr.ah_attr.grh.dgid = entry.gid;
+	attr.ah_attr.grh.hop_limit = strcmp(what, "hop-limit") ? 64 : 1;
+	attr.dest_qp_num = qp->qp_num;
+	if (!strcmp(what, "no-reads-accepted"))
+		attr.max_dest_rd_atomic = 0;
+	if (!strcmp(what, "no-timeout"))
+		attr.timeout = 0;
+	if (!strcmp(what, "endless-retries"))
+		attr.rnr_retry = 7;
+	attr.qp_state = IBV_QPS_INIT;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+					IBV_QP_ACCESS_FLAGS));
+	attr.qp_state = IBV_QPS_RTR;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+					IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+					IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	attr.qp_state = IBV_QPS_RTS;
+	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT |
+					IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+					IBV_QP_MAX_QP_RD_ATOMIC));
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(ask.send_cq) && !ibv_dealloc_pd(pd));
+	CHECK(!ibv_close_device(context));
+	return 0;
+}
