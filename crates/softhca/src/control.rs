@@ -7,9 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use roce::fabric::Faults;
+use roce::fabric::Faults as WireFaults;
 use serde_json::{Value, json};
 
+use crate::fault::Faults;
 use crate::hca::Hca;
 use crate::opcode;
 use crate::platform::Platform;
@@ -35,6 +36,8 @@ wire [NAME=VALUE ...]           set the faults of the frames that the port sends
                                 loss, duplicate, reorder, corrupt (0 to 1),
                                 delay, jitter, reorder-delay (nanoseconds);
                                 those that are not named are off
+fault FAULT                     add a fault of docs/faults.md: `fault lose nth=3`
+fault end                       end these faults
 A line may begin with the number of an HCA, from 0 on: `1 link down`.";
 
 /// The control socket and its clients.
@@ -183,6 +186,16 @@ fn execute<P: Platform>(line: &str, hcas: &mut [&mut Hca<P>]) -> Result<Value, S
             }
         }
         "wire" => hca.port().set_faults(parse_faults(words)?),
+        "fault" => {
+            let text: Vec<&str> = words.collect();
+            match text[..] {
+                ["end"] => hca.end_faults(),
+                _ => {
+                    let faults = Faults::parse(&text.join(" "));
+                    hca.add_faults(&faults.map_err(|error| error.reason.to_string())?);
+                }
+            }
+        }
         "health" => {
             let syndrome = u8::try_from(parse_number(words.next(), None)?);
             let syndrome = syndrome.map_err(|_| "a syndrome has 8 bits")?;
@@ -198,8 +211,8 @@ fn execute<P: Platform>(line: &str, hcas: &mut [&mut Hca<P>]) -> Result<Value, S
 }
 
 /// Parses the faults of a wire from `NAME=VALUE` words.
-fn parse_faults<'a>(words: impl Iterator<Item = &'a str>) -> Result<Faults, String> {
-    let mut faults = Faults::default();
+fn parse_faults<'a>(words: impl Iterator<Item = &'a str>) -> Result<WireFaults, String> {
+    let mut faults = WireFaults::default();
     for word in words {
         let invalid = || format!("`{word}` is not a fault as NAME=VALUE");
         let (name, value) = word.split_once('=').ok_or_else(invalid)?;
@@ -280,7 +293,10 @@ mod tests {
     fn faults_are_parsed_from_names_and_values() {
         let faults = parse_faults("loss=0.01 delay=5000".split(' ')).unwrap();
         assert_eq!((faults.loss, faults.delay), (0.01, 5000));
-        assert_eq!(parse_faults("".split_whitespace()), Ok(Faults::default()));
+        assert_eq!(
+            parse_faults("".split_whitespace()),
+            Ok(WireFaults::default())
+        );
         for invalid in ["loss", "loss=2", "loss=x", "delay=-1", "colour=red"] {
             assert!(parse_faults([invalid].into_iter()).is_err(), "{invalid}");
         }
