@@ -11,6 +11,7 @@ mod devices;
 mod doctor;
 mod error;
 mod escape;
+mod fault;
 mod info;
 mod link;
 mod out;
@@ -60,6 +61,8 @@ enum Command {
     Env(run::environment::Args),
     /// Work on captures of run --capture
     Capture(capture::Args),
+    /// Inject faults into running programs on embedded devices
+    Fault(fault::Args),
     /// Set the link of an embedded device up or down
     Link(link::Args),
 }
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         Command::Check(args) => run::check::run(&args),
         Command::Env(args) => run::environment::run(&args),
         Command::Capture(args) => capture::run(&args),
+        Command::Fault(args) => fault::run(&args),
         Command::Link(args) => link::run(&args),
     };
     match result {

@@ -12,7 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, open, openat};
+use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, open, openat, renameat};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat, fstatat};
 use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, geteuid, mkdir, unlinkat};
@@ -159,6 +159,16 @@ impl Directory {
         self.sharing == Sharing::Own || own()
     }
 
+    /// Returns whether nobody but this user and root may write in it.
+    pub(crate) fn is_private(&self) -> bool {
+        self.sharing == Sharing::Own
+    }
+
+    /// Returns a path of a name in the directory, even if that was renamed.
+    pub(crate) fn path_of(&self, name: &str) -> PathBuf {
+        format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd()).into()
+    }
+
     /// Returns the address of a name in the directory, short enough for a
     /// socket address. It refers to this directory even if that was renamed.
     fn address(&self, name: &str) -> Result<UnixAddr> {
@@ -225,6 +235,14 @@ impl Directory {
         self.read_if(name, |found| is_own(found, EntryKind::File))
     }
 
+    /// As [`read`](Self::read), up to a length.
+    pub(crate) fn read_up_to(&self, name: &str, length: u64) -> Option<String> {
+        let mut text = String::new();
+        let file = self.open_own(name)?;
+        file.take(length).read_to_string(&mut text).ok()?;
+        Some(text)
+    }
+
     fn read_if(&self, name: &str, accepts: impl Fn(&FileStat) -> bool) -> Option<String> {
         const MAX_LENGTH: u64 = 4096;
         let mut text = String::new();
@@ -275,6 +293,25 @@ impl Directory {
             return crate::refuse(libc::EPERM);
         }
         Ok(file)
+    }
+
+    /// Replaces a file of this user by another one, so that readers see one of them whole.
+    pub(crate) fn replace(&self, name: &str, text: &str) -> Result<()> {
+        let new = format!("{name}.new-{}", std::process::id());
+        self.remove(&new, EntryKind::File);
+        let renamed = self.write(&new, text).and_then(|()| {
+            if self
+                .stat(name)
+                .is_ok_and(|it| !is_own(&it, EntryKind::File))
+            {
+                return crate::refuse(libc::EPERM);
+            }
+            renameat(&self.fd, new.as_str(), &self.fd, name).map_err(to_errno)
+        });
+        if renamed.is_err() {
+            self.remove(&new, EntryKind::File);
+        }
+        renamed
     }
 
     /// Returns whether there is a file of this user.

@@ -68,7 +68,7 @@ pub use driver::moved::may_be_registered;
 pub use driver::pinned::Loss;
 pub use runtime::embedded::{Activity, Embedded};
 pub use runtime::exit_flush::flush_before_exit;
-pub use runtime::faults::FaultCounts;
+pub use runtime::faults::{FaultAnswer, FaultCounts, FaultState, RunningFaults};
 pub use runtime::network::Network;
 pub use runtime::pinning::{has_registered, keep_registered, move_registered, protect_registered};
 pub use runtime::reasons::ReasonHandler;

@@ -809,7 +809,7 @@ fn inject(network: &Network, config: &Config) {
             .map_err(|error| print_error(&format!("{}: {error}", file.display())))
             .ok()
     });
-    network.inject(faults, counts.map(Arc::new), Some(die));
+    network.inject(faults, counts.map(Arc::new));
 }
 
 /// Ends the process as by a failure of its host.
@@ -879,6 +879,7 @@ fn join() -> Result<&'static [Embedded], Errno> {
         None => Network::joined(Drive::Watch, &config.directory),
     };
     let network = network.map_err(failed)?;
+    network.set_on_die(die);
     if let Some(seed) = config.seed {
         network.set_seed(seed);
     }

@@ -5,9 +5,11 @@ mod common;
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use common::*;
-use embedded::FaultCounts;
+use embedded::{FaultAnswer, FaultCounts, FaultState, RunningFaults};
 use testing::hosts::free_port;
 
 /// Faults of a client of `ibv_rc_pingpong`, what its end says, and how often each has happened.
@@ -150,6 +152,7 @@ fn short(provider: Provider) {
 
 with_each_provider! {
     programs_see_faults: short;
+    programs_that_run_get_faults: running;
 }
 
 #[test]
@@ -162,6 +165,70 @@ fn all_with_stock() {
 #[ignore = "the long list"]
 fn all_with_ours() {
     run_all(Provider::Ours, &LONG);
+}
+
+/// Waits until `condition` returns something.
+fn wait<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = condition() {
+            return found;
+        }
+        assert!(Instant::now() < end, "{what}");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Programs that run get the faults of a file in their directory, and answer.
+fn running(provider: Provider) {
+    let _turn = turn();
+    if !installed(&["ibv_rc_pingpong"]) {
+        return;
+    }
+    let world = World::new(provider, "roce");
+    let line = format!("ibv_rc_pingpong -g 1 -n 100000000 -p {}", free_port());
+    let mut server = world.start(&line, "server.txt");
+    world.wait_for(&mut server);
+    let mut client = world.start(&format!("{line} localhost"), "client.txt");
+    let running = RunningFaults::open(&world.directory).unwrap();
+    wait("they do not run", || {
+        (client.said().lines().count() >= 2).then_some(())
+    });
+
+    let text = "lose opcode=send nth=5\nlose device=1\nlose program=other\nqp-error qp=0x7";
+    assert_eq!(running.set(None, Some(text)).unwrap(), 2);
+    let answers = wait("no answers", || {
+        let answers = running.answers(text);
+        let lost = |it: &FaultAnswer| it.of(0) == Some((FaultState::Applied, 1));
+        (answers.len() == 2 && answers.iter().all(lost)).then_some(answers)
+    });
+    for answer in &answers {
+        assert!(answer.is_accepted());
+        assert_eq!(answer.of(1), Some((FaultState::Refused, 0)));
+        assert_eq!(answer.of(2), Some((FaultState::OtherProgram, 0)));
+        assert_eq!(answer.of(3), Some((FaultState::Refused, 0)));
+        assert_eq!(answer.of(4), None);
+    }
+    // Of another version, and none.
+    running.set(None, Some("lose colour=red")).unwrap();
+    wait("no refusals", || {
+        let answers = running.answers("lose colour=red");
+        (answers.len() == 2 && answers.iter().all(|it| !it.is_accepted())).then_some(())
+    });
+    running.set(None, None).unwrap();
+    assert_eq!(running.text(None), None);
+
+    // One of them alone.
+    let text = "die nth=20";
+    running.set(Some(client.child.id()), Some(text)).unwrap();
+    let status = client.child.wait().unwrap();
+    assert_eq!(status.signal(), Some(libc::SIGKILL), "{}", client.said());
+    let answers = running.answers(text);
+    let told: Vec<u32> = answers.iter().map(|it| it.process).collect();
+    assert_eq!(told, [client.child.id()]);
+    assert_eq!(answers[0].of(0), Some((FaultState::Applied, 1)));
+    server.end();
+    world.finish();
 }
 
 #[test]

@@ -1,23 +1,70 @@
 //! Faults of a text, on the devices of a network, and how often each has happened.
+//!
+//! The text is the program's own, or that of a file in the network's directory
+//! ([`FaultControl`]), to which each process answers by a file of its own.
 
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::process;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use softhca::fault::{Fault, Faults, MAX_FAULTS, OnFired};
+use softhca::fault::{Fault, Faults, MAX_FAULTS, OnFired, QpName, Subject};
+use uverbs::{Command, Error};
 
+use crate::directory::{Directory, Sharing};
+use crate::runtime::device::Device;
 use crate::runtime::embedded::Embedded;
-use crate::runtime::network::Network;
+use crate::runtime::network::{Network, refused};
 use crate::runtime::shared_words::{LENGTH, SharedWords, WORDS};
+use crate::wires::control_file;
+use crate::wires::segment::MAX_MEMBERS;
 
 /// The first word of a file of counts: a version.
 const VERSION: u64 = 0x7276_6661_756c_7401;
+/// The words after it: of which text the file is, of which process, and what that has done with
+/// the text.
+const TEXT: usize = 1;
+const PROCESS: usize = 2;
+const ANSWER: usize = 3;
 /// The first word of the counts.
-const FIRST: usize = 16;
+const COUNTS: usize = 16;
+/// The first word of what a process has done with each fault.
+const STATES: usize = COUNTS + MAX_FAULTS;
 
-const _: () = assert!(FIRST + MAX_FAULTS <= WORDS);
+const _: () = assert!(STATES + MAX_FAULTS <= WORDS);
+
+/// Values of [`ANSWER`].
+const ACCEPTED: u64 = 1;
+const NOT_UNDERSTOOD: u64 = 2;
+
+/// What a process has done with a fault.
+#[non_exhaustive]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultState {
+    /// It has set it.
+    Applied,
+    /// It has no such device or queue pair.
+    Refused,
+    /// The fault is for another program.
+    OtherProgram,
+}
+
+impl FaultState {
+    const ALL: [Self; 3] = [Self::Applied, Self::Refused, Self::OtherProgram];
+
+    fn word(self) -> u64 {
+        let at = Self::ALL.iter().position(|it| *it == self);
+        at.map_or(0, |at| at as u64 + 1)
+    }
+
+    fn of(word: u64) -> Option<Self> {
+        let at = usize::try_from(word.checked_sub(1)?).ok()?;
+        Self::ALL.get(at).copied()
+    }
+}
 
 /// How often each fault of a text has happened, in a file that processes share.
 #[derive(Debug)]
@@ -52,13 +99,16 @@ impl FaultCounts {
     /// Returns how often the fault at a position has happened.
     #[must_use]
     pub fn of(&self, position: usize) -> u64 {
-        self.0.word(FIRST + position).load(Ordering::Relaxed)
+        match position {
+            ..MAX_FAULTS => self.0.word(COUNTS + position).load(Ordering::Relaxed),
+            _ => 0,
+        }
     }
 
     /// Counts a fault.
     fn add(&self, position: usize) {
         if position < MAX_FAULTS {
-            let word = self.0.word(FIRST + position);
+            let word = self.0.word(COUNTS + position);
             word.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -70,35 +120,227 @@ fn program() -> String {
     name.trim_end_matches('\n').to_owned()
 }
 
-/// Returns whether a fault is meant for a device of this process, by its index.
-fn is_meant(fault: &Fault, device: usize, program: &str) -> bool {
+/// Returns whether a fault is meant for processes of a program.
+fn is_program(fault: &Fault, program: &str) -> bool {
     /// Length of a program's name in `/proc`.
     const LENGTH: usize = 15;
-    let named = fault.matcher.program.as_deref();
-    let is_program = named.is_none_or(|name| {
+    fault.matcher.program.as_deref().is_none_or(|name| {
         let short = name.as_bytes().get(..LENGTH).unwrap_or(name.as_bytes());
         short == program.as_bytes()
-    });
-    is_program && fault.matcher.device.is_none_or(|it| it == device)
+    })
+}
+
+/// Returns what these devices do with a fault.
+fn state_of(fault: &Fault, devices: &[Arc<Device>], program: &str) -> FaultState {
+    if !is_program(fault, program) {
+        return FaultState::OtherProgram;
+    }
+    let device = fault.matcher.device;
+    if device.is_some_and(|index| index >= devices.len()) {
+        return FaultState::Refused;
+    }
+    let is_now = fault.action.subject() == Subject::Once && fault.matcher.after.is_none();
+    let queue_pair = match fault.matcher.qp {
+        Some(QpName::Number(number)) if is_now => number,
+        _ => return FaultState::Applied,
+    };
+    let has = |state: &Device| state.lock().hca.connection(queue_pair).is_some();
+    let mut chosen = (0..).zip(devices);
+    match chosen.any(|(index, it)| device.is_none_or(|device| device == index) && has(it)) {
+        true => FaultState::Applied,
+        false => FaultState::Refused,
+    }
+}
+
+/// Sets faults of devices, in the place of those that were set before. Returns what they do with
+/// each.
+fn inject(
+    devices: &[Arc<Device>],
+    faults: &Faults,
+    counts: Option<Arc<FaultCounts>>,
+    on_die: Option<fn()>,
+) -> Vec<FaultState> {
+    let program = program();
+    let states = faults.list().iter();
+    let states = states.map(|fault| state_of(fault, devices, &program));
+    let states: Vec<FaultState> = states.collect();
+    let on_fired: OnFired = match counts {
+        Some(counts) => Arc::new(move |position| counts.add(position)),
+        None => Arc::new(|_| {}),
+    };
+    let is_applied = |fault: &Fault| {
+        let at = faults.list().iter().position(|it| it.line == fault.line);
+        at.is_some_and(|at| states[at] == FaultState::Applied)
+    };
+    for (index, device) in devices.iter().enumerate() {
+        let mut state = device.lock();
+        state.on_die = on_die;
+        let is_meant =
+            |it: &Fault| it.matcher.device.is_none_or(|at| at == index) && is_applied(it);
+        state.hca.inject(faults, is_meant, Arc::clone(&on_fired));
+    }
+    states
+}
+
+/// The name of the file with the faults of running processes.
+const NAME: &str = "faults";
+
+fn answer_name(number: u16) -> String {
+    format!("fault-answer-{number}")
+}
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The faults that a file in the directory of a network gives this process.
+pub(crate) struct FaultControl {
+    directory: Arc<Directory>,
+    /// Number of this process in the network.
+    number: u16,
+    /// The text that was applied last.
+    applied: Mutex<Option<String>>,
+}
+
+impl FaultControl {
+    pub(crate) fn new(directory: Arc<Directory>, number: u16) -> Self {
+        // Of earlier processes of these numbers.
+        directory.remove_lock(&answer_name(number));
+        control_file::remove_own(&directory, NAME);
+        Self {
+            directory,
+            number,
+            applied: Mutex::default(),
+        }
+    }
+
+    /// Applies the file to the devices, if it has changed; with `again` also if not, since there
+    /// is another device. Returns whether anything was applied.
+    pub(crate) fn read(&self, devices: &[Arc<Device>], on_die: Option<fn()>, again: bool) -> bool {
+        let text = control_file::read(&self.directory, NAME);
+        let mut applied = self.applied.lock().unwrap_or_else(PoisonError::into_inner);
+        if *applied == text && (!again || text.is_none()) {
+            return false;
+        }
+        match &text {
+            None => drop(inject(devices, &Faults::default(), None, None)),
+            Some(text) => self.apply(devices, text, on_die),
+        }
+        *applied = text;
+        true
+    }
+
+    fn apply(&self, devices: &[Arc<Device>], text: &str, on_die: Option<fn()>) {
+        let name = answer_name(self.number);
+        self.directory.remove_lock(&name);
+        // Without an answer the command says that there is none.
+        let counts = FaultCounts::create(&self.directory.path_of(&name)).ok();
+        let counts = counts.map(Arc::new);
+        let answer = match Faults::parse(text) {
+            Ok(faults) => {
+                let states = inject(devices, &faults, counts.clone(), on_die);
+                if let Some(counts) = &counts {
+                    for (at, state) in states.iter().enumerate() {
+                        let word = counts.0.word(STATES + at);
+                        word.store(state.word(), Ordering::Relaxed);
+                    }
+                }
+                ACCEPTED
+            }
+            Err(_) => NOT_UNDERSTOOD,
+        };
+        if let Some(FaultCounts(words)) = counts.as_deref() {
+            words
+                .word(PROCESS)
+                .store(process::id().into(), Ordering::Relaxed);
+            words.word(ANSWER).store(answer, Ordering::Relaxed);
+            words.word(TEXT).store(hash(text), Ordering::Release);
+        }
+    }
+}
+
+/// What a process has answered to a file of faults.
+#[derive(Debug)]
+pub struct FaultAnswer {
+    /// Its number.
+    pub process: u32,
+    counts: FaultCounts,
+}
+
+impl FaultAnswer {
+    /// Returns whether it has understood the file: another version may not.
+    #[must_use]
+    pub fn is_accepted(&self) -> bool {
+        self.counts.0.word(ANSWER).load(Ordering::Relaxed) == ACCEPTED
+    }
+
+    /// Returns what it has done with the fault at a position, and how often that has happened.
+    #[must_use]
+    pub fn of(&self, position: usize) -> Option<(FaultState, u64)> {
+        if position >= MAX_FAULTS {
+            return None;
+        }
+        let state = self.counts.0.word(STATES + position);
+        let state = FaultState::of(state.load(Ordering::Relaxed))?;
+        Some((state, self.counts.of(position)))
+    }
+}
+
+/// The faults of the running processes of a directory.
+#[derive(Debug)]
+pub struct RunningFaults(Directory);
+
+impl RunningFaults {
+    /// Opens the directory of a network, as [`Network::joined`] does.
+    ///
+    /// # Errors
+    /// Those of [`Network::joined`] that concern the directory.
+    pub fn open(directory: &Path) -> std::result::Result<Self, Error> {
+        Directory::open(directory, Sharing::Own).map(Self)
+    }
+
+    /// Sets the faults of one process or of all, also of those that join later, in the place of
+    /// those that were set before; `None` ends them. Returns how many processes were told.
+    ///
+    /// # Errors
+    /// Those of writing the file.
+    pub fn set(
+        &self,
+        process: Option<u32>,
+        text: Option<&str>,
+    ) -> std::result::Result<usize, Error> {
+        let told = control_file::replace(&self.0, NAME, process, text);
+        told.map_err(refused(Command::Open))
+    }
+
+    /// Returns the answers of processes to a text, also of those that have ended since.
+    #[must_use]
+    pub fn answers(&self, text: &str) -> Vec<FaultAnswer> {
+        let hash = hash(text);
+        let answers = (0..MAX_MEMBERS).filter_map(|number| {
+            let path = self.0.path_of(&answer_name(number));
+            let counts = FaultCounts::open(&path).ok()?;
+            let is_answer = counts.0.word(TEXT).load(Ordering::Acquire) == hash;
+            let process = counts.0.word(PROCESS).load(Ordering::Relaxed) as u32;
+            is_answer.then_some(FaultAnswer { process, counts })
+        });
+        answers.collect()
+    }
+
+    /// Returns the text of the faults of one process or of all.
+    #[must_use]
+    pub fn text(&self, process: Option<u32>) -> Option<String> {
+        control_file::text_for(&self.0, NAME, process)
+    }
 }
 
 impl Network {
     /// Sets faults of the devices, in the place of those that were set before: those that are
-    /// meant for this process and each device. `counts` has how often they happen. `on_die` is
-    /// called when a fault ends the process, with the device locked; without it the device falls
-    /// silent.
-    pub fn inject(&self, faults: &Faults, counts: Option<Arc<FaultCounts>>, on_die: Option<fn()>) {
-        let program = program();
-        let on_fired: OnFired = match counts {
-            Some(counts) => Arc::new(move |position| counts.add(position)),
-            None => Arc::new(|_| {}),
-        };
-        for (index, device) in self.devices().iter().enumerate() {
-            let mut state = device.lock();
-            state.on_die = on_die;
-            let is_meant = |fault: &Fault| is_meant(fault, index, &program);
-            state.hca.inject(faults, is_meant, Arc::clone(&on_fired));
-        }
+    /// meant for this process and each device. `counts` has how often they happen.
+    pub fn inject(&self, faults: &Faults, counts: Option<Arc<FaultCounts>>) {
+        inject(&self.devices(), faults, counts, self.on_die());
         self.wake();
     }
 }

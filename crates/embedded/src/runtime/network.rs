@@ -46,7 +46,7 @@ pub struct Network {
     runner: Arc<Runner>,
 }
 
-fn refused(command: Command) -> impl Fn(Errno) -> Error {
+pub(crate) fn refused(command: Command) -> impl Fn(Errno) -> Error {
     move |errno| Error::refused(command, None, errno)
 }
 
@@ -370,6 +370,16 @@ impl Network {
 
     pub(crate) fn devices(&self) -> Vec<Arc<Device>> {
         self.runner.devices()
+    }
+
+    /// Sets what ends this process, if a fault says so; it is called with the device locked.
+    /// Without it the device falls silent. Only the first call has an effect.
+    pub fn set_on_die(&self, die: fn()) {
+        let _ = self.runner.on_die().set(die);
+    }
+
+    pub(crate) fn on_die(&self) -> Option<fn()> {
+        self.runner.on_die().get().copied()
     }
 
     /// Wakes the threads that drive the network.

@@ -27,6 +27,7 @@ use crate::links::Links;
 use crate::peers::PeerProcesses;
 use crate::runtime::device::Device;
 use crate::runtime::exit_flush::{Flush, flush_at_exit};
+use crate::runtime::faults::FaultControl;
 use crate::runtime::nodes::Nodes;
 use crate::runtime::reasons::{Reach, Reasons};
 use crate::runtime::time::SimulatedTime;
@@ -99,6 +100,10 @@ pub(crate) struct Shared {
     manager: Manager,
     /// Questions to peers and from them; `None` if there is no wire.
     reasons: Option<Arc<Reasons>>,
+    /// Faults from a file of the network's directory.
+    faults: Option<FaultControl>,
+    /// Ends the process, if a fault says so.
+    on_die: OnceLock<fn()>,
     devices: Mutex<Vec<Arc<Device>>>,
     /// Number of devices.
     device_count: AtomicUsize,
@@ -197,6 +202,9 @@ impl Shared {
             let moved = link.pump(now, answer_expected, result.awaits_confirmation);
             result.busy |= moved.busy;
             result.busy |= (self.reasons.as_ref()).is_some_and(|it| it.has_arrived());
+            if let Some(faults) = self.faults.as_ref().filter(|_| moved.has_caller) {
+                result.busy |= faults.read(&devices, self.on_die.get().copied(), false);
+            }
             if moved.sent_all {
                 for device in devices.iter() {
                     device.lock_for_turn().confirm_sent();
@@ -322,6 +330,7 @@ struct WireParts {
     links: Option<Arc<Links>>,
     peers: Option<Arc<dyn PeerProcesses>>,
     reasons: Option<Arc<Reasons>>,
+    faults: Option<FaultControl>,
 }
 
 impl WireParts {
@@ -343,6 +352,7 @@ impl WireParts {
             links: None,
             peers: None,
             reasons: None,
+            faults: None,
         })
     }
 
@@ -351,6 +361,7 @@ impl WireParts {
         let network = directory.id()?;
         let links: Arc<Links> = Arc::default();
         let mut joined = None;
+        let controlled = Arc::clone(&directory);
         let link = Link::new(|epoll| {
             let mut segment = Segment::join(Arc::clone(&directory), fabric, pool.clone(), epoll)?;
             let member = (directory, segment.number());
@@ -360,10 +371,11 @@ impl WireParts {
             segment.set_agents(agents.with(REASONS, Arc::clone(&reasons) as _));
             segment.set_links(Arc::clone(&links));
             let first = segment.first_device().into();
-            joined = Some((manager, reasons, first, segment.processes()));
+            let faults = FaultControl::new(controlled, segment.number());
+            joined = Some((manager, reasons, first, segment.processes(), faults));
             Ok(Wire::Directory(Box::new(segment)))
         })?;
-        let Some((manager, reasons, first, peers)) = joined else {
+        let Some((manager, reasons, first, peers, faults)) = joined else {
             return refuse(libc::EINVAL);
         };
         Ok(Self {
@@ -375,6 +387,7 @@ impl WireParts {
             links: Some(links),
             peers: Some(peers),
             reasons: Some(reasons),
+            faults: Some(faults),
         })
     }
 
@@ -401,6 +414,7 @@ impl WireParts {
             links: Some(links),
             peers,
             reasons: Some(reasons),
+            faults: None,
         })
     }
 }
@@ -441,6 +455,7 @@ impl Runner {
             links,
             peers,
             reasons,
+            faults,
         } = match config {
             WireConfig::None => WireParts::alone(time.as_ref()),
             WireConfig::Directory(directory) => WireParts::in_directory(directory, &fabric, &pool),
@@ -454,6 +469,8 @@ impl Runner {
             pool,
             manager,
             reasons,
+            faults,
+            on_die: OnceLock::new(),
             devices: Mutex::default(),
             device_count: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
@@ -528,6 +545,9 @@ impl Runner {
         self.shared
             .device_count
             .store(devices.len(), Ordering::Release);
+        if let Some(faults) = &self.shared.faults {
+            faults.read(&devices, self.shared.on_die.get().copied(), true);
+        }
         Ok(device)
     }
 
@@ -760,6 +780,11 @@ impl Runner {
     /// Returns the devices.
     pub(crate) fn devices(&self) -> Vec<Arc<Device>> {
         self.shared.devices().clone()
+    }
+
+    /// Returns what ends the process, if a fault says so.
+    pub(crate) fn on_die(&self) -> &OnceLock<fn()> {
+        &self.shared.on_die
     }
 
     /// Returns the questions to peers, if there is a wire.

@@ -2,6 +2,7 @@
 //! either, with what wakes the thread that drives it.
 
 pub(crate) mod agent;
+pub(crate) mod control_file;
 pub(crate) mod frames;
 pub(crate) mod link_file;
 pub(crate) mod reason_datagram;

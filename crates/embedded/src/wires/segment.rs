@@ -38,7 +38,7 @@ use crate::wires::link_file;
 use crate::wires::wire::MAX_FRAME_WAIT;
 
 /// Maximum number of processes of a network.
-const MAX_MEMBERS: u16 = 256;
+pub(crate) const MAX_MEMBERS: u16 = 256;
 /// Maximum number of devices of a process.
 pub(crate) const MAX_DEVICES: u16 = 64;
 /// Number of devices that a network can have: fewer than LIDs.
@@ -87,6 +87,8 @@ pub(crate) struct Segment {
     blocked: Option<(Packet, u16, Instant)>,
     /// The links of this process's ports.
     links: Arc<Links>,
+    /// Somebody has connected, perhaps since a file that controls this process has changed.
+    has_caller: bool,
     processes: Arc<Processes>,
     /// The agents of queue pair 1.
     agents: Agents,
@@ -315,7 +317,7 @@ fn take_number(directory: &Directory) -> Result<(u16, Flock<File>, OwnedFd)> {
     Err(Errno::new(libc::EUSERS))
 }
 
-/// Connects to each process of a directory, which then reads the file of links. Returns how many
+/// Connects to each process of a directory, which then reads the files that control it. Returns how many
 /// there are.
 pub(crate) fn connect_to_each(directory: &Directory) -> usize {
     let connects = |number: &u16| matches!(directory.connect(&socket_name(*number)), Ok(Some(_)));
@@ -347,6 +349,7 @@ impl Segment {
             outgoing: VecDeque::new(),
             blocked: None,
             links: Arc::default(),
+            has_caller: false,
             processes: Arc::new(Processes::new(network)),
             agents: Agents::default(),
             management: VecDeque::new(),
@@ -410,6 +413,11 @@ impl Segment {
         result.busy |= self.receive_all(epoll);
         result.busy |= self.report_ended();
         result
+    }
+
+    /// Returns whether somebody has connected since the last call.
+    pub(crate) fn take_caller(&mut self) -> bool {
+        std::mem::take(&mut self.has_caller)
     }
 
     /// Sends the management datagrams of the agents. Returns whether something is left to do.
@@ -774,6 +782,7 @@ impl Segment {
     /// Adds a connection, if there is a free index.
     fn add_incoming(&mut self, socket: OwnedFd, epoll: &Epoll) {
         link_file::read(&self.directory, &self.links);
+        self.has_caller = true;
         let free = self.incoming.iter().position(Option::is_none);
         let place = free.unwrap_or(self.incoming.len());
         if place < usize::from(MAX_MEMBERS) {

@@ -83,6 +83,14 @@ impl Wire {
         }
     }
 
+    /// Returns whether somebody has connected since the last call.
+    fn take_caller(&mut self) -> bool {
+        match self {
+            Self::Directory(segment) => segment.take_caller(),
+            Self::Udp(_) => false,
+        }
+    }
+
     /// Returns whether there are frames to send.
     fn is_sending(&mut self) -> bool {
         match self {
@@ -99,6 +107,8 @@ pub(crate) struct Pumped {
     pub(crate) busy: bool,
     /// All frames that the fabric had for the wire have left this process, if that was asked.
     pub(crate) sent_all: bool,
+    /// A file that controls this process may have changed.
+    pub(crate) has_caller: bool,
 }
 
 /// A wire, and the descriptors that wake the thread that drives it.
@@ -162,6 +172,7 @@ impl Link {
         let pump = |wire: &mut Wire, epoll: &Epoll| Pumped {
             busy: self.pump_wire(now, wire, epoll, answer_expected),
             sent_all: confirm && wire.has_sent_all(),
+            has_caller: wire.take_caller(),
         };
         self.try_with(pump).unwrap_or_else(|| {
             // The thread that has the wire may be waiting for this processor, which a

@@ -1,0 +1,186 @@
+//! `ringverbs fault`: injects faults into running programs, and shows how often they have
+//! happened.
+
+use std::fmt;
+use std::fs;
+use std::io::Write;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use embedded::softhca::fault::{Faults, ParseError};
+use embedded::{FaultAnswer, FaultState, Network, RunningFaults};
+
+use crate::error::Error;
+use crate::out;
+use crate::run::faults::{read, times};
+
+/// Arguments of `fault`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+The faults replace those that were set before, also for programs that start later. Their form: \
+docs/faults.md. Without faults and options, shows which are set, and how often they have happened.
+Examples: ringverbs fault /tmp/net 'lose opcode=send nth=3' 'link-down 1s'
+          ringverbs fault 4711 'qp-error qp=#1'
+          ringverbs fault /tmp/net --end")]
+pub struct Args {
+    /// Directory of the devices' network (--directory of ringverbs run), or number of a process
+    #[arg(value_name = "DIRECTORY|PID")]
+    target: PathBuf,
+    /// Faults, one in each argument
+    #[arg(value_name = "FAULT")]
+    faults: Vec<String>,
+    /// A file of faults
+    #[arg(long, value_name = "FILE", conflicts_with = "faults")]
+    file: Option<PathBuf>,
+    /// End the faults
+    #[arg(long, conflicts_with_all = ["faults", "file"])]
+    end: bool,
+}
+
+/// Why faults were not set.
+#[derive(Debug)]
+enum FaultError {
+    /// A fault of the arguments, or of a file, cannot be understood.
+    Text(Option<PathBuf>, ParseError),
+    /// The file cannot be read.
+    File(PathBuf, std::io::Error),
+    /// There is no such process, or it is another user's.
+    Process(u32, std::io::Error),
+    /// These many processes, of so many, have not answered.
+    Silent(usize, usize),
+}
+
+impl fmt::Display for FaultError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(Some(path), error) => write!(f, "{}:{error}", path.display()),
+            Self::Text(None, error) => {
+                let (number, column, reason) = (error.line, error.column, &error.reason);
+                write!(f, "fault {number}, column {column}: {reason}")
+            }
+            Self::File(path, error) => write!(f, "{}: {error}", path.display()),
+            Self::Process(process, error) => write!(f, "process {process}: {error}"),
+            Self::Silent(silent, told) => write!(
+                f,
+                "{silent} of {told} processes have not answered: they may be stopped, or of \
+                 another version of ringverbs"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for FaultError {}
+
+/// The network of a target, and the process that is meant alone.
+fn find(target: &Path) -> Result<(PathBuf, Option<u32>), FaultError> {
+    const VARIABLE: &[u8] = b"RINGVERBS_DIRECTORY=";
+    let Some(process) = target.to_str().and_then(|it| it.parse::<u32>().ok()) else {
+        return Ok((target.to_owned(), None));
+    };
+    let environment = fs::read(format!("/proc/{process}/environ"));
+    let environment = environment.map_err(|error| FaultError::Process(process, error))?;
+    let mut variables = environment.split(|byte| *byte == 0);
+    let directory = variables.find_map(|it| it.strip_prefix(VARIABLE));
+    let directory = directory.map(|it| PathBuf::from(std::ffi::OsString::from_vec(it.to_vec())));
+    let directory = directory.unwrap_or_else(Network::default_directory);
+    Ok((directory, Some(process)))
+}
+
+/// Returns the text of the arguments, if there is one.
+fn text(args: &Args) -> Result<Option<String>, FaultError> {
+    let (text, path) = match &args.file {
+        Some(path) => {
+            let text = read(path).map_err(|error| FaultError::File(path.clone(), error))?;
+            (text, Some(path.clone()))
+        }
+        None if args.faults.is_empty() => return Ok(None),
+        None => {
+            // Each is a line, whatever it contains.
+            let lines = args.faults.iter().map(|it| it.replace('\n', " "));
+            (lines.collect::<Vec<_>>().join("\n"), None)
+        }
+    };
+    Faults::parse(&text).map_err(|error| FaultError::Text(path, error))?;
+    Ok(Some(text))
+}
+
+/// Sets faults, or shows those that are set.
+pub fn run(args: &Args) -> Result<ExitCode, Error> {
+    let text = text(args).map_err(Error::subcommand)?;
+    let (directory, process) = find(&args.target).map_err(Error::subcommand)?;
+    let running = RunningFaults::open(&directory).map_err(Error::subcommand)?;
+    if args.end {
+        running.set(process, None).map_err(Error::subcommand)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Some(text) = text else {
+        let set = running.text(process).unwrap_or_default();
+        print(&set, &answers(&running, &set, process))?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    let told = running.set(process, Some(&text));
+    let told = told.map_err(Error::subcommand)?;
+    // A text for one process is read by that one.
+    let expected = process.map_or(told, |_| told.min(1));
+    let found = wait_for_answers(&running, &text, process, expected);
+    print(&text, &found)?;
+    match expected.saturating_sub(found.len()) {
+        0 => Ok(ExitCode::SUCCESS),
+        silent => Err(Error::subcommand(FaultError::Silent(silent, expected))),
+    }
+}
+
+fn answers(running: &RunningFaults, text: &str, process: Option<u32>) -> Vec<FaultAnswer> {
+    let mut found = running.answers(text);
+    found.retain(|it| process.is_none_or(|process| process == it.process));
+    found
+}
+
+/// Waits until so many processes have answered, at most two seconds.
+fn wait_for_answers(
+    running: &RunningFaults,
+    text: &str,
+    process: Option<u32>,
+    expected: usize,
+) -> Vec<FaultAnswer> {
+    const MAX_WAIT: Duration = Duration::from_secs(2);
+    let end = Instant::now() + MAX_WAIT;
+    loop {
+        let found = answers(running, text, process);
+        if found.len() >= expected || Instant::now() >= end {
+            return found;
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Prints what each process does with each fault.
+fn print(text: &str, answers: &[FaultAnswer]) -> Result<(), Error> {
+    let mut out = out::stdout();
+    // Another version may have written it.
+    let faults = Faults::parse(text).unwrap_or_default();
+    for answer in answers {
+        writeln!(out, "process {}:", answer.process)?;
+        if !answer.is_accepted() {
+            writeln!(out, "  refused: it is of another version of ringverbs")?;
+        }
+        for (position, fault) in faults.list().iter().enumerate() {
+            let said = match answer.of(position) {
+                Some((FaultState::Applied, count)) => times(count),
+                Some((FaultState::Refused, _)) => {
+                    "refused: there is no such device or queue pair".to_owned()
+                }
+                Some((FaultState::OtherProgram, _)) => "for another program".to_owned(),
+                _ => continue,
+            };
+            writeln!(out, "  {fault}: {said}")?;
+        }
+    }
+    if answers.is_empty() {
+        writeln!(out, "no process has faults of this directory")?;
+    }
+    Ok(())
+}
