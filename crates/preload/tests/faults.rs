@@ -191,12 +191,12 @@ fn running(provider: Provider) {
     world.wait_for(&mut server);
     let mut client = world.start(&format!("{line} localhost"), "client.txt");
     let running = RunningFaults::open(&world.directory).unwrap();
-    wait("they do not run", || {
-        (client.said().lines().count() >= 2).then_some(())
-    });
 
     let text = "lose opcode=send nth=5\nlose device=1\nlose program=other\nqp-error qp=0x7";
-    assert_eq!(running.set(None, Some(text)).unwrap(), 2);
+    // Until both have joined: their output is buffered.
+    wait("they do not run", || {
+        (running.set(None, Some(text)).unwrap() == 2).then_some(())
+    });
     let answers = wait("no answers", || {
         let answers = running.answers(text);
         let lost = |it: &FaultAnswer| it.of(0) == Some((FaultState::Applied, 1));
