@@ -227,7 +227,6 @@ fn running(provider: Provider) {
     let told: Vec<u32> = answers.iter().map(|it| it.process).collect();
     assert_eq!(told, [client.child.id()]);
     assert_eq!(answers[0].of(0), Some((FaultState::Applied, 1)));
-    server.end();
     world.finish();
 }
 
