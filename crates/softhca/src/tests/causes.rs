@@ -606,6 +606,7 @@ fn wrong_registers() {
 /// Every cause of the device is told, and has a sentence of its own.
 #[test]
 fn every_cause_is_produced() {
+    super::faults::packets_are_lost_delayed_repeated_and_corrupted();
     a_failed_access_names_the_key_and_the_rule();
     misuse_and_events_are_told();
     wrong_accesses();

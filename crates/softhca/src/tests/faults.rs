@@ -95,7 +95,7 @@ impl Pair {
 const SENT: [(u8, u8); 2] = [(0, 0), (2, 0)];
 
 #[test]
-fn packets_are_lost_delayed_repeated_and_corrupted() {
+pub(super) fn packets_are_lost_delayed_repeated_and_corrupted() {
     let actions = [
         "lose",
         "delay 1ms",
