@@ -1,6 +1,6 @@
 //! Configuration from the environment.
 
-use std::ffi::{OsStr, OsString, c_char};
+use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -143,20 +143,11 @@ const MAX_DEVICES: usize = 16;
 /// missing or invalid.
 pub(crate) fn get() -> Option<&'static Config> {
     static CONFIG: OnceLock<Option<Config>> = OnceLock::new();
-    if CONFIG.get().is_none() && !has_environment() {
+    // A sanitizer's runtime calls functions of this library before.
+    if CONFIG.get().is_none() && !environment::exists() {
         return None;
     }
     CONFIG.get_or_init(read).as_ref()
-}
-
-/// Returns whether the C library has set the environment up. A sanitizer's runtime calls
-/// functions of this library before.
-fn has_environment() -> bool {
-    unsafe extern "C" {
-        static environ: *const *const c_char;
-    }
-    // SAFETY: a pointer of the C library, which other threads may change.
-    !unsafe { (&raw const environ).read_volatile() }.is_null()
 }
 
 fn read() -> Option<Config> {

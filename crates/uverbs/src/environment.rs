@@ -5,7 +5,7 @@
 //! set-group-ID, file capabilities) the caller controls the environment, so it
 //! is ignored: no device, file or log level is taken from it.
 
-use std::ffi::{CString, OsString};
+use std::ffi::{CString, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -34,6 +34,16 @@ pub fn variable(name: &str) -> Option<OsString> {
         return None;
     }
     std::env::var_os(name)
+}
+
+/// Returns whether the C library has set the environment up: it does so after it has loaded all
+/// libraries, of which some are called before.
+pub fn exists() -> bool {
+    unsafe extern "C" {
+        static environ: *const *const c_char;
+    }
+    // SAFETY: the C library has this variable; it may change, and is read once.
+    !unsafe { (&raw const environ).read_volatile() }.is_null()
 }
 
 /// As [`variable`], if the value is UTF-8.
