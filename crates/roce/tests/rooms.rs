@@ -15,12 +15,13 @@ const MAX_CIRCLE: usize = 10;
 
 /// Functions that get a packet and need not return why it is dropped: they read it, count it,
 /// or answer it (a duplicate, which its caller drops), or drop what others return.
-const CONSUMERS: [&str; 14] = [
+const CONSUMERS: [&str; 15] = [
     "accepts_cnp",
     "acknowledge_if_asked",
     "back",
     "deliver",
     "duplicate",
+    "executes_next",
     "is_from_peer",
     "is_own",
     "multicast",

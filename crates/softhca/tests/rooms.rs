@@ -3,13 +3,14 @@
 use testing::modules::Modules;
 
 /// The rooms, folders or files, each with those below it. All other files are below them.
-const ROOMS: [(&str, &[&str]); 8] = [
+const ROOMS: [(&str, &[&str]); 9] = [
     ("engine", &[]),
     ("hca", &["engine"]),
     ("command", &["engine", "hca"]),
     ("profiles", &["command", "engine"]),
     ("health", &["engine", "hca"]),
     ("late", &["engine", "hca"]),
+    ("inject", &["engine", "hca"]),
     ("control", &["hca"]),
     ("vfio", &["control", "hca"]),
 ];
