@@ -301,7 +301,6 @@ impl<'a> Ioctl<'a> {
                 command: self.command,
                 handle: self.acts_on,
                 errno,
-                reason: context.kernel().refusal(),
             }),
         }
     }

@@ -1,7 +1,6 @@
 //! Errors: the command, the object, the errno, and what to do about it.
 
 use core::fmt;
-use std::sync::Arc;
 
 use crate::driver::DriverMethod;
 
@@ -143,9 +142,9 @@ commands! {
 
 /// Why a command failed.
 ///
-/// Made without allocating, so that running out of memory can be reported too;
-/// unless the kernel says more than the errno.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// `Copy`, and made without allocating, so that running out of memory can be
+/// reported too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
     /// The kernel returned an error.
@@ -154,11 +153,8 @@ pub enum Error {
         command: Command,
         /// Handle number of the object, if it already had one.
         handle: Option<u32>,
-        /// The error number.
+        /// The kernel's reason.
         errno: Errno,
-        /// The parameter, its value and the rule that it breaks, if the kernel says so
-        /// ([`Kernel::refusal`](crate::kernel::Kernel::refusal)).
-        reason: Option<Arc<str>>,
     },
     /// The kernel reported success, but its answer is malformed.
     BadAnswer {
@@ -177,22 +173,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// The kernel returned an error, and no more than its number.
-    pub const fn refused(command: Command, handle: Option<u32>, errno: Errno) -> Self {
-        Self::Refused {
-            command,
-            handle,
-            errno,
-            reason: None,
-        }
-    }
-
     /// Returns the command that failed.
     pub const fn command(&self) -> Command {
-        match self {
+        match *self {
             Self::Refused { command, .. }
             | Self::BadAnswer { command, .. }
-            | Self::Invalid { command, .. } => *command,
+            | Self::Invalid { command, .. } => command,
         }
     }
 
@@ -200,19 +186,10 @@ impl Error {
     /// kernel's own, EPROTO for a malformed answer, EINVAL for an invalid
     /// request.
     pub const fn errno(&self) -> Errno {
-        match self {
-            Self::Refused { errno, .. } => *errno,
+        match *self {
+            Self::Refused { errno, .. } => errno,
             Self::BadAnswer { .. } => Errno::new(libc::EPROTO),
             Self::Invalid { .. } => Errno::new(libc::EINVAL),
-        }
-    }
-
-    /// Returns the parameter, its value and the rule that it breaks ("cqe 0x800001 is not at
-    /// most 0x400000"); `None` if the kernel has not said so, as Linux never does.
-    pub fn reason(&self) -> Option<&str> {
-        match self {
-            Self::Refused { reason, .. } => reason.as_deref(),
-            Self::BadAnswer { .. } | Self::Invalid { .. } => None,
         }
     }
 
@@ -222,25 +199,15 @@ impl Error {
     /// check [`Context::is_gone`](crate::Context::is_gone) before releasing
     /// memory.
     pub const fn is_device_gone(&self) -> bool {
-        matches!(self, Self::Refused { errno, .. } if errno.raw() == libc::EIO)
+        matches!(*self, Self::Refused { errno, .. } if errno.raw() == libc::EIO)
     }
 
     /// Returns what to check, or an empty string.
     pub const fn hint(&self) -> &'static str {
-        let Self::Refused {
-            command,
-            errno,
-            reason,
-            ..
-        } = self
-        else {
+        let Self::Refused { command, errno, .. } = *self else {
             return "";
         };
-        // The reason says it better.
-        if reason.is_some() && errno.raw() != libc::EHOSTUNREACH {
-            return "";
-        }
-        match (*command, errno.raw()) {
+        match (command, errno.raw()) {
             (Command::Open, libc::EACCES | libc::EPERM) => {
                 "no permission on the uverbs character device; check its owner and mode"
             }
@@ -276,20 +243,12 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let command = self.command();
         write!(f, "{} on {}", command.name(), command.object())?;
-        match self {
-            Self::Refused {
-                handle,
-                errno,
-                reason,
-                ..
-            } => {
+        match *self {
+            Self::Refused { handle, errno, .. } => {
                 if let Some(handle) = handle {
                     write!(f, " {handle}")?;
                 }
                 write!(f, ": {errno}")?;
-                if let Some(reason) = reason {
-                    write!(f, ": {reason}")?;
-                }
             }
             Self::BadAnswer { what, .. } => {
                 write!(f, ": malformed answer from the kernel: {what}")?

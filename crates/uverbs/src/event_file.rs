@@ -61,7 +61,11 @@ impl<C: ContextRef> EventFile<C> {
     }
 
     fn refused(&self, errno: crate::Errno) -> Error {
-        Error::refused(self.read, None, errno)
+        Error::Refused {
+            command: self.read,
+            handle: None,
+            errno,
+        }
     }
 
     pub(crate) fn into_fd(self) -> RawFd {

@@ -1,19 +1,18 @@
-//! The last causes: for programs that ask why something failed ([`Embedded::explanation`]), and
-//! for the errors of refused commands ([`Kernel::refusal`]).
+//! The last causes, for programs that ask why something failed: [`Embedded::explanation`] and
+//! [`Embedded::refusal`].
 //!
 //! Kept is what ends a work request, a copy of a value; nothing is formatted before somebody
 //! asks.
 //!
 //! [`Embedded::explanation`]: crate::Embedded::explanation
-//! [`Kernel::refusal`]: uverbs::kernel::Kernel::refusal
+//! [`Embedded::refusal`]: crate::Embedded::refusal
 
 use std::collections::VecDeque;
 
-use nix::unistd::{Pid, gettid};
 use roce::transport::{self, Failure, Refusal};
 use softhca::cause::{AccessError, Cause as DeviceCause};
 
-use crate::driver::cause::{Cause, VerbError, described};
+use crate::driver::cause::{Cause, described};
 
 /// Number of causes that are kept.
 const KEPT: usize = 64;
@@ -28,15 +27,15 @@ pub(crate) struct Explanations {
     /// Queue pairs whose peers had to try again, since no receive was posted or memory was
     /// absent, with the last of these causes; oldest first.
     not_ready: VecDeque<(u32, Refusal)>,
-    /// The last refused command, and the thread that gave it.
-    refusal: Option<(Pid, VerbError)>,
+    /// The last refused command.
+    refusal: Option<Cause>,
 }
 
 impl Explanations {
     /// Keeps a cause, if it ends a work request or is a refused command.
     pub(crate) fn keep(&mut self, cause: &Cause) {
         match cause {
-            Cause::Verb { error, .. } => self.refusal = Some((gettid(), *error)),
+            Cause::Verb { .. } => self.refusal = Some(*cause),
             Cause::Device(DeviceCause::Access(error)) => self.access = Some(*error),
             Cause::Device(DeviceCause::Transport {
                 qpn: Some(qpn),
@@ -73,10 +72,9 @@ impl Explanations {
         Some(transport::Cause::Refused(*refusal).to_string())
     }
 
-    /// Returns why the last refused command was, if this thread gave it.
-    pub(crate) fn refusal(&self) -> Option<VerbError> {
-        let (thread, error) = self.refusal?;
-        (thread == gettid()).then_some(error)
+    /// Returns why the last refused command was.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        self.refusal.map(|cause| cause.to_string())
     }
 
     /// Forgets a queue pair, whose number another one gets.

@@ -81,9 +81,11 @@ impl Embedded {
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
     pub fn context(&self) -> std::result::Result<Context, Error> {
-        let fd = self
-            .open_file()
-            .map_err(|errno| Error::refused(Command::Open, None, errno))?;
+        let fd = self.open_file().map_err(|errno| Error::Refused {
+            command: Command::Open,
+            handle: None,
+            errno,
+        })?;
         let kernel = EmbeddedKernel::new(self.clone(), None);
         // SAFETY: the descriptor is new, and only this kernel closes it.
         Ok(unsafe { Context::from_owned_fd(Box::new(kernel), fd, DriverId::MLX5) })
@@ -195,11 +197,6 @@ unsafe impl Kernel for EmbeddedKernel {
                 Err(error.errno())
             }
         }
-    }
-
-    fn refusal(&self) -> Option<Arc<str>> {
-        let error = self.embedded.device.lock().explanations().refusal()?;
-        Some(error.to_string().into())
     }
 
     unsafe fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize> {

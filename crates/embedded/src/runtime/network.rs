@@ -47,7 +47,11 @@ pub struct Network {
 }
 
 pub(crate) fn refused(command: Command) -> impl Fn(Errno) -> Error {
-    move |errno| Error::refused(command, None, errno)
+    move |errno| Error::Refused {
+        command,
+        handle: None,
+        errno,
+    }
 }
 
 /// Sets the first numbers of queue pairs and memory keys. Those of different devices differ, so

@@ -368,7 +368,7 @@ impl Injector {
         failed
     }
 
-    /// As [`Injector::call`], of a verb, by its name. Returns the line, and the error number.
+    /// As `call`, of a verb, by its name. Returns the line, and the error number.
     pub fn verb(&mut self, now: u64, name: &str) -> Option<(usize, i32)> {
         let number = super::VERBS.iter().position(|it| *it == name)?;
         let mut failure = None;

@@ -408,7 +408,11 @@ fn exchange(
         outcome = read_answer(datagram, command, dump, &mut each);
         outcome != Ok(Progress::More)
     });
-    let refused = |errno| Error::refused(name, None, errno);
+    let refused = |errno| Error::Refused {
+        command: name,
+        handle: None,
+        errno,
+    };
     received.map_err(refused)?;
     match outcome {
         Ok(Progress::Done) => Ok(()),

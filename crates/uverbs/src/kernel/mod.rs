@@ -3,7 +3,6 @@
 use core::ffi::{CStr, c_int, c_void};
 use core::fmt;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 
 use crate::Errno;
 
@@ -116,12 +115,6 @@ pub unsafe trait Kernel: Send + Sync + fmt::Debug {
     /// is trusted ([`environment`](crate::environment)), otherwise `/sys`;
     /// without trailing slashes.
     fn sysfs_path(&self) -> String;
-
-    /// Returns why the last command that the calling thread gave was refused, in words: the
-    /// parameter, its value and the rule that it breaks. `None` if the kernel does not say.
-    fn refusal(&self) -> Option<Arc<str>> {
-        None
-    }
 
     /// Returns whether libc may be called directly instead of this object, as
     /// the doorbell does.
