@@ -760,12 +760,17 @@ impl Explainer {
         ("post", device, what, errno, post.origin.stack.site()).hash(&mut hasher);
         let error = std::io::Error::from_raw_os_error(errno);
         let wr_id = post.wr_id;
-        let full = match errno {
-            libc::ENOMEM => ", the queue is full",
-            _ => "",
+        let reason = match (errno, queue_pair.state_name()) {
+            // libmlx5 refuses with this number what is sent too early, too.
+            (libc::ENOMEM, state @ ("RESET" | "INIT" | "RTR")) if what != "receive" => {
+                format!(", the queue pair is in {state}")
+            }
+            (libc::ENOMEM, _) => ", the queue is full".to_owned(),
+            _ => String::new(),
         };
-        let message =
-            format!("queue pair {number:#x}: {what} with wr_id {wr_id:#x} refused: {error}{full}");
+        let message = format!(
+            "queue pair {number:#x}: {what} with wr_id {wr_id:#x} refused: {error}{reason}"
+        );
         let reports = &mut *lock(&self.reports);
         let Some(count) = reports.count(hasher.finish(), || message.clone()) else {
             return;

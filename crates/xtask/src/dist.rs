@@ -73,7 +73,7 @@ fn build_dist() -> Result<PathBuf> {
     build_libraries(&[], &target)?;
     let dist = lay_out(&target.join("shipped"), target.join("dist"))?;
     let _step = Step::begin("linking libmlx5.so.1");
-    libmlx5::link(&target.join("shipped"), &dist, "cc", false)?;
+    require_old_glibc(&libmlx5::link(&target.join("shipped"), &dist, "cc", false)?)?;
     Ok(dist)
 }
 
@@ -128,8 +128,40 @@ fn lay_out(built: &Path, dist: PathBuf) -> Result<PathBuf> {
     for link in LINKS {
         symlink(LIBRARY, dist.join(link)).with_context(|| format!("cannot link {link}"))?;
     }
+    for library in [LIBRARY, PRELOAD] {
+        require_old_glibc(&dist.join(library))?;
+    }
     fs::write(dist.join(CONFIG), CONFIG_TEXT).with_context(|| format!("cannot write {CONFIG}"))?;
     Ok(dist)
+}
+
+/// The second number of the oldest glibc 2 on which the libraries are loaded.
+const OLDEST_GLIBC: u32 = 34;
+
+/// Refuses a library that needs a later glibc. Whatever is linked in statically may have been
+/// compiled for that of this machine.
+fn require_old_glibc(library: &Path) -> Result<()> {
+    let bytes = fs::read(library).with_context(|| format!("cannot read {}", library.display()))?;
+    let needed = newest_glibc(&bytes);
+    ensure!(
+        needed <= OLDEST_GLIBC,
+        "{} needs glibc 2.{needed}; it must load on 2.{OLDEST_GLIBC}",
+        library.display()
+    );
+    Ok(())
+}
+
+/// Returns the second number of the latest version of glibc 2 that a library names.
+fn newest_glibc(library: &[u8]) -> u32 {
+    const NAME: &[u8] = b"\0GLIBC_2.";
+    let after = library.windows(NAME.len()).enumerate();
+    let after = after.filter(|(_, window)| *window == NAME);
+    let number = |(at, _): (usize, &[u8])| {
+        let digits = library[at + NAME.len()..].iter();
+        let digits = digits.take_while(|byte| byte.is_ascii_digit()).take(4);
+        digits.fold(0, |number, digit| 10 * number + u32::from(digit - b'0'))
+    };
+    after.map(number).max().unwrap_or(0)
 }
 
 /// As [`dist`], with the command as a static program.

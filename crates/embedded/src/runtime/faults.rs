@@ -4,7 +4,6 @@
 //! ([`FaultControl`]), to which each process answers by a file of its own.
 
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::path::Path;
 use std::process;
@@ -144,7 +143,7 @@ fn state_of(fault: &Fault, devices: &[Arc<Device>], program: &str) -> FaultState
         Some(QpName::Number(number)) if is_now => number,
         _ => return FaultState::Applied,
     };
-    let has = |state: &Device| state.lock().hca.connection(queue_pair).is_some();
+    let has = |state: &Device| state.lock().hca.send_cq_of(queue_pair).is_some();
     let mut chosen = (0..).zip(devices);
     match chosen.any(|(index, it)| device.is_none_or(|device| device == index) && has(it)) {
         true => FaultState::Applied,
@@ -189,10 +188,11 @@ fn answer_name(number: u16) -> String {
     format!("fault-answer-{number}")
 }
 
+/// Returns the FNV-1a hash of a text: the same in each version of the command and the library.
 fn hash(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
 /// The faults that a file in the directory of a network gives this process.
