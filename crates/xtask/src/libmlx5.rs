@@ -139,7 +139,7 @@ pub fn link(built: &Path, folder: &Path, compiler: &str, aarch64: bool) -> Resul
     let mut version = std::ffi::OsString::from("-Wl,--version-script=");
     version.push(&script);
     run(Command::new(compiler)
-        .args(["-shared", "-static-libgcc", "-Wl,-soname,libmlx5.so.1"])
+        .args(["-shared", "-Wl,-soname,libmlx5.so.1"])
         .args(["-Wl,--gc-sections,-O1,--strip-all,-z,relro,-z,now"])
         .arg(version)
         .arg("-o")
