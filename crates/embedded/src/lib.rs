@@ -85,6 +85,12 @@ use uverbs::Errno;
 /// Result of a command.
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
 
+/// Returns the name of this process's program, as the system keeps it: its first 15 bytes.
+fn program_name() -> String {
+    let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+    name.trim_end_matches('\n').to_owned()
+}
+
 /// Returns an error number as an error.
 pub(crate) fn refuse<T>(errno: i32) -> Result<T> {
     Err(Errno::new(errno))

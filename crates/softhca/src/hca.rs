@@ -126,16 +126,11 @@ impl<P: Platform> Hca<P> {
         pool: Pool,
     ) -> Hca<P> {
         let port = Arc::new(fabric.port(settings.port()));
-        let mut transport = Transport::new(pool.clone());
         let shape = settings.link;
-        let shaper = shape.is_shaped().then(|| Box::new(Shaper::new(shape)));
-        if shaper.is_none() && settings.chaos.is_none() {
-            transport.set_loopback(Some(Arc::clone(&port)));
-        }
-        Hca {
-            shaper,
+        let mut hca = Hca {
+            shaper: shape.is_shaped().then(|| Box::new(Shaper::new(shape))),
             port,
-            transport,
+            transport: Transport::new(pool.clone()),
             core: Core::new(platform, settings),
             pool,
             active_sqs: Vec::new(),
@@ -146,7 +141,9 @@ impl<P: Platform> Hca<P> {
             management: None,
             frame_observer: None,
             senders: Vec::new(),
-        }
+        };
+        hca.update_loopback();
+        hca
     }
 
     /// Keeps frames for queue pair 1, for [`Hca::next_management`]. Without this call they are
@@ -889,10 +886,7 @@ impl<P: Platform> Hca<P> {
             let mut copy = packet.clone();
             copy.add_icrc();
             self.clear_frame_causes();
-            match self.has_faults() {
-                true => self.receive_by_faults(now, packet),
-                false => self.receive(now, packet),
-            }
+            self.receive_by_faults(now, packet);
             let view = View::read_unchecked(copy.kind(), copy.frame());
             let queue = view.ok().map(|view| view.bth.dest_qpn);
             let queue = queue.filter(|queue| *queue != MULTICAST_QPN);
@@ -958,9 +952,7 @@ impl<P: Platform> Hca<P> {
             if !self.core.link_up {
                 self.core.observe_unsent(&self.frames);
             }
-            if self.has_faults() {
-                self.send_by_faults(now);
-            }
+            self.send_by_faults(now);
             self.send_unaltered(now);
             self.observe_frame(&copy, Direction::Outbound, senders.next());
         }

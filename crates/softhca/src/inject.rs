@@ -136,7 +136,7 @@ impl<P: Platform> Hca<P> {
         }
     }
 
-    /// Applies the faults to the frames that are about to be sent.
+    /// Applies the faults, if there are any, to the frames that are about to be sent.
     pub(crate) fn send_by_faults(&mut self, now: u64) {
         let Some(mut injector) = self.core.faults.injector.take() else {
             return;

@@ -28,6 +28,7 @@ pub mod status;
 mod table;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
+pub mod units;
 #[cfg(feature = "serve")]
 pub mod vfio;
 

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::units::{TIMES, Unit, parse, parse_size};
+
 /// Properties of a link, of what a port sends. By default none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkShape {
@@ -54,41 +56,12 @@ impl fmt::Display for LinkShapeError {
 
 impl std::error::Error for LinkShapeError {}
 
-/// Parses a number with one of these units.
-fn number(text: &str, units: &[(&str, u64)]) -> Option<u64> {
-    let digits = text
-        .find(|it: char| !it.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (digits, unit) = text.split_at(digits);
-    let (_, factor) = units.iter().find(|(name, _)| *name == unit)?;
-    digits.parse::<u64>().ok()?.checked_mul(*factor)
-}
-
-/// Parses a number of bytes above 0, such as `64KiB`.
-#[must_use]
-pub fn parse_size(text: &str) -> Option<u64> {
-    const SIZES: &[(&str, u64)] = &[
-        ("", 1),
-        ("KiB", 1 << 10),
-        ("MiB", 1 << 20),
-        ("GiB", 1 << 30),
-    ];
-    number(text, SIZES).filter(|size| *size != 0)
-}
-
 impl FromStr for LinkShape {
     type Err = LinkShapeError;
 
     /// Parses a description such as `25Gbit,delay=5us,jitter=1us,queue=256KiB,pause,ecn=64KiB`.
     fn from_str(text: &str) -> Result<Self, LinkShapeError> {
-        const RATES: &[(&str, u64)] =
-            &[("Kbit", 1000), ("Mbit", 1_000_000), ("Gbit", 1_000_000_000)];
-        const TIMES: &[(&str, u64)] = &[
-            ("ns", 1),
-            ("us", 1000),
-            ("ms", 1_000_000),
-            ("s", 1_000_000_000),
-        ];
+        const RATES: [Unit; 3] = [("Gbit", 1_000_000_000), ("Mbit", 1_000_000), ("Kbit", 1000)];
         const MAX_TIME: u64 = 10_000_000_000;
         let mut shape = Self::default();
         for part in text.split(',') {
@@ -98,12 +71,12 @@ impl FromStr for LinkShape {
                     reason,
                 })
             };
-            let time = |text| number(text, TIMES).filter(|time| *time <= MAX_TIME);
+            let time = |text| parse(text, &TIMES).filter(|time| *time <= MAX_TIME);
             let bad_time = "is no time up to 10s, such as 5us";
             let bad_size = "is no number of bytes, such as 64KiB";
             match part.split_once('=') {
                 None if part == "pause" => shape.pause = true,
-                None => match number(part, RATES).filter(|rate| *rate >= 1000) {
+                None => match parse(part, &RATES).filter(|rate| *rate >= 1000) {
                     Some(rate) => shape.rate = Some(rate),
                     None => return refused("is no rate, such as 25Gbit"),
                 },

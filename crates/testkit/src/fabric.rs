@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use embedded::Network;
+use embedded::roce::fabric::Random;
 use embedded::softhca::chaos::Chaos;
 use ringverbs::{Error, Result};
 
@@ -122,7 +123,7 @@ impl Builder {
             let mut wire = lock(&wire);
             wire.delay = u64::try_from(self.delay.as_nanos()).unwrap_or(u64::MAX);
             // Differs from the sequence that the network draws from the same seed.
-            wire.random = !self.seed;
+            wire.random = Random::new(!self.seed);
             wire.captures = self.captures;
         }
         let tap = WireTap(Arc::clone(&wire));

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use embedded::roce::fabric::{Delivery as Transit, Tap};
+use embedded::roce::fabric::{Delivery as Transit, Random, Tap};
 use embedded::roce::packet::Packet as Raw;
 
 use crate::capture::{Delivery, Frame, Packet};
@@ -21,8 +21,7 @@ pub(crate) struct Wire {
     pub dead: Vec<usize>,
     /// Transit time of every frame, in nanoseconds.
     pub delay: u64,
-    /// State of the generator of random numbers (splitmix64).
-    pub random: u64,
+    pub random: Random,
     pub captures: bool,
 }
 
@@ -36,10 +35,7 @@ pub(crate) fn lock(wire: &SharedWire) -> MutexGuard<'_, Wire> {
 impl Wire {
     /// Returns the next random number.
     fn next(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+        self.random.next()
     }
 
     /// Returns true with the given probability.

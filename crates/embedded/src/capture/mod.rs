@@ -6,8 +6,7 @@
 //! ```
 //!
 //! Frames are written when a device has no more of them for now, so that a killed process leaves
-//! a file that ends with a whole block. Whoever writes has the device's lock: a slow disk delays
-//! the device.
+//! them in the file. Whoever writes has the device's lock: a slow disk delays the device.
 
 mod files;
 mod options;
@@ -25,6 +24,7 @@ use roce::pcap::{self, Direction, Record};
 use softhca::cause::Cause;
 use softhca::observed_frame::{FrameObserver, ObservedFrame};
 
+use crate::program_name;
 use files::Files;
 pub use options::{CaptureOptionError, CaptureOptions, CaptureRing, CaptureSnap};
 
@@ -101,13 +101,12 @@ impl Recorder {
             let _ = fs::remove_file(output.files.path());
             return Err(error);
         }
-        let name = fs::read_to_string("/proc/self/comm").unwrap_or_default();
         Ok(Arc::new(Self {
             output: Mutex::new(Some(output)),
             snap: options.snap,
             names: options.names.clone(),
             clock,
-            process: format!("process {} ({})", std::process::id(), name.trim_end()),
+            process: format!("process {} ({})", std::process::id(), program_name()),
         }))
     }
 

@@ -1,4 +1,4 @@
-//! What a capture takes of each frame, and the files that it goes to.
+//! The options of a capture: the part of each frame that is written, and the files.
 
 use std::fmt;
 use std::fs;
@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use softhca::link_shape::parse_size;
+use softhca::units::parse_size;
 
 use super::files::{create, path_of};
 

@@ -14,6 +14,7 @@ use softhca::fault::{Fault, Faults, MAX_FAULTS, OnFired, QpName, Subject};
 use uverbs::{Command, Error};
 
 use crate::directory::{Directory, Sharing};
+use crate::program_name;
 use crate::runtime::device::Device;
 use crate::runtime::embedded::Embedded;
 use crate::runtime::network::{Network, refused};
@@ -39,7 +40,7 @@ const _: () = assert!(STATES + MAX_FAULTS <= WORDS);
 const ACCEPTED: u64 = 1;
 const NOT_UNDERSTOOD: u64 = 2;
 
-/// What a process has done with a fault.
+/// How a process has answered to a fault.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultState {
@@ -113,25 +114,9 @@ impl FaultCounts {
     }
 }
 
-/// Returns the name of this process's program, as the system keeps it: its first 15 bytes.
-fn program() -> String {
-    let name = fs::read_to_string("/proc/self/comm").unwrap_or_default();
-    name.trim_end_matches('\n').to_owned()
-}
-
-/// Returns whether a fault is meant for processes of a program.
-fn is_program(fault: &Fault, program: &str) -> bool {
-    /// Length of a program's name in `/proc`.
-    const LENGTH: usize = 15;
-    fault.matcher.program.as_deref().is_none_or(|name| {
-        let short = name.as_bytes().get(..LENGTH).unwrap_or(name.as_bytes());
-        short == program.as_bytes()
-    })
-}
-
 /// Returns what these devices do with a fault.
 fn state_of(fault: &Fault, devices: &[Arc<Device>], program: &str) -> FaultState {
-    if !is_program(fault, program) {
+    if !fault.matcher.is_program(program) {
         return FaultState::OtherProgram;
     }
     let device = fault.matcher.device;
@@ -159,7 +144,7 @@ fn inject(
     counts: Option<Arc<FaultCounts>>,
     on_die: Option<fn()>,
 ) -> Vec<FaultState> {
-    let program = program();
+    let program = program_name();
     let states = faults.list().iter();
     let states = states.map(|fault| state_of(fault, devices, &program));
     let states: Vec<FaultState> = states.collect();
@@ -261,7 +246,7 @@ impl FaultControl {
     }
 }
 
-/// What a process has answered to a file of faults.
+/// The answer of a process to a file of faults.
 #[derive(Debug)]
 pub struct FaultAnswer {
     /// Its number.

@@ -7,6 +7,8 @@ use std::task::Waker;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use roce::fabric::Random;
+
 use crate::runtime::runner::Runner;
 
 /// Real time without activity after which the clock may move, if several threads use
@@ -28,8 +30,7 @@ pub(crate) struct SimulatedTime {
     limits: Mutex<Vec<u64>>,
     /// The seed of the network's random numbers.
     seed: u64,
-    /// State of the generator of random numbers (splitmix64).
-    random: Mutex<u64>,
+    random: Mutex<Random>,
     /// The thread that uses the network.
     user: Mutex<Option<ThreadId>>,
     /// Several threads use the network.
@@ -63,7 +64,7 @@ impl SimulatedTime {
             now: Arc::new(AtomicU64::new(1)),
             limits: Mutex::default(),
             seed,
-            random: Mutex::new(seed),
+            random: Mutex::new(Random::new(seed)),
             user: Mutex::default(),
             several: AtomicBool::new(false),
             active: Mutex::new(Instant::now()),
@@ -88,11 +89,7 @@ impl SimulatedTime {
 
     /// Returns the next random number.
     pub(crate) fn random(&self) -> u64 {
-        let mut state = lock(&self.random);
-        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
+        lock(&self.random).next()
     }
 
     /// Called when something has happened in the network.

@@ -29,6 +29,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use faults::{Faults, PortCounters};
 pub use port_config::PortConfig;
+pub use random::Random;
 pub use tap::{Delivery, Tap};
 pub use trunk::{DatagramSocket, Trunk};
 

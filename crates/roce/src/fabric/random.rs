@@ -1,14 +1,19 @@
 //! A small pseudo-random number generator (splitmix64), the same on every machine
 //! for the same seed.
 
-#[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+/// The generator.
+#[derive(Clone, Debug, Default)]
+pub struct Random(u64);
 
 impl Random {
+    /// Creates a generator.
+    #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
+    /// Returns the next number.
+    #[allow(clippy::should_implement_trait, reason = "it never ends")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

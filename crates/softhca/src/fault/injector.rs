@@ -1,12 +1,12 @@
 //! Faults at work: which of them a packet, a call or the time sets off, and packets that are
 //! held back.
 
-use std::cmp::Ordering;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use roce::fabric::Random;
 use roce::packet::{NakCode, Packet};
 
 use super::{Action, Fault, Faults, Matcher, PacketKind, Peer, QpName, Subject, Way};
@@ -70,36 +70,6 @@ pub struct Effect {
     pub line: usize,
 }
 
-/// A packet that is held back.
-#[derive(Debug)]
-struct Delayed {
-    due: u64,
-    sequence: u64,
-    way: Way,
-    packet: Packet,
-}
-
-impl PartialEq for Delayed {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Delayed {}
-
-impl PartialOrd for Delayed {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Delayed {
-    /// Reversed, because `BinaryHeap` pops its greatest element.
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.due, other.sequence).cmp(&(self.due, self.sequence))
-    }
-}
-
 /// A fault, and what it has done.
 #[derive(Debug)]
 struct Rule {
@@ -111,8 +81,7 @@ struct Rule {
     matched: u64,
     /// It has happened, and happens once.
     is_over: bool,
-    /// State of its generator of random numbers (splitmix64).
-    random: u64,
+    random: Random,
     /// When the last packet that it delayed is due.
     last_due: u64,
     /// Messages that a slow receiver holds: PSN and end, by queue pair.
@@ -129,17 +98,10 @@ impl Rule {
             set_at: now,
             matched: 0,
             is_over: false,
-            random: seed,
+            random: Random::new(seed),
             last_due: 0,
             held: HashMap::new(),
         }
-    }
-
-    fn next_random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
     }
 
     /// Counts what matches all but position and chance; returns whether these match, too.
@@ -148,10 +110,8 @@ impl Rule {
         if !self.fault.matcher.nth.contains(&self.matched) {
             return false;
         }
-        let Some(chance) = self.fault.matcher.chance else {
-            return true;
-        };
-        ((self.next_random() >> 11) as f64) < chance * (1u64 << 53) as f64
+        let chance = self.fault.matcher.chance;
+        chance.is_none_or(|chance| self.random.chance(chance))
     }
 
     fn may_fire(&self, now: u64) -> bool {
@@ -199,7 +159,8 @@ pub struct Injector {
     /// Numbers of the device's queue pairs by order of creation.
     orders: HashMap<u32, u32>,
     created: u32,
-    delayed: BinaryHeap<Delayed>,
+    /// Packets that are held back, by the time at which they are due and their order.
+    delayed: BTreeMap<(u64, u64), (Way, Packet)>,
     sequence: u64,
     effects: VecDeque<Effect>,
     /// Those that are the front end's.
@@ -232,7 +193,7 @@ impl Injector {
             on_fired,
             orders: HashMap::new(),
             created: 0,
-            delayed: BinaryHeap::new(),
+            delayed: BTreeMap::new(),
             sequence: 0,
             effects: VecDeque::new(),
             outer: VecDeque::new(),
@@ -333,10 +294,10 @@ impl Injector {
             match rule.fault.action {
                 Action::Lose => result.lost = Some(rule.fault.line),
                 Action::Duplicate => result.duplicated = true,
-                Action::Corrupt => result.corrupted = Some(rule.next_random()),
+                Action::Corrupt => result.corrupted = Some(rule.random.next()),
                 Action::Reorder(by) => result.due = result.due.max(later(by)),
                 Action::Delay { least, most } => {
-                    let random = rule.next_random() % (most - least).saturating_add(1);
+                    let random = rule.random.next() % (most - least).saturating_add(1);
                     rule.last_due = rule.last_due.max(now.saturating_add(least + random));
                     result.due = result.due.max(Some(rule.last_due));
                 }
@@ -352,9 +313,13 @@ impl Injector {
         result
     }
 
-    /// Decides about a call: returns whether it fails by a fault for which `is_meant`, and the
-    /// line of that.
-    pub(crate) fn call(&mut self, now: u64, is_meant: impl Fn(&Action) -> bool) -> Option<usize> {
+    /// Decides about a call: returns the first fault for which `is_meant` that makes it fail, by
+    /// its line, and what it does.
+    pub(crate) fn call(
+        &mut self,
+        now: u64,
+        is_meant: impl Fn(&Action) -> bool,
+    ) -> Option<(usize, Action)> {
         if !self.has_calls {
             return None;
         }
@@ -362,7 +327,7 @@ impl Injector {
         for rule in &mut self.rules {
             if is_meant(&rule.fault.action) && rule.may_fire(now) && rule.counts() {
                 (self.on_fired)(rule.position);
-                failed = failed.or(Some(rule.fault.line));
+                failed = failed.or(Some((rule.fault.line, rule.fault.action)));
             }
         }
         failed
@@ -371,25 +336,19 @@ impl Injector {
     /// As `call`, of a verb, by its name. Returns the line, and the error number.
     pub fn verb(&mut self, now: u64, name: &str) -> Option<(usize, i32)> {
         let number = super::VERBS.iter().position(|it| *it == name)?;
-        let mut failure = None;
-        let errors = std::cell::Cell::new(0);
-        if let Some(line) = self.call(now, |action| match action {
-            Action::FailVerb { verb, errno } if *verb == number => {
-                errors.set(*errno);
-                true
-            }
-            _ => false,
-        }) {
-            failure = Some((line, errors.get()));
+        let is_meant =
+            |action: &Action| matches!(action, Action::FailVerb { verb, .. } if *verb == number);
+        match self.call(now, is_meant)? {
+            (line, Action::FailVerb { errno, .. }) => Some((line, errno)),
+            _ => None,
         }
-        failure
     }
 
     /// Returns the line of a fault that does not permit a registration, given the bytes that are
     /// registered with it.
     pub fn registration(&mut self, now: u64, total: u64) -> Option<usize> {
         let exceeds = |action: &Action| matches!(action, Action::Memlock(limit) if total > *limit);
-        self.call(now, exceeds)
+        self.call(now, exceeds).map(|(line, _)| line)
     }
 
     /// Holds a packet back.
@@ -401,19 +360,15 @@ impl Injector {
             return Err(packet);
         }
         self.sequence += 1;
-        self.delayed.push(Delayed {
-            due,
-            sequence: self.sequence,
-            way,
-            packet,
-        });
+        self.delayed.insert((due, self.sequence), (way, packet));
         Ok(())
     }
 
     /// Returns the next packet that is due by `now`, or, with `all`, the next that waits.
     pub(crate) fn next_due(&mut self, now: u64, all: bool) -> Option<(Way, Packet)> {
-        self.delayed.peek().filter(|it| all || it.due <= now)?;
-        self.delayed.pop().map(|it| (it.way, it.packet))
+        let first = self.delayed.first_entry()?;
+        let (due, _) = *first.key();
+        (all || due <= now).then(|| first.remove())
     }
 
     /// Finds the faults that happen by `now` of themselves. `exists` tells whether there is a queue
@@ -487,7 +442,7 @@ impl Injector {
 
     /// Returns whether a sent packet is held back.
     pub(crate) fn has_unsent(&self) -> bool {
-        self.delayed.iter().any(|it| it.way == Way::Out)
+        self.delayed.values().any(|(way, _)| *way == Way::Out)
     }
 
     /// Returns whether a fault has taken the link down.
@@ -497,7 +452,7 @@ impl Injector {
 
     /// Returns when something happens of itself.
     pub(crate) fn deadline(&self, now: u64) -> Option<u64> {
-        let packet = self.delayed.peek().map(|it| it.due);
+        let packet = self.delayed.keys().next().map(|(due, _)| *due);
         let timers = self.rules.iter().filter(|rule| {
             let once = rule.fault.action.subject() == Subject::Once;
             once && !rule.is_over && !rule.fault.waits_for_packet()

@@ -315,10 +315,15 @@ impl Matcher {
             || self.nth != (1..=u64::MAX)
     }
 
-    /// Returns whether a process of a program with this name is meant.
+    /// Returns whether a process of a program is meant, given the name that the system keeps of
+    /// it: the first 15 bytes.
     #[must_use]
-    pub fn is_program(&self, name: &str) -> bool {
-        self.program.as_deref().is_none_or(|it| it == name)
+    pub fn is_program(&self, kept: &str) -> bool {
+        const LENGTH: usize = 15;
+        self.program.as_deref().is_none_or(|name| {
+            let short = name.as_bytes().get(..LENGTH).unwrap_or(name.as_bytes());
+            short == kept.as_bytes()
+        })
     }
 }
 

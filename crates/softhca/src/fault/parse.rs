@@ -3,11 +3,12 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
-use super::text::{ERRNOS, KINDS, NAKS, SIZES, TIMES, WAYS, named};
+use super::text::{ERRNOS, KINDS, NAKS, WAYS, named};
 use super::{
     Action, Fault, MAX_FAULTS, MAX_TEXT, Matcher, PacketKind, Peer, QpName, Subject, VERBS, Way,
 };
 use crate::opcode;
+use crate::units::{self, SIZES, TIMES};
 
 /// Where a text cannot be understood, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -266,7 +267,7 @@ fn parse_action<'a>(
         }
         "memlock" => {
             let word = arguments.next("a size")?;
-            let size = measure(word.text, &SIZES);
+            let size = units::parse(word.text, &SIZES);
             let expected = "a size, such as 64KiB or 0";
             Action::Memlock(size.map_or_else(|| word.refuse(expected), Ok)?)
         }
@@ -408,15 +409,8 @@ fn number(text: &str) -> Option<u64> {
     u64::from_str_radix(digits, radix).ok()
 }
 
-/// Parses a number with a unit.
-fn measure(text: &str, units: &[(&str, u64)]) -> Option<u64> {
-    let is_unit = |it: char| !it.is_ascii_digit();
-    let (digits, unit) = text.split_at(text.find(is_unit).unwrap_or(text.len()));
-    digits.parse::<u64>().ok()?.checked_mul(named(units, unit)?)
-}
-
 fn time(text: &str) -> Option<u64> {
-    measure(text, &TIMES).filter(|time| *time <= MAX_TIME)
+    units::parse(text, &TIMES).filter(|time| *time <= MAX_TIME)
 }
 
 /// Parses a position, or a range of positions.

@@ -6,21 +6,7 @@ use roce::packet::NakCode;
 
 use super::{Action, Fault, Matcher, PacketKind, Peer, QpName, VERBS, Way};
 use crate::opcode;
-
-/// Units of times, in nanoseconds; the longest first that divides.
-pub(super) const TIMES: [(&str, u64); 4] = [
-    ("s", 1_000_000_000),
-    ("ms", 1_000_000),
-    ("us", 1000),
-    ("ns", 1),
-];
-/// Units of sizes.
-pub(super) const SIZES: [(&str, u64); 4] = [
-    ("GiB", 1 << 30),
-    ("MiB", 1 << 20),
-    ("KiB", 1 << 10),
-    ("", 1),
-];
+use crate::units::{SIZES, TIMES, Unit};
 
 pub(super) const NAKS: [(&str, NakCode); 4] = [
     ("sequence", NakCode::SequenceError),
@@ -75,19 +61,19 @@ fn name<T: PartialEq>(table: &[(&'static str, T)], value: &T) -> &'static str {
 }
 
 /// Writes a number with the greatest unit that divides it.
-struct Measure<'a>(u64, &'a [(&'a str, u64)]);
+struct Measure(u64, &'static [Unit]);
 
-impl fmt::Display for Measure<'_> {
+impl fmt::Display for Measure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(value, units) = *self;
-        let divides = |(_, factor): &&(&str, u64)| value % factor == 0 && value != 0;
+        let divides = |(_, factor): &&Unit| value % factor == 0 && value != 0;
         let smallest = units[units.len() - 1];
         let (unit, factor) = *units.iter().find(divides).unwrap_or(&smallest);
         write!(f, "{}{unit}", value / factor)
     }
 }
 
-fn time(value: u64) -> Measure<'static> {
+fn time(value: u64) -> Measure {
     Measure(value, &TIMES)
 }
 

@@ -7,7 +7,7 @@ use roce::transport::{self, Refusal};
 use super::causes::observe;
 use crate::cause::{Cause, FrameDrop};
 use crate::command::opcode as op;
-use crate::fault::{Action, Faults};
+use crate::fault::{Action, Faults, Injector};
 use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, remote, segment};
 
 /// A driver with a connected pair of queue pairs, and faults.
@@ -298,4 +298,17 @@ fn faults_are_added() {
     assert_eq!(pair.send(), SENT);
     assert!(pair.driver.hca.transport_counters().retransmitted > before);
     assert_ne!(pair.driver.command(&Input::new(op::NOP, 16), 16).0, 0);
+}
+
+#[test]
+fn a_verb_fails_with_the_error_of_the_fault_that_happens() {
+    let mut injector = Injector::new([], Arc::new(|_| {}));
+    let text = "fail ibv_create_qp ENOMEM nth=1\nfail ibv_create_qp EINVAL nth=2";
+    injector.add(&Faults::parse(text).unwrap(), |_| true, 0);
+    // ENOMEM and EINVAL.
+    let mut verb = |name| injector.verb(0, name);
+    assert_eq!(verb("ibv_create_cq"), None);
+    assert_eq!(verb("ibv_create_qp"), Some((1, 12)));
+    assert_eq!(verb("ibv_create_qp"), Some((2, 22)));
+    assert_eq!(verb("ibv_create_qp"), None);
 }
