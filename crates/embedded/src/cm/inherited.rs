@@ -88,21 +88,20 @@ fn is_inheritable(id: &Id) -> bool {
 }
 
 impl Ids {
-    /// Returns a channel for a child of fork, unless it is another process's.
+    /// Returns a channel for a child of fork: without ids if it is another process's, which the
+    /// child learns when it uses it.
     fn inheritable(&mut self, fd: RawFd, wake: Option<RawFd>) -> Option<InheritedChannel> {
         let channel = self.channels.get_mut(&fd)?;
-        if channel.is_lost() {
-            return None;
-        }
+        let is_lost = channel.is_lost();
         // Children before this one have had their chance if this process has used it since.
-        let claim = match channel.claim.take().filter(Claim::is_free) {
+        let claim = match channel.claim.take().filter(|it| is_lost || it.is_free()) {
             Some(claim) => claim,
             None => Claim::new().ok()?,
         };
         let inherited = claim.for_child();
         channel.claim = Some(claim);
         let descriptors = channel.descriptors();
-        let of_channel = |(_, id): &(&u32, &Id)| id.channel == fd && is_inheritable(id);
+        let of_channel = |(_, id): &(&u32, &Id)| !is_lost && id.channel == fd && is_inheritable(id);
         let ids = self.ids.iter().filter(of_channel);
         let ids = ids.map(|(number, id)| InheritedId {
             number: *number,

@@ -278,15 +278,20 @@ impl Machine {
         message: &Message,
     ) -> u32 {
         let number = self.number();
+        let connection = self.requesting(now, ends, kind);
+        let state = connection.state;
+        self.connections.insert(number, connection);
+        self.send_and_wait(now, number, kind, message, state);
+        number
+    }
+
+    /// Returns a connection whose request is not sent yet.
+    fn requesting(&mut self, now: Duration, ends: Ends, kind: MessageKind) -> Connection {
         let state = match kind {
             MessageKind::ServiceRequest => ConnectionState::SidrReqSent,
             _ => ConnectionState::ReqSent,
         };
-        let transaction = self.random.next();
-        let connection = Connection::new(state, ends, transaction, now);
-        self.connections.insert(number, connection);
-        self.send_and_wait(now, number, kind, message, state);
-        number
+        Connection::new(state, ends, self.random.next(), now)
     }
 
     /// As [`request`](Self::request), some time later.
@@ -298,11 +303,7 @@ impl Machine {
         message: &Message,
     ) -> u32 {
         let number = self.number();
-        let state = match kind {
-            MessageKind::ServiceRequest => ConnectionState::SidrReqSent,
-            _ => ConnectionState::ReqSent,
-        };
-        let mut connection = Connection::new(state, ends, self.random.next(), now);
+        let mut connection = self.requesting(now, ends, kind);
         connection.encode(number, kind, message);
         connection.retry_at = Some(now + MIN_RETRY_INTERVAL);
         connection.deadline = Some(now.saturating_add(self.response_timeout));
