@@ -45,7 +45,7 @@ pub(crate) struct Config {
     pub(crate) directory: PathBuf,
     /// File in which the processes of a program count what they use.
     pub(crate) usage: Option<PathBuf>,
-    /// What the devices decide to the disadvantage of the program.
+    /// The source of decisions about what the devices do late, or in another order.
     pub(crate) chaos: Option<Chaos>,
     /// File that gets a line for each of these decisions.
     pub(crate) decisions: Option<PathBuf>,

@@ -494,22 +494,27 @@ pub(crate) unsafe fn entries_of(queue: *mut c_void) -> u32 {
     u32::try_from(unsafe { (*queue.cast::<Cq>()).cqe }).unwrap_or_default()
 }
 
+/// Returns a counter at an offset in an object of libibverbs, by the object's user handle; `None`
+/// if it is none of the context with this descriptor.
+fn counter(fd: RawFd, user_handle: u64, offset: usize) -> Option<u32> {
+    let object = usize::try_from(user_handle).ok()?;
+    if object == 0 || object % align_of::<Cq>() != 0 {
+        return None;
+    }
+    // Each begins with its context.
+    // SAFETY: an address may have any value.
+    let context = unsafe { read::<usize>(object)?.assume_init() };
+    // SAFETY: all members may have any value.
+    let context = unsafe { read::<Context>(context)?.assume_init() };
+    // SAFETY: as above.
+    let counter = unsafe { read::<u32>(object.checked_add(offset)?)?.assume_init() };
+    (context.command_fd == fd).then_some(counter)
+}
+
 /// Returns the number of completion events that were acknowledged of a queue of libibverbs, by
 /// its user handle; `None` if it is none.
 pub(crate) fn acknowledged_events(fd: RawFd, user_handle: u64) -> Option<u32> {
-    let queue = usize::try_from(user_handle).ok()?;
-    if queue == 0 || queue % align_of::<Cq>() != 0 {
-        return None;
-    }
-    // SAFETY: all members may have any value.
-    let (context, acknowledged) = unsafe {
-        let queue = read::<Cq>(queue)?;
-        let queue = queue.as_ptr();
-        ((*queue).context, (*queue).comp_events_completed)
-    };
-    // SAFETY: as above.
-    let context = unsafe { read::<Context>(context.expose_provenance())?.assume_init() };
-    (context.command_fd == fd).then_some(acknowledged)
+    counter(fd, user_handle, offset_of!(Cq, comp_events_completed))
 }
 
 /// Returns the number of asynchronous events that were acknowledged of an object of libibverbs, by
@@ -521,15 +526,7 @@ pub(crate) fn acknowledged_asynchronous(fd: RawFd, name: &str, user_handle: u64)
         "shared receive queue" => offset_of!(Srq, events_completed),
         _ => return None,
     };
-    let object = usize::try_from(user_handle).ok()?;
-    // Each begins with its context.
-    // SAFETY: an address may have any value.
-    let context = unsafe { read::<usize>(object)?.assume_init() };
-    // SAFETY: all members may have any value.
-    let context = unsafe { read::<Context>(context)?.assume_init() };
-    // SAFETY: as above.
-    let acknowledged = unsafe { read::<u32>(object.checked_add(offset)?)?.assume_init() };
-    (context.command_fd == fd).then_some(acknowledged)
+    counter(fd, user_handle, offset)
 }
 
 /// Returns the file that has a function.

@@ -439,7 +439,7 @@ unsafe fn sends_of(list: *mut c_void, posts: &[Post]) -> Vec<Sent> {
     sends.collect()
 }
 
-/// What a work request does with a memory window.
+/// A change of a memory window by a work request.
 enum WindowChange {
     Binds(Binding),
     /// Invalidates its key.

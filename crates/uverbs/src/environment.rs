@@ -8,6 +8,7 @@
 use std::ffi::{CString, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Returns whether the program has rights that its caller does not have. The
 /// kernel decides this at exec (`AT_SECURE`); dropping the rights later changes
@@ -40,10 +41,11 @@ pub fn variable(name: &str) -> Option<OsString> {
 /// libraries, of which some are called before.
 pub fn exists() -> bool {
     unsafe extern "C" {
-        static environ: *const *const c_char;
+        static mut environ: *mut *mut c_char;
     }
-    // SAFETY: the C library has this variable; it may change, and is read once.
-    !unsafe { (&raw const environ).read_volatile() }.is_null()
+    // SAFETY: a variable of the C library, which other threads may change.
+    let environment = unsafe { AtomicPtr::from_ptr(&raw mut environ) };
+    !environment.load(Ordering::Relaxed).is_null()
 }
 
 /// As [`variable`], if the value is UTF-8.

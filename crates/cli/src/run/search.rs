@@ -41,7 +41,7 @@ const MAX_LISTED: usize = 20;
 /// Lines of the output of a failure that are printed.
 const MAX_LINES: usize = 20;
 
-/// What is searched.
+/// The options of a search.
 pub struct Search<'a> {
     /// The program and its arguments.
     pub command: &'a [OsString],

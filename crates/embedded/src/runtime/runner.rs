@@ -49,7 +49,7 @@ pub(crate) struct Runner {
     seed: OnceLock<u64>,
     /// How long peers on other hosts may be silent.
     patience: OnceLock<Duration>,
-    /// What decides to the disadvantage of programs.
+    /// Decides what the devices do late, or in another order.
     chaos: OnceLock<Arc<Chaos>>,
     /// Numbers of its devices.
     numbers: Range<usize>,
@@ -752,7 +752,7 @@ impl Runner {
         self.chaos.get().cloned()
     }
 
-    /// Sets what decides to the disadvantage of programs, if nothing does.
+    /// Sets the source of decisions about what devices do late, if there is none.
     pub(crate) fn set_chaos(&self, chaos: Chaos) {
         self.chaos.get_or_init(|| Arc::new(chaos));
     }

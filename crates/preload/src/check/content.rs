@@ -271,7 +271,7 @@ mod tests {
         assert_eq!((again.as_ptr(), memory.used), (at, 8192));
         assert!(memory.take(MAX_COPIED).is_none());
         memory.give_back(again);
-        // What is kept makes room.
+        // Memory that is kept for copies is freed for a longer one.
         let all = memory.take(MAX_COPIED).unwrap();
         assert!(memory.free.is_empty() && memory.take(1).is_none());
         memory.give_back(all);

@@ -36,7 +36,7 @@ struct Receive {
     length: u64,
     /// Where later messages have come too, and the number of receives to that of the first one.
     overwritten: Option<(usize, Range<u64>)>,
-    /// What it had got then: address, length and bytes.
+    /// Copies of the bytes that it had received then, each with address and length.
     copies: Vec<(u64, usize, Content)>,
 }
 
