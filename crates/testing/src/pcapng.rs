@@ -45,8 +45,28 @@ fn option(mut options: &[u8], wanted: u16) -> Option<Vec<u8>> {
 /// # Panics
 /// If the file is malformed, or has other blocks and options than ours.
 pub fn frames(path: &Path) -> Vec<Frame> {
+    decode(&fs::read(path).unwrap())
+}
+
+/// As [`frames`], of a process that was killed: the last block may be incomplete.
+///
+/// # Panics
+/// As `frames`.
+pub fn frames_before_kill(path: &Path) -> Vec<Frame> {
     let file = fs::read(path).unwrap();
-    let (mut rest, mut names, mut frames) = (&file[..], Vec::new(), Vec::new());
+    let mut end = 0;
+    while file.len() - end >= 8 {
+        let length = u32_at(&file[end..], 4) as usize;
+        if file.len() - end < length {
+            break;
+        }
+        end += length;
+    }
+    decode(&file[..end])
+}
+
+fn decode(file: &[u8]) -> Vec<Frame> {
+    let (mut rest, mut names, mut frames) = (file, Vec::new(), Vec::new());
     while !rest.is_empty() {
         let (kind, length) = (u32_at(rest, 0), u32_at(rest, 4) as usize);
         assert_eq!(u32_at(rest, length - 4) as usize, length);

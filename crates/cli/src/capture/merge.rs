@@ -332,7 +332,7 @@ mod tests {
         merge(&out, &[b, empty, nothing, a]).unwrap();
         let expected = [(1, 0), (2, 1), (3, 1), (4, 0), (late, 0), (late + 1, 1)];
         assert_eq!(read(&out), expected);
-        // What was joined is joined again.
+        // The result is an input, too.
         let again = folder.0.join("again");
         merge(&again, std::slice::from_ref(&out)).unwrap();
         assert_eq!(fs::read(&again).unwrap(), fs::read(&out).unwrap());

@@ -1,4 +1,5 @@
-//! The files of a capture: one, or a ring of them. Each has whole blocks at all times.
+//! The files of a capture: one, or a ring of them. Each has whole blocks, unless the process was
+//! killed while it wrote: Linux then stops between two pages.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -81,7 +82,8 @@ impl Files {
         };
         match result {
             Ok(()) => self.written += length,
-            // What cannot be truncated is no file, or a reader finds that it is cut short.
+            // This fails for pipes. In a file that stays longer, the last block is incomplete,
+            // which readers find.
             Err(_) => _ = self.file.set_len(self.written),
         }
         result
