@@ -12,7 +12,7 @@ use embedded::softhca::card::Card;
 use embedded::softhca::chaos::{Chaos, Decision, parse_list};
 use embedded::softhca::fault::Faults;
 use embedded::softhca::link_shape::{LinkShape, LinkShapeError};
-use embedded::sysfs::Node;
+use embedded::sysfs::{DEFAULT_NAME, MAX_DEVICES, Node, default_name, device_names};
 use embedded::{
     CaptureOptions, CaptureRing, CaptureSnap, FileSizeLimit, GidTable, GidTableError, Network,
 };
@@ -89,10 +89,6 @@ const ROCE_DEVICE: &str = "roce";
 const DEVICES: &str = "RINGVERBS_EMBEDDED";
 /// Lists the names of the devices.
 const NAMES: &str = "RINGVERBS_NAMES";
-/// The names of the others begin so.
-const DEFAULT_NAME: &str = "mlx5_";
-/// Maximum length of a name: `IB_DEVICE_NAME_MAX` without the end of the string.
-const MAX_NAME: usize = 63;
 /// Names the cards of the devices, or one for all.
 const CARD: &str = "RINGVERBS_CARD";
 /// Describes the devices' links, or one for all, separated by semicolons.
@@ -136,8 +132,6 @@ const SUPPRESSIONS: &str = "RINGVERBS_CHECK_SUPPRESSIONS";
 const ADVICE: &str = "RINGVERBS_CHECK_ADVICE";
 /// Names the file for [`Config::check_errors`]; `ringverbs check` sets it.
 const CHECK_ERRORS: &str = "RINGVERBS_CHECK_ERRORS";
-/// Maximum number of devices of a process.
-const MAX_DEVICES: usize = 16;
 
 /// Returns the configuration, read from the environment by the first call; `None` if it is
 /// missing or invalid.
@@ -213,37 +207,12 @@ pub(crate) fn device_named(name: &str) -> Option<usize> {
     }
 }
 
-fn default_name(number: usize) -> String {
-    format!("{DEFAULT_NAME}{number}")
-}
-
-/// Parses a list of names; devices without one have their default.
+/// Parses a list of names.
 fn names(list: Option<&OsStr>, devices: usize) -> Result<Vec<String>, String> {
     let list = list
         .map_or(Some(""), OsStr::to_str)
         .ok_or("this is not UTF-8")?;
-    let given = list.split(',').filter(|_| !list.is_empty());
-    let mut names: Vec<String> = given.map(str::to_owned).collect();
-    if names.len() > devices {
-        return Err(format!("more names than devices ({devices})"));
-    }
-    names.extend((names.len()..devices).map(default_name));
-    for (number, name) in names.iter().enumerate() {
-        let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
-        if name.is_empty()
-            || name.len() > MAX_NAME
-            || name.starts_with('.')
-            || !name.bytes().all(is_known)
-        {
-            return Err(format!(
-                "\"{name}\" is no name of a device: 1 to {MAX_NAME} letters, digits, _, - and ."
-            ));
-        }
-        if names[..number].contains(name) {
-            return Err(format!("two devices have the name \"{name}\""));
-        }
-    }
-    Ok(names)
+    device_names(list, devices).map_err(|error| error.to_string())
 }
 
 /// Returns the card of a device.
@@ -469,20 +438,6 @@ mod tests {
         }
         assert_eq!(gids(Some("v2".as_ref())).unwrap(), "v2".parse().unwrap());
         assert!(gids(Some("v3".as_ref())).unwrap_err().contains("\"v3\""));
-    }
-
-    #[test]
-    fn devices_have_names() {
-        let names = |list: &str, devices| names(Some(list.as_ref()), devices);
-        assert_eq!(names("", 2).unwrap(), ["mlx5_0", "mlx5_1"]);
-        assert_eq!(names("rxe0", 2).unwrap(), ["rxe0", "mlx5_1"]);
-        assert_eq!(names("b-1,a.0", 2).unwrap(), ["b-1", "a.0"]);
-        let long = "a".repeat(MAX_NAME + 1);
-        for wrong in [
-            "a,b,c", "a,", ",a", "a,a", "mlx5_1", "a/b", "a b", "..", &long,
-        ] {
-            assert!(names(wrong, 2).is_err(), "{wrong}");
-        }
     }
 
     #[test]

@@ -27,9 +27,15 @@ pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
         let file = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
         return Ok(file.0.into_raw_fd());
     };
+    open_text(&content)
+}
+
+/// Returns a file with this text.
+pub(crate) fn open_text(text: &str) -> Result<RawFd, Errno> {
+    let failed = |errno: nix::Error| Errno::new(errno as i32);
     let file = memfd_create(c"ringverbs-sysfs", MFdFlags::MFD_CLOEXEC).map_err(failed)?;
     let mut file = File::from(file);
-    let written = (file.write_all(content.as_bytes())).and_then(|()| file.rewind());
+    let written = (file.write_all(text.as_bytes())).and_then(|()| file.rewind());
     written.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EIO)))?;
     Ok(file.into_raw_fd())
 }

@@ -34,5 +34,6 @@ mod process;
 mod real;
 mod relative;
 mod resources;
+mod status;
 mod table;
 mod tree;

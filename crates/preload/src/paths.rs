@@ -1,10 +1,12 @@
 //! Paths of RDMA devices, and their replacements.
 
 use std::ffi::{CStr, CString, OsStr};
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::config;
+use crate::status;
 use crate::tree;
 
 const SYSFS_ROOT: &[u8] = b"/sys/";
@@ -44,6 +46,8 @@ pub(crate) enum DevicePath {
     Manager,
     /// An attribute that differs between processes: its path below `/sys`.
     Dynamic(String),
+    /// The status of a process: its path.
+    Status(String),
     /// Any other path, within the tree of files.
     Tree(CString),
 }
@@ -64,7 +68,8 @@ pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
     let is_device = in_sysfs || within(DEVICES);
     let may_be_node = || {
         let within_node = || bytes.starts_with(PCI_ROOTS) || NODE.into_iter().any(within);
-        bytes.starts_with(SYSFS_ROOT) && (within_node() || lists_nodes(bytes))
+        let in_sysfs = bytes.starts_with(SYSFS_ROOT);
+        in_sysfs && (within_node() || lists_nodes(bytes)) || status::is_read(bytes)
     };
     if !is_device && !may_be_node() {
         return None;
@@ -79,6 +84,9 @@ pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
         return listed.map(DevicePath::Tree);
     }
     let text = path.to_str().unwrap_or("");
+    if status::is_read(bytes) {
+        return Some(DevicePath::Status(text.to_owned()));
+    }
     if let Some(name) = text.strip_prefix("/dev/infiniband/") {
         if name == "rdma_cm" {
             return Some(DevicePath::Manager);
@@ -105,6 +113,12 @@ fn is_own_function(path: &[u8]) -> bool {
 /// Returns whether a path is a control group's list of NUMA nodes.
 fn lists_nodes(path: &[u8]) -> bool {
     path.starts_with(CONTROL_GROUPS) && ALLOWED_NODES.iter().any(|name| path.ends_with(name))
+}
+
+/// Returns the list of the node's NUMA nodes; `None` if it has none.
+pub(crate) fn online_nodes() -> Option<String> {
+    let path = in_tree(ONLINE_NODES)?;
+    fs::read_to_string(OsStr::from_bytes(path.to_bytes())).ok()
 }
 
 /// Returns whether the tree has a file.

@@ -16,6 +16,7 @@ const NODE: &str = "ringverbs-node 1\n\
     text\tdevices/pci0000:18/0000:18:01.0/0000:19:00.0/class\t0x030200\n\
     text\tdevices/pci0000:18/0000:18:01.0/pci_bus/0000:19/cpulistaffinity\t0\n\
     link\tclass/pci_bus/0000:19\t../../devices/pci0000:18/0000:18:01.0/pci_bus/0000:19\n\
+    text\tdevices/system/node/online\t0-2\n\
     mask\tdevices/system/node/node0/cpumap\t0-1\n";
 
 fn facts(provider: Provider) {
@@ -70,6 +71,10 @@ fn facts(provider: Provider) {
         let name = entry.unwrap().file_name().into_string().unwrap();
         assert!(text.contains(&format!("function: {name}\n")), "{text}");
     }
+    let host = fs::read_to_string("/proc/self/status").unwrap();
+    for line in host.lines().filter(|it| it.starts_with("Mems_allowed")) {
+        assert!(text.contains(&format!("status: {line}\n")), "{text}");
+    }
     let (_, text) = said("cx5", None);
     assert!(text.contains("limits: 262144 "), "{text}");
     if provider == Provider::Stock {
@@ -87,9 +92,20 @@ fn facts(provider: Provider) {
         "gpu: /sys/devices/pci0000:18/0000:18:01.0/0000:19:00.0",
         "class: 0x030200",
         "cpumap: 3",
+        "status: Mems_allowed_list:\t0-2",
     ] {
         assert!(text.contains(&format!("{line}\n")), "{line}: {text}");
     }
+    // As wide as the host's.
+    let mask = text
+        .lines()
+        .find_map(|it| it.strip_prefix("status: Mems_allowed:\t"));
+    let wide = host
+        .lines()
+        .find_map(|it| it.strip_prefix("Mems_allowed:\t"));
+    assert_eq!(mask.map(str::len), wide.map(str::len), "{text}");
+    assert!(mask.unwrap().ends_with('7'), "{text}");
+    assert!(text.contains("status: Pid:\t"), "{text}");
     assert!(
         text.ends_with("function: 0000:17:00.0\nfunction: 0000:17:00.1\nfunction: 0000:19:00.0\n"),
         "{text}"

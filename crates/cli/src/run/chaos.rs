@@ -3,13 +3,12 @@
 use std::ffi::OsString;
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::num::ParseIntError;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use embedded::softhca::chaos::{Decision, parse_list};
 
-use super::{Options, Settings};
+use super::{Options, Settings, values};
 use crate::error::Error;
 use crate::out;
 
@@ -18,12 +17,12 @@ use crate::out;
 pub struct ChaosSeed(Option<u64>);
 
 impl FromStr for ChaosSeed {
-    type Err = ParseIntError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+    fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "random" => Ok(Self(None)),
-            number => number.parse().map(|seed| Self(Some(seed))),
+            number => values::number(number).map(|seed| Self(Some(seed))),
         }
     }
 }

@@ -13,7 +13,9 @@ use uverbs::environment::variable;
 use super::chaos::ChaosSeed;
 use super::faults::FaultReport;
 use super::search::{self, Search};
-use super::{DEFAULT_DEVICES, Options, RunError, Settings, check_program, explanations, supervise};
+use super::{
+    DEFAULT_DEVICES, Options, RunError, Settings, check_program, reports, supervise, values,
+};
 use crate::error::Error;
 
 /// Exit status of a program with errors.
@@ -41,11 +43,17 @@ pub struct Args {
     error_status: u8,
     /// Run the program without chaos, and then with these many seeds from that of --chaos on [default:
     /// 1], until it fails or hangs; then look for the fewest decisions with which it does
-    #[arg(long, value_name = "N", requires = "chaos")]
+    #[arg(long, value_name = "N", requires = "chaos", value_parser = values::runs)]
     runs: Option<NonZeroU32>,
     /// Seconds after which a program hangs
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "runs")]
-    timeout: u32,
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 60,
+        requires = "runs",
+        value_parser = values::seconds
+    )]
+    timeout: u64,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true)]
     command: Vec<OsString>,
@@ -92,7 +100,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         ..options
     })?;
     let report = args.report.as_deref().unwrap_or(Path::new("1"));
-    settings.set("RINGVERBS_CHECK", explanations(report)?);
+    settings.set("RINGVERBS_CHECK", reports("--report", report)?);
     if let Some(path) = &args.suppressions {
         let unreadable = |error| RunError::Suppressions(path.clone(), error);
         let path = fs::canonicalize(path).map_err(unreadable)?;
@@ -109,7 +117,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
             command: &args.command,
             first: args.options.chaos.and_then(ChaosSeed::given).unwrap_or(1),
             runs,
-            timeout: Duration::from_secs(args.timeout.into()),
+            timeout: Duration::from_secs(args.timeout),
             error_status: args.error_status,
         };
         return search::run(&search, &settings, &directory);

@@ -24,6 +24,7 @@ mod node;
 mod program;
 mod search;
 mod supervise;
+mod values;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -39,6 +40,7 @@ use std::str::FromStr;
 
 use embedded::softhca::card::Card;
 use embedded::softhca::link_shape::LinkShape;
+use embedded::sysfs::{MAX_DEVICES, NameError, device_names};
 use embedded::usage::{Totals, Usage};
 use embedded::{
     CaptureOptions, CaptureRing, CaptureSnap, FileSizeLimit, GidTable, GidTableError, Network,
@@ -126,11 +128,16 @@ pub struct Options {
     node: Option<PathBuf>,
     /// The numbers of queue pairs and memory keys follow from this seed, and from the order in
     /// which programs open the devices of a directory. Default: other numbers each time
-    #[arg(long, value_name = "N", requires = "embedded")]
+    #[arg(long, value_name = "N", requires = "embedded", value_parser = values::number)]
     seed: Option<u64>,
     /// Do not count retries to a peer on another host that has been silent for less than this:
     /// its program may be stopped, in a debugger, where a card would acknowledge
-    #[arg(long, value_name = "SECONDS", requires = "embedded")]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        requires = "embedded",
+        value_parser = values::seconds
+    )]
     patience: Option<u64>,
     /// Let the devices do what the specification allows and fast ones rarely do: late and in another
     /// order. What they decide follows from the seed; without one, from a random one, which is printed
@@ -182,7 +189,7 @@ pub struct Options {
     capture_ring: Option<Text<CaptureRing>>,
     /// Kinds of devices that ringverbs serves, separated by commas; default:
     /// RINGVERBS_DEVICES, or all if that is unset
-    #[arg(long, value_name = "KINDS")]
+    #[arg(long, value_name = "KINDS", value_parser = values::kinds)]
     devices: Option<String>,
     /// The plugin: a libringverbs-rdmavN.so, or the directory that contains it.
     /// Default: beside this command, or the provider directory of libibverbs
@@ -210,7 +217,8 @@ pub struct Args {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "1",
-        requires = "embedded"
+        requires = "embedded",
+        value_parser = values::bytes
     )]
     require_rdma: Option<u64>,
     /// Mount the files of the devices in sysfs, as they are when the program starts: for programs
@@ -247,6 +255,10 @@ pub enum RunError {
     NoCache(Vec<(PathBuf, String)>),
     /// There is no embedded device of this name.
     UnknownDevice(String),
+    /// There are so many devices, more than a process may have.
+    TooManyDevices(usize),
+    /// `--name` does not name the devices.
+    Names(NameError),
     /// There is no card of this name.
     UnknownCard(String),
     /// There are these many cards for these many devices.
@@ -277,8 +289,8 @@ pub enum RunError {
     Separator(PathBuf),
     /// The limit on the size of files leaves no room for those of a device.
     FileSize(FileSizeLimit),
-    /// The file for explanations cannot be written.
-    Explain(PathBuf, std::io::Error),
+    /// The file for the reports of this option cannot be written.
+    Reports(&'static str, PathBuf, std::io::Error),
     /// The file of faults cannot be used, for this reason.
     Faults(PathBuf, String),
     /// The capture cannot be written.
@@ -318,13 +330,18 @@ impl fmt::Display for RunError {
                 )
             }
             Self::UnknownDevice(name) => {
-                write!(f, "there is no embedded device \"{name}\"; there are ")?;
+                write!(f, "--embedded: there is no device \"{name}\"; there are ")?;
                 for (number, (name, about)) in Network::profiles().enumerate() {
                     let comma = if number == 0 { "" } else { ", " };
                     write!(f, "{comma}{name} ({about})")?;
                 }
                 f.write_str(", or roce: with one address or interface, and no others")
             }
+            Self::TooManyDevices(count) => write!(
+                f,
+                "--embedded: {count} devices; a program has at most {MAX_DEVICES}"
+            ),
+            Self::Names(error) => write!(f, "--name: {error}"),
             Self::UnknownCard(name) => {
                 write!(f, "--card: there is no card \"{name}\"; there are ")?;
                 for (number, card) in Card::ALL.iter().enumerate() {
@@ -360,7 +377,9 @@ impl fmt::Display for RunError {
                 f,
                 "there is no program {devices}; for devices write --embedded={devices}"
             ),
-            Self::Directory(path, reason) => write!(f, "{}: {reason}", path.display()),
+            Self::Directory(path, reason) => {
+                write!(f, "--directory: {}: {reason}", path.display())
+            }
             Self::Mount(error) => write!(f, "--mount: {error}"),
             Self::PreloadBlocked(path, reason) => write!(f, "{}: {reason}", path.display()),
             Self::Separator(path) => write!(
@@ -369,7 +388,9 @@ impl fmt::Display for RunError {
                 path.display()
             ),
             Self::FileSize(limit) => write!(f, "{limit}"),
-            Self::Explain(path, error) => write!(f, "--explain: {}: {error}", path.display()),
+            Self::Reports(option, path, error) => {
+                write!(f, "{option}: {}: {error}", path.display())
+            }
             Self::Faults(path, reason) => write!(f, "--faults: {}:{reason}", path.display()),
             Self::Capture(path, error) => write!(f, "--capture: {}: {error}", path.display()),
             Self::Suppressions(path, error) => {
@@ -595,6 +616,10 @@ fn embedded(devices: &str, directory: Option<&Path>, settings: &mut Settings) ->
     if let Some(device) = unknown_device(devices) {
         return Err(RunError::UnknownDevice(device.to_owned()).into());
     }
+    let count = devices.split(',').count();
+    if count > MAX_DEVICES {
+        return Err(RunError::TooManyDevices(count).into());
+    }
     let find = |directory: &Path| Some(directory.join(PRELOAD)).filter(|path| path.is_file());
     let library = find_library(find, RunError::NoPreload)?;
     let directory = directory.map_or_else(Network::default_directory, Path::to_owned);
@@ -612,9 +637,9 @@ fn embedded(devices: &str, directory: Option<&Path>, settings: &mut Settings) ->
     Ok(())
 }
 
-/// Returns where to report causes: `1` for standard error, or the file, whose path must not
-/// depend on the working directory and which must be writable.
-fn explanations(target: &Path) -> Result<OsString, Error> {
+/// Returns where an option lets reports go: `1` for standard error, or the file, whose path must
+/// not depend on the working directory and which must be writable.
+fn reports(option: &'static str, target: &Path) -> Result<OsString, Error> {
     if target == Path::new("1") {
         return Ok(target.into());
     }
@@ -624,7 +649,7 @@ fn explanations(target: &Path) -> Result<OsString, Error> {
     options.custom_flags(libc::O_NONBLOCK);
     match options.append(true).create(true).open(&path) {
         Ok(_) => Ok(path.into()),
-        Err(error) => Err(RunError::Explain(path, error).into()),
+        Err(error) => Err(RunError::Reports(option, path, error).into()),
     }
 }
 
@@ -673,7 +698,8 @@ fn check_gids(list: &str, devices: &str) -> Result<(), RunError> {
 
 /// Returns the first of a list of devices that does not exist.
 fn unknown_device(devices: &str) -> Option<&str> {
-    if devices.starts_with("roce:") && !devices.contains(',') {
+    let host = devices.strip_prefix("roce:");
+    if host.is_some_and(|host| !host.is_empty() && !host.contains(',')) {
         return None;
     }
     let is_profile = |device: &&str| Network::profiles().any(|(name, _)| name == *device);
@@ -792,6 +818,7 @@ impl Settings {
                 settings.set("RINGVERBS_GIDS", gids.into());
             }
             if let Some(names) = &options.name {
+                device_names(names, devices.split(',').count()).map_err(RunError::Names)?;
                 settings.set("RINGVERBS_NAMES", names.into());
             }
             if !options.card.is_empty() {
@@ -827,7 +854,7 @@ impl Settings {
                 settings.faults = Some(file);
             }
             if let Some(target) = &options.explain {
-                settings.set("RINGVERBS_EXPLAIN", explanations(target)?);
+                settings.set("RINGVERBS_EXPLAIN", reports("--explain", target)?);
                 if let Some(form) = &options.explain_format {
                     settings.set("RINGVERBS_EXPLAIN_FORMAT", form.into());
                 }

@@ -10,12 +10,10 @@ use std::ops::Range;
 
 use embedded::Network;
 use embedded::softhca::card::Card;
-use embedded::sysfs::Function;
+use embedded::sysfs::{Function, MAX_DEVICES};
 use serde::Deserialize;
 use toml::Spanned;
 
-/// Greatest number of devices.
-const MAX_DEVICES: usize = 16;
 /// Greatest number of PCI functions, NUMA nodes and processors.
 const MAX_FUNCTIONS: usize = 512;
 const MAX_NUMA_NODES: usize = 64;

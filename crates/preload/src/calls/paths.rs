@@ -13,6 +13,7 @@ use crate::paths::{self, DevicePath, in_tree};
 use crate::process::ProcessState;
 use crate::real::{self, Optional, set_errno};
 use crate::relative::{entered_tree, may_be_in_tree, meant};
+use crate::status;
 use crate::table::{Lookup, ObjectKind, find};
 use crate::tree;
 
@@ -52,9 +53,9 @@ unsafe fn replacement((directory, at): At) -> Option<CString> {
     // SAFETY: guaranteed by the caller.
     let path = meant(directory, unsafe { path(at) }?);
     match (paths::device_path(&path), path) {
+        (None | Some(DevicePath::Status(_)), Cow::Owned(path)) => Some(path),
+        (None | Some(DevicePath::Status(_)), Cow::Borrowed(_)) => None,
         (Some(_), path) => in_tree(path.to_bytes()),
-        (None, Cow::Owned(path)) => Some(path),
-        (None, Cow::Borrowed(_)) => None,
     }
 }
 
@@ -79,7 +80,10 @@ unsafe fn open_device_path(at: At, flags: c_int, mode: Optional) -> Option<c_int
     let cloexec = flags & libc::O_CLOEXEC != 0;
     let reads = flags & libc::O_ACCMODE == libc::O_RDONLY;
     // SAFETY: guaranteed by the caller.
-    let Some(found) = (unsafe { device_path(at) }) else {
+    let found = unsafe { device_path(at) };
+    let gets_content = reads && flags & libc::O_PATH == 0;
+    let found = found.filter(|it| gets_content || !matches!(it, DevicePath::Status(_)));
+    let Some(found) = found else {
         // SAFETY: guaranteed by the caller.
         let outside = unsafe { replacement(at) }?;
         // SAFETY: the path is NUL-terminated.
@@ -104,9 +108,8 @@ unsafe fn open_device_path(at: At, flags: c_int, mode: Optional) -> Option<c_int
             }
             result(opened)
         }
-        DevicePath::Dynamic(name) if reads && flags & libc::O_PATH == 0 => {
-            result(dynamic::open(&name))
-        }
+        DevicePath::Status(path) => result(status::open(&path)),
+        DevicePath::Dynamic(name) if gets_content => result(dynamic::open(&name)),
         // SAFETY: the path is NUL-terminated.
         DevicePath::Dynamic(_) => unsafe { open_tree_file(replacement(at)?, flags) },
         // SAFETY: the path is NUL-terminated.
@@ -520,10 +523,11 @@ export! {
     fopen = fopen64 (at: *const c_char, mode: *const c_char) -> *mut c_void {
         // SAFETY: guaranteed by the caller.
         unsafe {
-            let Some(DevicePath::Dynamic(name)) = device_path(here(at)) else {
-                return with_tree_path(here(at), |at| real::fopen(at, mode));
+            let fd = match device_path(here(at)) {
+                Some(DevicePath::Dynamic(name)) => result(dynamic::open(&name)),
+                Some(DevicePath::Status(path)) => result(status::open(&path)),
+                _ => return with_tree_path(here(at), |at| real::fopen(at, mode)),
             };
-            let fd = result(dynamic::open(&name));
             if fd < 0 {
                 return ptr::null_mut();
             }

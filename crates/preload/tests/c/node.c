@@ -94,6 +94,19 @@ static void show_device(struct ibv_device *device)
 	CHECK(!ibv_close_device(context));
 }
 
+/* As libnuma reads the NUMA nodes that a process may use. */
+static void show_allowed(void)
+{
+	char line[4096];
+	FILE *file = fopen("/proc/self/status", "r");
+
+	CHECK(file);
+	while (fgets(line, sizeof(line), file))
+		if (!strncmp(line, "Mems_allowed", 12) || !strncmp(line, "Pid", 3))
+			printf("status: %s", line);
+	CHECK(!fclose(file));
+}
+
 int main(int argc, char **argv)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -109,6 +122,7 @@ int main(int argc, char **argv)
 		show_file("/sys/class/pci_bus/0000:19/../../0000:19:00.0", "class");
 		show_file("/sys/devices/system/node/node0", "cpumap");
 	}
+	show_allowed();
 	count = scandir("/sys/bus/pci/devices", &entries, NULL, alphasort);
 	for (int at = 0; at < count; at++)
 		if (entries[at]->d_name[0] != '.')
