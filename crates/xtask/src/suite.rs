@@ -30,7 +30,7 @@ pub struct Request {
     pub filter: Vec<String>,
     /// Another kernel package.
     pub kernel: Option<String>,
-    /// Run every case with stock, without the cached verdicts.
+    /// Run every case with stock, without the cached verdicts; otherwise where it is needed.
     pub fresh_stock: bool,
 }
 
@@ -77,7 +77,7 @@ pub fn in_guest(suite: Suite, request: &Request) -> Result<Results> {
     let verdicts = VerdictCache::open(&image, &driver::root().join("rxe-tests"))?;
     if !request.fresh_stock && request.plugin.is_some() {
         fs::write(share.0.join("stock"), verdicts.records())?;
-        script.push_str(" --stock-verdicts /share/stock");
+        script.push_str(" --stock-verdicts /share/stock --stock-if-needed");
     }
     for filter in &request.filter {
         script.push_str(&format!(" --filter '{}'", filter.replace('\'', "")));

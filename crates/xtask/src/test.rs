@@ -54,7 +54,8 @@ pub struct Arguments {
     /// Run the cases on this machine, which must have rdma_rxe, and in no guest
     #[arg(long, conflicts_with_all = ["no_guest", "suite"])]
     host: bool,
-    /// Run every case with stock, without cached verdicts
+    /// Run every case with stock, without cached verdicts; otherwise that runs where ours
+    /// does not pass, and in trixie the programs in C
     #[arg(long)]
     fresh_stock: bool,
     /// Run only stock, with which ours is compared

@@ -92,18 +92,19 @@ pub fn missing(folder: &Path) -> Record {
 
 /// Runs the tests in `folder` whose names contain one of `parts`, or all, with
 /// `provider`, and reports each of them. Stock's cached verdicts are reported without
-/// running the tests.
+/// running the tests; those `without` are not run. Returns the names of the tests that passed.
 pub fn run(
     runner: &mut Runner,
     folder: &Path,
     provider: Provider,
     parts: &[String],
     cached: &CachedVerdicts,
-) -> Result<()> {
-    let known: Vec<String> = match provider {
-        Provider::Stock => cached.names(GROUP).map(str::to_owned).collect(),
-        _ => Vec::new(),
-    };
+    without: &[String],
+) -> Result<Vec<String>> {
+    let mut known = without.to_vec();
+    if provider == Provider::Stock {
+        known.extend(cached.names(GROUP).map(str::to_owned));
+    }
     let library = match provider {
         Provider::Stock => Library::Stock,
         _ => Library::Ours,
@@ -128,6 +129,7 @@ pub fn run(
             let known_cases = script_run
                 .known
                 .iter()
+                .filter(|id| !without.contains(id))
                 .filter_map(|id| cached.get(GROUP, id));
             for case in known_cases {
                 runner.report.write(&Record::Case(case.clone()))?;
@@ -201,10 +203,14 @@ pub fn run(
         }
     }
 
+    let mut passed = Vec::new();
     for id in &all {
         let Some((result, attempts)) = results.remove(id) else {
             continue;
         };
+        if result.outcome == Outcome::Pass {
+            passed.push(id.clone());
+        }
         runner.report.write(&Record::Case(record::Case {
             group: GROUP.into(),
             name: id.clone(),
@@ -219,7 +225,7 @@ pub fn run(
             cached: false,
         }))?;
     }
-    Ok(())
+    Ok(passed)
 }
 
 /// Returns whether a failure of ours is a refusal by design.
