@@ -14,8 +14,10 @@ mod completion_queue;
 mod content;
 mod freed;
 mod memory;
+mod ranges;
 mod receives;
 mod receiving;
+mod remote;
 mod sends;
 mod suppressions;
 mod watched;
@@ -39,6 +41,7 @@ pub(crate) use freed::defer as defer_freeing;
 pub(crate) use memory::recover;
 use receives::Completed;
 pub(crate) use receives::{ReceiveQueue, Received};
+use remote::{Request, Unordered};
 use sends::Fault;
 pub(crate) use sends::{SendQueue, Sent, Sge};
 use suppressions::Suppressions;
@@ -297,10 +300,11 @@ impl Checker {
             return Posted::default();
         }
         let completions = posting.completions.map(|(queue, _)| queue);
+        let peer = *lock(&queue_pair.peer);
         let mut posted = Posted::default();
         let mut last = None;
         for mut sent in sends {
-            sent.read((posting.device, posting.number), &explainer.objects);
+            sent.read((posting.device, posting.number), peer, &explainer.objects);
             last = Some(sent.origin.clone());
             if !queue.push(sent, completions) {
                 self.lose(queue_pair, &mut queue);
@@ -539,6 +543,9 @@ impl Checker {
         let mut findings = Vec::from_iter(entry.and_then(Entry::polled));
         for sent in &completed {
             findings.extend(fault_of(explainer, (device, number), &queue_pair, sent));
+            let unordered = sent.succeeded().into_iter();
+            findings
+                .extend(unordered.map(|it| unordered_accesses(device, number, &queue_pair, it)));
         }
         drop(queue);
         for finding in findings {
@@ -752,6 +759,13 @@ fn fault_of(
                 origins.extend(reader.map(|origin| ("the other queue pair: posted last", origin)));
                 (Rule::OverlappingAccess, message)
             }
+            Some(Fault::Overtaken(receiver)) => {
+                let message = format!(
+                    "{what} were changed by what queue pair {receiver:#x} received before the \
+                     device read them, {posted}"
+                );
+                (Rule::OverlappingAccess, message)
+            }
             Some(Fault::Unmapped) => (
                 Rule::BufferUnmapped,
                 format!("{what} were unmapped, {then}"),
@@ -776,6 +790,42 @@ fn fault_of(
         });
     }
     None
+}
+
+/// Returns the error of two accesses to remote memory, given the queue pair of the one that has
+/// ended later.
+fn unordered_accesses(
+    device: usize,
+    number: u32,
+    queue_pair: &Arc<QueuePair>,
+    Unordered { requests, range }: Unordered,
+) -> Finding {
+    let name = |request: &Request| {
+        let operation = match request.usage {
+            Use::Gather => "write",
+            Use::Answer => "read",
+        };
+        let ((_, number), wr_id) = (request.queue_pair, request.wr_id);
+        format!("RDMA {operation} (wr_id {wr_id:#x}) of queue pair {number:#x}")
+    };
+    let [first, second] = requests;
+    Finding {
+        rule: Rule::OverlappingAccess,
+        device,
+        queue_pair: Some((number, Arc::clone(queue_pair))),
+        message: format!(
+            "{} was posted before the {} had begun, and nothing orders them: both access {} bytes \
+             at remote address {:#x}",
+            name(&second),
+            name(&first),
+            range.end - range.start,
+            range.start,
+        ),
+        origins: vec![
+            ("the earlier one: posted", first.origin),
+            ("the later one: posted", second.origin),
+        ],
+    }
 }
 
 /// Returns the error of work requests of which too many can complete before the next poll.

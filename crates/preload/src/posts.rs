@@ -90,7 +90,9 @@ struct SendWr {
     /// Also a key to be invalidated.
     immediate: u32,
     remote_address: u64,
-    rest_of_remote: [u64; 4],
+    /// Of an RDMA write or read, with other data after it.
+    remote_key: u32,
+    rest_of_remote: [u32; 7],
     window: *const IbvMw,
     window_key: u32,
     binding: BindInfo,
@@ -425,14 +427,16 @@ unsafe fn sends_of(list: *mut c_void, posts: &[Post]) -> Vec<Sent> {
     let mut next = list.cast::<SendWr>();
     let sends = posts.iter().map(|post| {
         // SAFETY: as many elements as posts.
-        let (flags, elements) = unsafe {
-            let wr = &*next;
-            next = wr.next;
-            let count = usize::try_from(wr.num_sge).unwrap_or_default();
-            (wr.send_flags, elements(wr.sg_list, count))
+        let (flags, elements, key) = unsafe {
+            let wr = next;
+            next = (*wr).next;
+            let count = usize::try_from((*wr).num_sge).unwrap_or_default();
+            let key = post.remote.map(|_| (*wr).remote_key);
+            ((*wr).send_flags, elements((*wr).sg_list, count), key)
         };
         let what = (post.opcode.unwrap_or_default(), flags);
-        let mut sent = Sent::new(post.wr_id, what, post.origin.clone());
+        let mut sent =
+            Sent::new(post.wr_id, what, post.origin.clone()).with_target(post.remote.zip(key));
         sent.add(elements);
         sent
     });
@@ -703,7 +707,8 @@ unsafe extern "C" fn build<const BUILDER: usize, const N: usize>(
                 let called = (post.origin.clone(), builder);
                 checker.no_start(posting.explainer, posting.key, &posting.queue_pair, called);
             }
-            let sent = Sent::new(wr_id, (opcode, flags), post.origin.clone());
+            let target = has_remote.then_some((b as u64, a as u32));
+            let sent = Sent::new(wr_id, (opcode, flags), post.origin.clone()).with_target(target);
             lock(&posting.queue_pair.in_flight).build(sent);
             let change = match opcode {
                 // SAFETY: guaranteed by the caller: a window, its key, and the information.

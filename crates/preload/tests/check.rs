@@ -108,6 +108,22 @@ const ERRORS_OF_OBJECTS: [(&str, &str, &str); 9] = [
     ),
 ];
 
+/// The same, of `c/check_overlaps.c`.
+const ERRORS_OF_OVERLAPS: [(&str, &str, &str); 8] = [
+    ("write-write", "overlapping-access", ""),
+    ("write-write-part", "overlapping-access", ""),
+    (
+        "write-write-builder",
+        "overlapping-access",
+        "\tibv_wr_rdma_write(ex, ",
+    ),
+    ("read-write", "overlapping-access", ""),
+    ("write-read", "overlapping-access", ""),
+    ("message-into-send", "overlapping-access", ""),
+    ("write-into-send", "overlapping-access", ""),
+    ("between-processes", "overlapping-access", ""),
+];
+
 const REFUSED_BY_OURS: [&str; 2] = ["again-queue-pair", "again-completion-queue"];
 
 /// What is right in any case.
@@ -123,6 +139,17 @@ const RIGHT: [&str; 7] = [
 
 /// What is right in any case, of `c/check_objects.c`.
 const RIGHT_OF_OBJECTS: [&str; 1] = ["overwritten-same"];
+
+/// The same, of `c/check_overlaps.c`.
+const RIGHT_OF_OVERLAPS: [&str; 7] = [
+    "same-bytes",
+    "beside",
+    "one-queue-pair",
+    "seen",
+    "read-by-thread",
+    "flag-into-send",
+    "never",
+];
 
 struct Cases {
     world: World,
@@ -198,13 +225,12 @@ impl Cases {
     }
 }
 
-/// Returns the last line, which has the number of errors.
+/// Returns whether there is nothing but the last line of each process, without errors.
 fn is_silent(said: &str) -> bool {
-    let mut lines = said.lines();
-    let only = lines.next().unwrap_or_default();
-    only.starts_with("ringverbs: check of process ")
-        && only.ends_with(": errors: 0")
-        && lines.next().is_none()
+    let is_last = |line: &str| {
+        line.starts_with("ringverbs: check of process ") && line.ends_with(": errors: 0")
+    };
+    !said.is_empty() && said.lines().all(is_last)
 }
 
 fn finds_errors(provider: Provider) {
@@ -218,6 +244,13 @@ fn finds_errors_of_objects(provider: Provider) {
     let _turn = turn();
     if let Some(cases) = Cases::new(provider, "roce", "check_objects.c") {
         cases.finds(provider, &ERRORS_OF_OBJECTS, &RIGHT_OF_OBJECTS);
+    }
+}
+
+fn finds_overlaps(provider: Provider) {
+    let _turn = turn();
+    if let Some(cases) = Cases::new(provider, "roce", "check_overlaps.c") {
+        cases.finds(provider, &ERRORS_OF_OVERLAPS, &RIGHT_OF_OVERLAPS);
     }
 }
 
@@ -347,6 +380,7 @@ fn our_correct_programs() {
 with_each_provider! {
     errors_are_found: finds_errors;
     errors_of_objects_are_found: finds_errors_of_objects;
+    overlaps_are_found: finds_overlaps;
     advice: gives_advice;
     reports: reports_have_options;
 }

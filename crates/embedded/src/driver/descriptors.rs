@@ -103,6 +103,8 @@ pub struct QueuePairAttributes {
     pub is_global: bool,
     /// Index of the source GID, and the GID.
     pub source: (u8, [u8; 16]),
+    /// GID of the peer's port; without a global route its LID, in the last bytes.
+    pub destination: [u8; 16],
     /// The path's hop limit.
     pub hop_limit: u8,
     /// As in `ibv_qp_attr`.

@@ -432,6 +432,10 @@ impl State {
                 index,
                 self.gid_at(index.into()).map_or([0; 16], |entry| entry.gid),
             ),
+            destination: match given.dest.is_global {
+                0 => u128::from(given.dest.dlid).to_be_bytes(),
+                _ => given.dest.dgid,
+            },
             hop_limit: given.dest.hop_limit,
             timeout: given.timeout,
             retry_count: given.retry_cnt,

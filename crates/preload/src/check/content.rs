@@ -121,6 +121,14 @@ impl Content {
         is_read.then_some(Self::Hashed(hashes, length))
     }
 
+    /// Returns a part of the bytes, if they were copied.
+    pub(super) fn copied(&self, part: Range<usize>) -> Option<&[u8]> {
+        match self {
+            Self::Copied(Copy(copy)) => copy.get(part),
+            Self::Hashed(..) => None,
+        }
+    }
+
     /// Compares a buffer with what it was.
     pub(super) fn compare(&self, address: u64, length: usize) -> Fate {
         self.compare_part(address, 0..length)

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::completion_queue::{CompletionQueue, Entry};
 use super::content::{Content, Fate};
+use super::remote::{Place, Remote, Request, Unordered};
 use super::watched::{self, Use, Watched};
 use crate::explain::{Objects, Origin};
 
@@ -45,6 +46,9 @@ pub(crate) struct Sent {
     /// Elements of a builder, until the work request is posted.
     elements: Vec<Sge>,
     usage: Option<Use>,
+    /// Address and key of the remote memory of an RDMA write or read.
+    target: Option<(u64, u32)>,
+    remote: Option<Remote>,
     /// In the completion queue, if it has a completion.
     pub(super) entry: Option<Entry>,
 }
@@ -69,8 +73,16 @@ impl Sent {
             buffers: Vec::new(),
             elements: Vec::new(),
             usage: usage(opcode, flags),
+            target: None,
+            remote: None,
             entry: None,
         }
+    }
+
+    /// Sets the address and the key of remote memory.
+    pub(crate) fn with_target(mut self, target: Option<(u64, u32)>) -> Self {
+        self.target = target;
+        self
     }
 
     /// Adds elements, which are read by [`Self::read`].
@@ -80,10 +92,13 @@ impl Sent {
         }
     }
 
-    /// Reads the buffers of the elements, as far as they are in known regions.
-    pub(crate) fn read(&mut self, (device, qpn): (usize, u32), objects: &Objects) {
+    /// Reads the buffers of the elements, as far as they are in known regions, of a work request
+    /// to a peer at this GID or LID.
+    pub(crate) fn read(&mut self, (device, qpn): (usize, u32), peer: [u8; 16], objects: &Objects) {
         let Some(usage) = self.usage else { return };
-        for element in std::mem::take(&mut self.elements) {
+        let elements = std::mem::take(&mut self.elements);
+        let count = elements.iter().filter(|it| it.length != 0).count();
+        for element in elements {
             let Sge { lkey, length, .. } = element;
             let length = length as usize;
             let Some(address) = objects.program_address(device, &element) else {
@@ -101,6 +116,23 @@ impl Sent {
                 watched,
             });
         }
+        let is_whole = count == self.buffers.len() && count != 0;
+        if let Some((start, key)) = self.target.filter(|_| is_whole) {
+            let request = Request {
+                queue_pair: (device, qpn),
+                wr_id: self.wr_id,
+                usage,
+                origin: self.origin.clone(),
+            };
+            let buffers = self.buffers.iter().map(|it| it.watched.local());
+            let place = Place { peer, key };
+            self.remote = Some(Remote::new(place, start, request, buffers.collect()));
+        }
+    }
+
+    /// Handles its end, by success. Returns accesses to remote memory that were not ordered.
+    pub(super) fn succeeded(&self) -> Vec<Unordered> {
+        (self.remote.as_ref()).map_or_else(Vec::new, Remote::succeeded)
     }
 }
 
@@ -113,12 +145,17 @@ pub(super) enum Fault {
     ChangedBefore(Use, usize),
     /// The answer to a read or an atomic of another queue pair has changed them.
     Overlaps(u32),
+    /// What this queue pair has received has changed them before the device has read them.
+    Overtaken(u32),
     Unmapped,
 }
 
 impl Buffer {
     /// Returns what the device has found when it accessed it.
     pub(super) fn fault_before(&self) -> Option<Fault> {
+        if let Some(qpn) = self.watched.overtaken_by() {
+            return Some(Fault::Overtaken(qpn));
+        }
         let usage = self.watched.usage();
         (self.watched.changed()).map(|offset| Fault::ChangedBefore(usage, offset))
     }

@@ -3,13 +3,13 @@
 //! The device calls [`before_gather`] for all data that it reads, and [`before_scatter`] for all
 //! that it writes. A filter by page, which is read without a lock, excludes nearly all of it.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use super::content::{Content, Fate};
+use super::ranges::{Key, Ranges};
 use super::receiving;
 use crate::explain::lock;
 
@@ -17,11 +17,7 @@ use crate::explain::lock;
 static PAGES: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
 const LOG_PAGE: u32 = 12;
 
-static BUFFERS: Mutex<Buffers> = Mutex::new(Buffers {
-    ranges: BTreeMap::new(),
-    longest: 0,
-    next: 0,
-});
+static BUFFERS: Mutex<Ranges<Arc<Buffer>>> = Mutex::new(Ranges::new());
 
 /// The time of posts and of what arrives, which increases by one each.
 static CLOCK: AtomicU64 = AtomicU64::new(1);
@@ -30,23 +26,7 @@ static ARRIVED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 /// When a peer's message or write has last arrived at any queue pair.
 static MESSAGE: AtomicU64 = AtomicU64::new(0);
 
-struct Buffers {
-    /// By the start of each and a number.
-    ranges: BTreeMap<(u64, u64), Arc<Buffer>>,
-    /// Maximum length, since there were none.
-    longest: u64,
-    next: u64,
-}
-
-impl Buffers {
-    /// Returns those that have bytes in a range.
-    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = &Buffer> {
-        let first = start.saturating_sub(self.longest);
-        let ranges = self.ranges.range((first, 0)..(end, 0));
-        let buffers = ranges.map(|(_, buffer)| &**buffer);
-        buffers.filter(move |buffer| start < buffer.end)
-    }
-
+impl Ranges<Arc<Buffer>> {
     /// Returns those of a queue pair and a use that an access to a range may be of. Work requests
     /// are carried out in their order.
     fn own(&self, (qpn, usage): (u32, Use), start: u64, end: u64) -> Own<'_> {
@@ -54,7 +34,7 @@ impl Buffers {
         let is_before = |buffer: &Buffer, other: Option<&Buffer>| {
             other.is_none_or(|other| buffer.at < other.at)
         };
-        for buffer in self.overlapping(start, end) {
+        for buffer in self.overlapping(start..end) {
             if buffer.qpn != qpn || buffer.usage != usage {
                 continue;
             }
@@ -106,9 +86,17 @@ struct Buffer {
     changed: AtomicUsize,
     /// The queue pair that has written the answer to a read to it meanwhile; 0 if none.
     overlaps: AtomicU32,
+    /// The queue pair that has received a message or a write there before the device has read it;
+    /// 0 if none, [`OTHERS`] if the device has written something else to it, too.
+    overtaken: AtomicU32,
+    /// The same, once what the device reads differs from what was posted; 0 before.
+    overtaken_by: AtomicU32,
 }
 
 const NO_CHANGE: usize = usize::MAX;
+const OTHERS: u32 = u32::MAX;
+/// Longest writes of a peer that may be meant to change what is being sent: counters and flags.
+const LONGEST_FLAG: usize = 8;
 
 impl Buffer {
     /// Returns the part of a range of addresses.
@@ -121,7 +109,16 @@ impl Buffer {
     fn compare(&self, part: Range<usize>) {
         let accessed = self.accessed.fetch_max(part.end, Ordering::SeqCst);
         let is_written = || self.is_written.load(Ordering::SeqCst);
+        let compared = || {
+            let content = self.content.get();
+            content.map(|it| it.compare_part(self.start, part.clone()))
+        };
         if is_written() {
+            let writer = self.overtaken.load(Ordering::SeqCst);
+            let may_differ = ![0, OTHERS].contains(&writer) && part.start >= accessed;
+            if may_differ && matches!(compared(), Some(Fate::Changed(_))) {
+                self.overtaken_by.store(writer, Ordering::SeqCst);
+            }
             return;
         }
         // What was accessed before may be accessed again although the peer has it, and the
@@ -129,20 +126,51 @@ impl Buffer {
         if part.start < accessed && (self.usage == Use::Answer || has_arrived(self.qpn, self.at)) {
             return;
         }
-        let fate = (self.content.get()).map(|it| it.compare_part(self.start, part));
-        if let Some(Fate::Changed(offset)) = fate {
+        if let Some(Fate::Changed(offset)) = compared() {
             // After the comparison: the device marks a buffer before it writes to it.
             if !is_written() {
                 self.changed.fetch_min(offset, Ordering::SeqCst);
             }
         }
     }
+
+    /// Notes that a message or a peer's write is about to arrive in a range.
+    fn overtake(&self, qpn: u32, start: u64, end: u64) {
+        let part = self.part(start, end);
+        if self.usage == Use::Gather && part.start >= self.accessed.load(Ordering::SeqCst) {
+            self.overtaken.fetch_max(qpn, Ordering::SeqCst);
+        }
+    }
+}
+
+/// A buffer in flight, or one that was.
+#[derive(Clone, Debug)]
+pub(super) struct Local(Arc<Buffer>);
+
+impl Local {
+    pub(super) fn start(&self) -> u64 {
+        self.0.start
+    }
+
+    pub(super) fn length(&self) -> usize {
+        (self.0.end - self.0.start) as usize
+    }
+
+    /// Returns the end of the bytes that the device has accessed.
+    pub(super) fn accessed(&self) -> usize {
+        self.0.accessed.load(Ordering::SeqCst)
+    }
+
+    /// Returns bytes as they were posted, if there is a copy.
+    pub(super) fn posted(&self, part: Range<usize>) -> Option<&[u8]> {
+        self.0.content.get()?.copied(part)
+    }
 }
 
 /// A buffer in flight, while it exists.
 #[derive(Debug)]
 pub(super) struct Watched {
-    number: u64,
+    key: Key,
     buffer: Arc<Buffer>,
 }
 
@@ -168,18 +196,12 @@ impl Watched {
             accessed: AtomicUsize::new(0),
             changed: AtomicUsize::new(NO_CHANGE),
             overlaps: AtomicU32::new(0),
+            overtaken: AtomicU32::new(0),
+            overtaken_by: AtomicU32::new(0),
         });
-        let mut buffers = lock(&BUFFERS);
-        let number = buffers.next;
-        buffers.next += 1;
-        if buffers.ranges.is_empty() {
-            buffers.longest = 0;
-        }
-        buffers.longest = buffers.longest.max(end - start);
-        buffers.ranges.insert((start, number), Arc::clone(&buffer));
-        drop(buffers);
+        let key = lock(&BUFFERS).insert(start..end, Arc::clone(&buffer));
         pages(start, end).for_each(|page| _ = page.fetch_add(1, Ordering::SeqCst));
-        Self { number, buffer }
+        Self { key, buffer }
     }
 
     /// Sets the bytes, which were read since it is watched.
@@ -211,12 +233,23 @@ impl Watched {
         let qpn = self.buffer.overlaps.load(Ordering::SeqCst);
         (qpn != 0).then_some(qpn)
     }
+
+    /// Returns the queue pair that has received into it before the device has read it, if that
+    /// has changed what it read.
+    pub(super) fn overtaken_by(&self) -> Option<u32> {
+        let qpn = self.buffer.overtaken_by.load(Ordering::SeqCst);
+        (qpn != 0).then_some(qpn)
+    }
+
+    pub(super) fn local(&self) -> Local {
+        Local(Arc::clone(&self.buffer))
+    }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
         let Buffer { start, end, .. } = *self.buffer;
-        lock(&BUFFERS).ranges.remove(&(start, self.number));
+        lock(&BUFFERS).remove(self.key);
         pages(start, end).for_each(|page| _ = page.fetch_sub(1, Ordering::SeqCst));
     }
 }
@@ -262,11 +295,16 @@ pub(super) fn before_scatter(qpn: u32, address: u64, length: usize, is_remote: b
         true => ARRIVED[qpn as usize % ARRIVED.len()].store(now(), Ordering::SeqCst),
         false => message_arrived(),
     }
-    for buffer in buffers.overlapping(address, end) {
-        if own.next.is_some_and(|next| ptr::eq(next, buffer)) {
+    for buffer in buffers.overlapping(address..end) {
+        if own.next.is_some_and(|next| ptr::eq(next, &**buffer)) {
             continue;
         }
         buffer.is_written.store(true, Ordering::SeqCst);
+        if is_answer || is_remote && length <= LONGEST_FLAG {
+            buffer.overtaken.store(OTHERS, Ordering::SeqCst);
+        } else {
+            buffer.overtake(qpn, address, end);
+        }
         // After a message the program may know that the peer has the data.
         if is_answer && buffer.qpn != qpn && last_message < buffer.at {
             buffer.overlaps.store(qpn, Ordering::SeqCst);
@@ -319,6 +357,34 @@ mod tests {
         let (before, after) = (watched(AT - 8, 8), watched(AT + 8, 8));
         before_scatter(1, AT, 8, true);
         assert!(!before.is_written() && !after.is_written());
+    }
+
+    #[test]
+    fn what_arrives_before_a_buffer_is_read_is_found() {
+        let mut bytes = vec![1; 96];
+        let by = |qpn, usage, bytes: &mut [u8], arrives: &dyn Fn(u64)| {
+            let (watched, at) = with_bytes(qpn, usage, bytes);
+            arrives(at);
+            bytes[20] ^= 1;
+            before_gather(qpn, at, 96);
+            watched.overtaken_by()
+        };
+        let write = |at| before_scatter(601, at + 16, 16, true);
+        assert_eq!(by(602, Use::Gather, &mut bytes, &write), Some(601));
+        // Read before, a flag, and together with the answer to a read of its own.
+        let late = |at| {
+            before_gather(602, at, 96);
+            before_scatter(601, at + 16, 16, true);
+        };
+        assert_eq!(by(602, Use::Gather, &mut bytes, &late), None);
+        let flag = |at| before_scatter(601, at + 16, 8, true);
+        assert_eq!(by(602, Use::Gather, &mut bytes, &flag), None);
+        let answered = |at| {
+            let _answer = Watched::new((602, now()), Use::Answer, at, 64);
+            before_scatter(602, at, 64, true);
+            before_scatter(601, at + 16, 16, true);
+        };
+        assert_eq!(by(602, Use::Gather, &mut bytes, &answered), None);
     }
 
     #[test]

@@ -172,6 +172,8 @@ pub(crate) struct QueuePair {
     pub(crate) state: Mutex<QpState>,
     pub(crate) created: Origin,
     pub(crate) user_handle: u64,
+    /// GID or LID of the peer's port, since RTR; zeros before.
+    pub(crate) peer: Mutex<[u8; 16]>,
     /// Posts that were not noted ([`Objects::note_unseen`]) since RESET: of this queue pair, and
     /// of unknown ones at the time of the last RESET.
     unseen: AtomicBool,
@@ -343,6 +345,7 @@ impl Objects {
                     state: Mutex::new(QpState::RESET),
                     created: Origin::here(),
                     user_handle,
+                    peer: Mutex::default(),
                     unseen: AtomicBool::new(false),
                     unseen_before: AtomicU64::new(self.unseen_of_unknown.load(Ordering::Relaxed)),
                     sends: Mutex::new(Posts::new(sends)),
@@ -360,11 +363,16 @@ impl Objects {
                 self.queue_pairs_created.fetch_add(1, Ordering::Relaxed);
                 lock(&self.queue_pairs).insert((device, number), Arc::new(queue_pair));
             }
-            ObjectChange::QueuePairModified { number, state, .. } => {
+            ObjectChange::QueuePairModified {
+                number,
+                state,
+                ref attributes,
+            } => {
                 let Some(queue_pair) = self.queue_pair(device, number) else {
                     return;
                 };
                 *lock(&queue_pair.state) = state;
+                *lock(&queue_pair.peer) = attributes.destination;
                 if state == QpState::RESET {
                     queue_pair.unseen.store(false, Ordering::Relaxed);
                     let unseen = self.unseen_of_unknown.load(Ordering::Relaxed);

@@ -672,9 +672,10 @@ int main(int count, char **arguments)
 		poll_one(cq);
 		poll_one(cq);
 	} else if (!strcmp(mistake, "written")) {
-		/* The device writes what is being sent by another queue pair. */
-		post_of(b, target_mr, (uintptr_t)target, 1, IBV_WR_SEND, 0);
+		/* The device writes what it has sent, before its completion is polled. */
 		receive(a, mr, memory + 64);
+		post_of(b, target_mr, (uintptr_t)target, 1, IBV_WR_SEND, 0);
+		poll_one(receives);
 		memory[0] = 9;
 		post(IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
 		poll_one(cq);
