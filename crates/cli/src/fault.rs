@@ -2,20 +2,18 @@
 //! happened.
 
 use std::fmt;
-use std::fs;
 use std::io::Write;
-use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use embedded::softhca::fault::{Faults, ParseError};
-use embedded::{FaultAnswer, FaultState, Network, RunningFaults};
+use embedded::{FaultAnswer, FaultState, RunningProcesses};
 
 use crate::error::Error;
-use crate::out;
 use crate::run::faults::{read, times};
+use crate::{out, running};
 
 /// Arguments of `fault`.
 #[derive(clap::Args)]
@@ -26,8 +24,9 @@ Examples: ringverbs fault /tmp/net 'lose opcode=send nth=3' 'link-down 1s'
           ringverbs fault 4711 'qp-error qp=#1'
           ringverbs fault /tmp/net --end")]
 pub struct Args {
-    /// Directory of the devices' network (--directory of ringverbs run), or number of a process
-    #[arg(value_name = "DIRECTORY|PID")]
+    /// Directory of the devices' network (--directory of ringverbs run), number of a process, or
+    /// roce: the processes that reach other hosts
+    #[arg(value_name = "DIRECTORY|PID|roce")]
     target: PathBuf,
     /// Faults, one in each argument
     #[arg(value_name = "FAULT")]
@@ -47,10 +46,8 @@ enum FaultError {
     Text(Option<PathBuf>, ParseError),
     /// The file cannot be read.
     File(PathBuf, std::io::Error),
-    /// There is no such process, or it is another user's.
-    Process(u32, std::io::Error),
-    /// These many processes, of so many, have not answered.
-    Silent(usize, usize),
+    /// So many processes have not answered.
+    Silent(usize),
 }
 
 impl fmt::Display for FaultError {
@@ -62,32 +59,12 @@ impl fmt::Display for FaultError {
                 write!(f, "fault {number}, column {column}: {reason}")
             }
             Self::File(path, error) => write!(f, "{}: {error}", path.display()),
-            Self::Process(process, error) => write!(f, "process {process}: {error}"),
-            Self::Silent(silent, told) => write!(
-                f,
-                "{silent} of {told} processes have not answered: they may be stopped, or of \
-                 another version of ringverbs"
-            ),
+            Self::Silent(count) => f.write_str(&running::silent(*count)),
         }
     }
 }
 
 impl std::error::Error for FaultError {}
-
-/// The network of a target, and the process that is meant alone.
-fn find(target: &Path) -> Result<(PathBuf, Option<u32>), FaultError> {
-    const VARIABLE: &[u8] = b"RINGVERBS_DIRECTORY=";
-    let Some(process) = target.to_str().and_then(|it| it.parse::<u32>().ok()) else {
-        return Ok((target.to_owned(), None));
-    };
-    let environment = fs::read(format!("/proc/{process}/environ"));
-    let environment = environment.map_err(|error| FaultError::Process(process, error))?;
-    let mut variables = environment.split(|byte| *byte == 0);
-    let directory = variables.find_map(|it| it.strip_prefix(VARIABLE));
-    let directory = directory.map(|it| PathBuf::from(std::ffi::OsString::from_vec(it.to_vec())));
-    let directory = directory.unwrap_or_else(Network::default_directory);
-    Ok((directory, Some(process)))
-}
 
 /// Returns the text of the arguments, if there is one.
 fn text(args: &Args) -> Result<Option<String>, FaultError> {
@@ -110,46 +87,32 @@ fn text(args: &Args) -> Result<Option<String>, FaultError> {
 /// Sets faults, or shows those that are set.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let text = text(args).map_err(Error::subcommand)?;
-    let (directory, process) = find(&args.target).map_err(Error::subcommand)?;
-    let running = RunningFaults::open(&directory).map_err(Error::subcommand)?;
+    let processes = running::find(&args.target)?;
     if args.end {
-        running.set(process, None).map_err(Error::subcommand)?;
+        processes.set_faults(None).map_err(Error::subcommand)?;
         return Ok(ExitCode::SUCCESS);
     }
     let Some(text) = text else {
-        let set = running.text(process).unwrap_or_default();
-        print(&set, &answers(&running, &set, process))?;
+        let set = processes.faults().unwrap_or_default();
+        print(&set, &processes.fault_answers(&set))?;
         return Ok(ExitCode::SUCCESS);
     };
-    let told = running.set(process, Some(&text));
-    let told = told.map_err(Error::subcommand)?;
-    // A text for one process is read by that one.
-    let expected = process.map_or(told, |_| told.min(1));
-    let found = wait_for_answers(&running, &text, process, expected);
+    let expected = processes.set_faults(Some(&text));
+    let expected = expected.map_err(Error::subcommand)?;
+    let found = wait_for_answers(&processes, &text, expected);
     print(&text, &found)?;
     match expected.saturating_sub(found.len()) {
         0 => Ok(ExitCode::SUCCESS),
-        silent => Err(Error::subcommand(FaultError::Silent(silent, expected))),
+        silent => Err(Error::subcommand(FaultError::Silent(silent))),
     }
 }
 
-fn answers(running: &RunningFaults, text: &str, process: Option<u32>) -> Vec<FaultAnswer> {
-    let mut found = running.answers(text);
-    found.retain(|it| process.is_none_or(|process| process == it.process));
-    found
-}
-
 /// Waits until so many processes have answered, at most two seconds.
-fn wait_for_answers(
-    running: &RunningFaults,
-    text: &str,
-    process: Option<u32>,
-    expected: usize,
-) -> Vec<FaultAnswer> {
+fn wait_for_answers(processes: &RunningProcesses, text: &str, expected: usize) -> Vec<FaultAnswer> {
     const MAX_WAIT: Duration = Duration::from_secs(2);
     let end = Instant::now() + MAX_WAIT;
     loop {
-        let found = answers(running, text, process);
+        let found = processes.fault_answers(text);
         if found.len() >= expected || Instant::now() >= end {
             return found;
         }

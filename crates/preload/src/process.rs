@@ -880,6 +880,7 @@ fn join() -> Result<&'static [Embedded], Errno> {
     };
     let network = network.map_err(failed)?;
     network.set_on_die(die);
+    network.set_names(&config.names);
     if let Some(seed) = config.seed {
         network.set_seed(seed);
     }

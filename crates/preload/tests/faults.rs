@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::*;
-use embedded::{FaultAnswer, FaultCounts, FaultState, RunningFaults};
+use embedded::{FaultAnswer, FaultCounts, FaultState, RunningProcesses};
 use testing::hosts::free_port;
 
 /// Faults of a client of `ibv_rc_pingpong`, what its end says, and how often each has happened.
@@ -194,15 +194,15 @@ fn running(provider: Provider) {
     let mut server = world.start(&line, "server.txt");
     world.wait_for(&mut server);
     let mut client = world.start(&format!("{line} localhost"), "client.txt");
-    let running = RunningFaults::open(&world.directory).unwrap();
+    let running = RunningProcesses::in_directory(&world.directory).unwrap();
 
     let text = "lose opcode=send nth=5\nlose device=1\nlose program=other\nqp-error qp=0x7";
     // Until both have joined: their output is buffered.
     wait("they do not run", || {
-        (running.set(None, Some(text)).unwrap() == 2).then_some(())
+        (running.set_faults(Some(text)).unwrap() == 2).then_some(())
     });
     let answers = wait("no answers", || {
-        let answers = running.answers(text);
+        let answers = running.fault_answers(text);
         let lost = |it: &FaultAnswer| it.of(0) == Some((FaultState::Applied, 1));
         (answers.len() == 2 && answers.iter().all(lost)).then_some(answers)
     });
@@ -214,20 +214,21 @@ fn running(provider: Provider) {
         assert_eq!(answer.of(4), None);
     }
     // Of another version, and none.
-    running.set(None, Some("lose colour=red")).unwrap();
+    running.set_faults(Some("lose colour=red")).unwrap();
     wait("no refusals", || {
-        let answers = running.answers("lose colour=red");
+        let answers = running.fault_answers("lose colour=red");
         (answers.len() == 2 && answers.iter().all(|it| !it.is_accepted())).then_some(())
     });
-    running.set(None, None).unwrap();
-    assert_eq!(running.text(None), None);
+    running.set_faults(None).unwrap();
+    assert_eq!(running.faults(), None);
 
     // One of them alone.
     let text = "die nth=20";
-    running.set(Some(client.child.id()), Some(text)).unwrap();
+    let one = RunningProcesses::with_number(client.child.id()).unwrap();
+    assert_eq!(one.set_faults(Some(text)).unwrap(), 1);
     let status = client.child.wait().unwrap();
     assert_eq!(status.signal(), Some(libc::SIGKILL), "{}", client.said());
-    let answers = running.answers(text);
+    let answers = running.fault_answers(text);
     let told: Vec<u32> = answers.iter().map(|it| it.process).collect();
     assert_eq!(told, [client.child.id()]);
     assert_eq!(answers[0].of(0), Some((FaultState::Applied, 1)));

@@ -22,6 +22,7 @@ pub mod opcode;
 pub mod platform;
 pub mod profile;
 pub mod profiles;
+pub mod queue_depths;
 mod rights;
 mod settings;
 pub mod status;

@@ -76,6 +76,8 @@ struct Output {
 pub(crate) struct Recorder {
     /// `None` once it has ended.
     output: Mutex<Option<Output>>,
+    /// Number of frames that were recorded.
+    frames: AtomicU64,
     snap: CaptureSnap,
     names: Vec<String>,
     clock: CaptureClock,
@@ -103,6 +105,7 @@ impl Recorder {
         }
         Ok(Arc::new(Self {
             output: Mutex::new(Some(output)),
+            frames: AtomicU64::new(0),
             snap: options.snap,
             names: options.names.clone(),
             clock,
@@ -119,6 +122,16 @@ impl Recorder {
         self.flush();
         let output = self.output().take()?;
         Some(output.files.path().to_owned())
+    }
+
+    /// Returns whether it has ended, also by an error.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.output().is_none()
+    }
+
+    /// Returns the number of frames that were recorded.
+    pub(crate) fn frames(&self) -> u64 {
+        self.frames.load(Ordering::Relaxed)
     }
 
     /// Returns the number of bytes after which zeros take the place of the frame's own: also of
@@ -143,6 +156,7 @@ impl Recorder {
     fn record(&self, device: usize, frame: &ObservedFrame<'_>) {
         let mut guard = self.output();
         let Some(output) = guard.as_mut() else { return };
+        self.frames.fetch_add(1, Ordering::Relaxed);
         let recorded = self.append(output, device, frame);
         self.end_if_failed(&mut guard, recorded);
     }

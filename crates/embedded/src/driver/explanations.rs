@@ -66,6 +66,12 @@ impl Explanations {
         Some((*cause, described(cause, access.as_ref())))
     }
 
+    /// As above, of all queue pairs that are kept.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (u32, String)> {
+        let kept = self.recent.iter();
+        kept.map(|(qpn, cause, access)| (*qpn, described(cause, access.as_ref())))
+    }
+
     /// Returns why the peer of a queue pair had to try again the last time.
     pub(crate) fn not_ready(&self, qpn: u32) -> Option<String> {
         let (_, refusal) = self.not_ready.iter().find(|(known, _)| *known == qpn)?;

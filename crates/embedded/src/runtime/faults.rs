@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use softhca::fault::{Fault, Faults, MAX_FAULTS, OnFired, QpName, Subject};
 use uverbs::{Command, Error};
 
-use crate::directory::{Directory, Sharing};
 use crate::program_name;
+use crate::runtime::control::{Place, RunningProcesses};
 use crate::runtime::device::Device;
 use crate::runtime::embedded::Embedded;
 use crate::runtime::network::{Network, refused};
@@ -182,21 +182,18 @@ fn hash(text: &str) -> u64 {
 
 /// The faults that a file in the directory of a network gives this process.
 pub(crate) struct FaultControl {
-    directory: Arc<Directory>,
-    /// Number of this process in the network.
-    number: u16,
+    place: Place,
     /// The text that was applied last.
     applied: Mutex<Option<String>>,
 }
 
 impl FaultControl {
-    pub(crate) fn new(directory: Arc<Directory>, number: u16) -> Self {
+    pub(crate) fn new(place: Place) -> Self {
         // Of earlier processes of these numbers.
-        directory.remove_lock(&answer_name(number));
-        control_file::remove_own(&directory, NAME);
+        place.directory.remove_lock(&answer_name(place.number));
+        control_file::remove_own(&place.directory, NAME);
         Self {
-            directory,
-            number,
+            place,
             applied: Mutex::default(),
         }
     }
@@ -204,7 +201,7 @@ impl FaultControl {
     /// Applies the file to the devices, if it has changed; with `again` also if not, since there
     /// is another device. Returns whether anything was applied.
     pub(crate) fn read(&self, devices: &[Arc<Device>], on_die: Option<fn()>, again: bool) -> bool {
-        let text = control_file::read(&self.directory, NAME);
+        let text = control_file::read(&self.place.directory, NAME);
         let mut applied = self.applied.lock().unwrap_or_else(PoisonError::into_inner);
         if *applied == text && (!again || text.is_none()) {
             return false;
@@ -218,10 +215,11 @@ impl FaultControl {
     }
 
     fn apply(&self, devices: &[Arc<Device>], text: &str, on_die: Option<fn()>) {
-        let name = answer_name(self.number);
-        self.directory.remove_lock(&name);
+        let Place { directory, number } = &self.place;
+        let name = answer_name(*number);
+        directory.remove_lock(&name);
         // Without an answer the command says that there is none.
-        let counts = FaultCounts::create(&self.directory.path_of(&name)).ok();
+        let counts = FaultCounts::create(&directory.path_of(&name)).ok();
         let counts = counts.map(Arc::new);
         let answer = match Faults::parse(text) {
             Ok(faults) => {
@@ -273,51 +271,37 @@ impl FaultAnswer {
     }
 }
 
-/// The faults of the running processes of a directory.
-#[derive(Debug)]
-pub struct RunningFaults(Directory);
-
-impl RunningFaults {
-    /// Opens the directory of a network, as [`Network::joined`] does.
-    ///
-    /// # Errors
-    /// Those of [`Network::joined`] that concern the directory.
-    pub fn open(directory: &Path) -> std::result::Result<Self, Error> {
-        Directory::open(directory, Sharing::Own).map(Self)
-    }
-
-    /// Sets the faults of one process or of all, also of those that join later, in the place of
-    /// those that were set before; `None` ends them. Returns how many processes were told.
+impl RunningProcesses {
+    /// Sets the faults of the processes, also of those that start later, in the place of those
+    /// that were set before; `None` ends them. Returns how many processes are to answer.
     ///
     /// # Errors
     /// Those of writing the file.
-    pub fn set(
-        &self,
-        process: Option<u32>,
-        text: Option<&str>,
-    ) -> std::result::Result<usize, Error> {
-        let told = control_file::replace(&self.0, NAME, process, text);
-        told.map_err(refused(Command::Open))
+    pub fn set_faults(&self, text: Option<&str>) -> std::result::Result<usize, Error> {
+        let told = control_file::replace(&self.directory, NAME, self.only, text);
+        let told = told.map_err(refused(Command::Open))?;
+        Ok(self.expected(told))
     }
 
-    /// Returns the answers of processes to a text, also of those that have ended since.
+    /// Returns the answers of the processes to a text, also of those that have ended since.
     #[must_use]
-    pub fn answers(&self, text: &str) -> Vec<FaultAnswer> {
+    pub fn fault_answers(&self, text: &str) -> Vec<FaultAnswer> {
         let hash = hash(text);
         let answers = (0..MAX_MEMBERS).filter_map(|number| {
-            let path = self.0.path_of(&answer_name(number));
+            let path = self.directory.path_of(&answer_name(number));
             let counts = FaultCounts::open(&path).ok()?;
             let is_answer = counts.0.word(TEXT).load(Ordering::Acquire) == hash;
             let process = counts.0.word(PROCESS).load(Ordering::Relaxed) as u32;
-            is_answer.then_some(FaultAnswer { process, counts })
+            let is_meant = is_answer && self.contains(process);
+            is_meant.then_some(FaultAnswer { process, counts })
         });
         answers.collect()
     }
 
-    /// Returns the text of the faults of one process or of all.
+    /// Returns the text of the faults that are set.
     #[must_use]
-    pub fn text(&self, process: Option<u32>) -> Option<String> {
-        control_file::text_for(&self.0, NAME, process)
+    pub fn faults(&self) -> Option<String> {
+        control_file::text_for(&self.directory, NAME, self.only)
     }
 }
 

@@ -236,6 +236,13 @@ impl Network {
         Ok(Self { runner })
     }
 
+    /// Sets the names of the devices, in the order in which they are added, for commands that
+    /// look at running processes ([`RunningProcesses`](crate::RunningProcesses)); `mlx5_0`,
+    /// `mlx5_1` and so on without this. Only the first call counts.
+    pub fn set_names(&self, names: &[String]) {
+        self.runner.set_names(names);
+    }
+
     /// Adds a device with a profile ([`profiles`](Self::profiles)). Each device
     /// has addresses of its own.
     ///

@@ -25,9 +25,9 @@ use crate::driver::cause::Cause;
 use crate::driver::files::uar_counts;
 use crate::links::Links;
 use crate::peers::PeerProcesses;
+use crate::runtime::control::{Control, Controlled, Place};
 use crate::runtime::device::Device;
 use crate::runtime::exit_flush::{Flush, flush_at_exit};
-use crate::runtime::faults::FaultControl;
 use crate::runtime::nodes::Nodes;
 use crate::runtime::reasons::{Reach, Reasons};
 use crate::runtime::time::SimulatedTime;
@@ -59,8 +59,6 @@ pub(crate) struct Runner {
     links: Option<Arc<Links>>,
     /// Processes that have the devices which a wire reaches.
     peers: Option<Arc<dyn PeerProcesses>>,
-    /// Records the frames of its devices.
-    recorder: Mutex<Option<Arc<Recorder>>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -100,8 +98,10 @@ pub(crate) struct Shared {
     manager: Manager,
     /// Questions to peers and from them; `None` if there is no wire.
     reasons: Option<Arc<Reasons>>,
-    /// Faults from a file of the network's directory.
-    faults: Option<FaultControl>,
+    /// Files of the network's directory by which commands control this process.
+    control: Option<Control>,
+    /// Records the frames of the devices.
+    recorder: Mutex<Option<Arc<Recorder>>>,
     /// Ends the process, if a fault says so.
     on_die: OnceLock<fn()>,
     devices: Mutex<Vec<Arc<Device>>>,
@@ -190,6 +190,7 @@ impl Shared {
     /// processes.
     fn turn(&self, devices: impl Deref<Target = Vec<Arc<Device>>>, caller: TurnCaller) -> Turn {
         let mut result = run_devices(&devices, self.link.as_ref());
+        let mut has_caller = false;
         let plans = caller == TurnCaller::NetworkThread;
         if let Some(reasons) = &self.reasons {
             let (busy, due) = reasons.turn(&devices, plans);
@@ -202,9 +203,7 @@ impl Shared {
             let moved = link.pump(now, answer_expected, result.awaits_confirmation);
             result.busy |= moved.busy;
             result.busy |= (self.reasons.as_ref()).is_some_and(|it| it.has_arrived());
-            if let Some(faults) = self.faults.as_ref().filter(|_| moved.has_caller) {
-                result.busy |= faults.read(&devices, self.on_die.get().copied(), false);
-            }
+            has_caller = moved.has_caller;
             if moved.sent_all {
                 for device in devices.iter() {
                     device.lock_for_turn().confirm_sent();
@@ -224,6 +223,9 @@ impl Shared {
         }
         // Unlocked first: the threads that wake may take turns at once.
         drop(devices);
+        if has_caller {
+            result.busy |= self.read_control(&self.devices(), false);
+        }
         if result.busy {
             self.waiters.wake(result.remote_writes);
             if let Some(time) = &self.time {
@@ -278,6 +280,42 @@ impl Shared {
     fn devices(&self) -> MutexGuard<'_, Vec<Arc<Device>>> {
         self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Does what the files that control this process say. The caller has locked the devices;
+    /// with `again`, one of them is new. Returns whether anything was done.
+    fn read_control(&self, devices: &[Arc<Device>], again: bool) -> bool {
+        let Some(control) = &self.control else {
+            return false;
+        };
+        let controlled = Controlled {
+            devices,
+            on_die: self.on_die.get().copied(),
+            recorder: &|| self.recorder().clone(),
+            record: &|recorder| drop(self.record_frames(devices, recorder)),
+            names: control.names(),
+        };
+        control.read(&controlled, again)
+    }
+
+    fn recorder(&self) -> MutexGuard<'_, Option<Arc<Recorder>>> {
+        self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets what records the frames of all devices, which the caller has locked, and of the wire.
+    /// Returns what did before.
+    fn record_frames(
+        &self,
+        devices: &[Arc<Device>],
+        recorder: Option<Arc<Recorder>>,
+    ) -> Option<Arc<Recorder>> {
+        for (index, device) in devices.iter().enumerate() {
+            device.record_frames(recorder.as_ref(), index);
+        }
+        if let Some(link) = &self.link {
+            link.record_frames(recorder.as_ref());
+        }
+        std::mem::replace(&mut *self.recorder(), recorder)
+    }
 }
 
 /// Runs each device once.
@@ -330,7 +368,7 @@ struct WireParts {
     links: Option<Arc<Links>>,
     peers: Option<Arc<dyn PeerProcesses>>,
     reasons: Option<Arc<Reasons>>,
-    faults: Option<FaultControl>,
+    control: Option<Control>,
 }
 
 impl WireParts {
@@ -352,7 +390,7 @@ impl WireParts {
             links: None,
             peers: None,
             reasons: None,
-            faults: None,
+            control: None,
         })
     }
 
@@ -371,11 +409,14 @@ impl WireParts {
             segment.set_agents(agents.with(REASONS, Arc::clone(&reasons) as _));
             segment.set_links(Arc::clone(&links));
             let first = segment.first_device().into();
-            let faults = FaultControl::new(controlled, segment.number());
-            joined = Some((manager, reasons, first, segment.processes(), faults));
+            let control = Control::new(Place {
+                directory: controlled,
+                number: segment.number(),
+            });
+            joined = Some((manager, reasons, first, segment.processes(), control));
             Ok(Wire::Directory(Box::new(segment)))
         })?;
-        let Some((manager, reasons, first, peers, faults)) = joined else {
+        let Some((manager, reasons, first, peers, control)) = joined else {
             return refuse(libc::EINVAL);
         };
         Ok(Self {
@@ -387,7 +428,7 @@ impl WireParts {
             links: Some(links),
             peers: Some(peers),
             reasons: Some(reasons),
-            faults: Some(faults),
+            control: Some(control),
         })
     }
 
@@ -395,6 +436,12 @@ impl WireParts {
     fn by_udp(ports: UdpPorts, fabric: &Fabric, pool: &Pool) -> Result<Self> {
         let addresses = ports.addresses();
         let (links, peers) = (ports.links(), ports.processes());
+        let control = ports.shared().map(|it| {
+            Control::new(Place {
+                directory: it.directory,
+                number: it.member.into(),
+            })
+        });
         let own = Arc::clone(&addresses.list);
         let manager = Manager::of_hosts(own, ports.shared(), Clock::Host);
         let member = ports.shared().map_or(0, |it| it.member);
@@ -414,7 +461,7 @@ impl WireParts {
             links: Some(links),
             peers,
             reasons: Some(reasons),
-            faults: None,
+            control,
         })
     }
 }
@@ -455,7 +502,7 @@ impl Runner {
             links,
             peers,
             reasons,
-            faults,
+            control,
         } = match config {
             WireConfig::None => WireParts::alone(time.as_ref()),
             WireConfig::Directory(directory) => WireParts::in_directory(directory, &fabric, &pool),
@@ -469,7 +516,8 @@ impl Runner {
             pool,
             manager,
             reasons,
-            faults,
+            control,
+            recorder: Mutex::default(),
             on_die: OnceLock::new(),
             devices: Mutex::default(),
             device_count: AtomicUsize::new(0),
@@ -512,7 +560,6 @@ impl Runner {
             addresses,
             links,
             peers,
-            recorder: Mutex::default(),
             thread,
         }))
     }
@@ -538,33 +585,27 @@ impl Runner {
                 state.hca.keep_management();
             }
         }
-        if let Some(recorder) = &*self.recorder() {
+        if let Some(recorder) = &*self.shared.recorder() {
             device.record_frames(Some(recorder), index);
         }
         devices.push(Arc::clone(&device));
         self.shared
             .device_count
             .store(devices.len(), Ordering::Release);
-        if let Some(faults) = &self.shared.faults {
-            faults.read(&devices, self.shared.on_die.get().copied(), true);
-        }
+        self.shared.read_control(&devices, true);
         Ok(device)
-    }
-
-    fn recorder(&self) -> MutexGuard<'_, Option<Arc<Recorder>>> {
-        self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets what records the frames of all devices and of the wire. Returns what did before.
     pub(crate) fn record_frames(&self, recorder: Option<Arc<Recorder>>) -> Option<Arc<Recorder>> {
-        let devices = self.shared.devices();
-        for (index, device) in devices.iter().enumerate() {
-            device.record_frames(recorder.as_ref(), index);
+        self.shared.record_frames(&self.shared.devices(), recorder)
+    }
+
+    /// Sets the names of the devices, for whoever looks at them from outside.
+    pub(crate) fn set_names(&self, names: &[String]) {
+        if let Some(control) = &self.shared.control {
+            control.set_names(names);
         }
-        if let Some(link) = &self.shared.link {
-            link.record_frames(recorder.as_ref());
-        }
-        std::mem::replace(&mut *self.recorder(), recorder)
     }
 
     /// Runs a turn of all devices. Returns whether anything happened or more is left

@@ -10,8 +10,18 @@
 //! rename, so that it is read whole. A process reads it when it joins, and when somebody connects
 //! to it, which whoever replaces the file does. Only files of this user, in a directory that
 //! nobody else may write in, are read.
+//!
+//! It answers by a file `NAME-answer-NUMBER`, with its number in the network, of the same form;
+//! the last line shows that it is whole. [`Network::joined`] and [`Network::roce`] have different
+//! directories.
+//!
+//! [`Network::joined`]: crate::Network::joined
+//! [`Network::roce`]: crate::Network::roce
 
+use std::fs;
 use std::process;
+
+use nix::sys::resource::{Resource, getrlimit};
 
 use crate::Result;
 use crate::directory::Directory;
@@ -20,6 +30,10 @@ use crate::wires::segment::connect_to_each;
 
 /// Maximum length of a file.
 const MAX_LENGTH: u64 = 64 << 10;
+/// Maximum length of an answer.
+const MAX_ANSWER: usize = 1 << 20;
+/// The last line of an answer.
+const END: &str = "end\n";
 
 fn first_line(name: &str) -> String {
     format!("ringverbs-{name} 1\n")
@@ -54,10 +68,51 @@ pub(crate) fn text_for(directory: &Directory, name: &str, process: Option<u32>) 
     content.map(str::to_owned)
 }
 
+fn answer_name(name: &str, number: u16) -> String {
+    format!("{name}-answer-{number}")
+}
+
+/// Answers as the process with this number in the network. Without an answer, whoever waits for
+/// it says that there is none.
+pub(crate) fn answer(directory: &Directory, name: &str, number: u16, text: &str) {
+    let content = first_line(name) + text + END;
+    // The kernel would end the process (SIGXFSZ).
+    let limit = getrlimit(Resource::RLIMIT_FSIZE).map_or(u64::MAX, |(limit, _)| limit);
+    if content.len() > MAX_ANSWER || content.len() as u64 > limit {
+        return tracing::debug!("no room for an answer about {name}");
+    }
+    if let Err(errno) = directory.replace(&answer_name(name, number), &content) {
+        tracing::debug!(%errno, "no answer about {name}");
+    }
+}
+
+/// Returns the answer of the process with this number, without its first and last line.
+pub(crate) fn answer_of(directory: &Directory, name: &str, number: u16) -> Option<String> {
+    let text = directory.read_up_to(&answer_name(name, number), MAX_ANSWER as u64)?;
+    let text = text.strip_prefix(&first_line(name))?.strip_suffix(END)?;
+    Some(text.to_owned())
+}
+
+/// Removes the answer of an earlier process with this number.
+pub(crate) fn remove_answer(directory: &Directory, name: &str, number: u16) {
+    directory.remove_lock(&answer_name(name, number));
+}
+
 /// Removes the text for this process alone, which was for an earlier process of its number.
 pub(crate) fn remove_own(directory: &Directory, name: &str) {
     if directory.is_private() {
         directory.remove_lock(&name_of(name, Some(process::id())));
+    }
+}
+
+/// Removes the texts for single processes.
+pub(crate) fn remove_all_single(directory: &Directory, name: &str) {
+    let files = fs::read_dir(directory.path_of("")).into_iter().flatten();
+    for file in files.filter_map(|it| it.ok()?.file_name().into_string().ok()) {
+        let process = file.strip_prefix(name).and_then(|it| it.strip_prefix('-'));
+        if process.is_some_and(|it| it.parse::<u32>().is_ok()) {
+            directory.remove_lock(&file);
+        }
     }
 }
 
@@ -92,7 +147,6 @@ pub(crate) fn replace(
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
@@ -113,6 +167,19 @@ mod tests {
         assert_eq!(read(&directory, "faults").as_deref(), Some("all"));
         let names = fs::read_dir(&path).unwrap().count();
         assert_eq!(names, 2, "a temporary file is left");
+        answer(&directory, "faults", 7, "line\n");
+        assert_eq!(
+            answer_of(&directory, "faults", 7).as_deref(),
+            Some("line\n")
+        );
+        assert_eq!(answer_of(&directory, "faults", 8), None);
+        fs::write(path.join("faults-answer-8"), "ringverbs-faults 1\nli").unwrap();
+        assert_eq!(answer_of(&directory, "faults", 8), None);
+        remove_all_single(&directory, "faults");
+        assert!(answer_of(&directory, "faults", 7).is_some());
+        remove_answer(&directory, "faults", 7);
+        remove_answer(&directory, "faults", 8);
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
         // Others than this version's.
         for other in ["", "ringverbs-faults 2\nlose\n", "lose\n", "\u{0}"] {
             fs::write(path.join("faults"), other).unwrap();

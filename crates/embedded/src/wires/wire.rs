@@ -87,7 +87,7 @@ impl Wire {
     fn take_caller(&mut self) -> bool {
         match self {
             Self::Directory(segment) => segment.take_caller(),
-            Self::Udp(_) => false,
+            Self::Udp(udp) => udp.take_caller(),
         }
     }
 

@@ -63,7 +63,7 @@ const OWNER: usize = 63;
 const APP_TAG_MATCHING: u8 = 1;
 
 /// Offset of the consumer index in the doorbell record of a completion queue.
-const CONSUMED: u64 = 0;
+pub(crate) const CONSUMED: u64 = 0;
 
 /// Syndromes in a CQ error event.
 const SYNDROME_OVERRUN: u8 = 1;
@@ -178,7 +178,12 @@ impl Cq {
     /// consumer index only what tells a full queue from an empty one counts: DPDK's driver
     /// writes the low 16 bits.
     pub(crate) fn outstanding(&self) -> u32 {
-        self.producer.wrapping_sub(self.consumer) & ((2 << self.log_size) - 1)
+        self.unread(self.consumer)
+    }
+
+    /// As [`outstanding`](Self::outstanding), with a consumer index of the driver's.
+    pub(crate) fn unread(&self, consumer: u32) -> u32 {
+        self.producer.wrapping_sub(consumer) & ((2 << self.log_size) - 1)
     }
 
     /// Returns the address of a CQE.

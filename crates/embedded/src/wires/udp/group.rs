@@ -14,6 +14,7 @@ use std::fs::{self, File};
 use std::io::{IoSlice, IoSliceMut};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -195,6 +196,15 @@ impl PeerProcesses for MemberProcesses {
     }
 }
 
+/// Returns the path of the directory of the members in the network namespace that a link of
+/// `/proc` names, since addresses belong to that.
+pub(crate) fn group_directory(parent: &FilePath, namespace: &FilePath) -> PathBuf {
+    let namespace = fs::read_link(namespace).unwrap_or_default();
+    let namespace = namespace.to_string_lossy();
+    let digits: String = namespace.chars().filter(char::is_ascii_digit).collect();
+    parent.join(format!("roce-{digits}"))
+}
+
 /// Opens the directory of the members.
 ///
 /// # Errors
@@ -203,11 +213,7 @@ fn open_directory() -> Result<Directory> {
     let unusable = |_| Errno::new(libc::EACCES);
     let parent = Directory::default_path();
     Directory::open(&parent, Sharing::Own).map_err(unusable)?;
-    // Addresses belong to a network namespace.
-    let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();
-    let namespace = namespace.to_string_lossy();
-    let digits: String = namespace.chars().filter(char::is_ascii_digit).collect();
-    let path = parent.join(format!("roce-{digits}"));
+    let path = group_directory(&parent, FilePath::new("/proc/self/ns/net"));
     Directory::open(&path, Sharing::Own).map_err(unusable)
 }
 
@@ -493,6 +499,8 @@ pub(crate) struct Group {
     ended: Vec<(u8, Instant)>,
     /// A link that is not stalled may have messages that wait.
     has_waiting: bool,
+    /// Somebody has connected, perhaps since a file that controls this process has changed.
+    has_caller: bool,
     epoll: Epoll,
 }
 
@@ -508,6 +516,7 @@ impl Group {
             watched: (0..MAX_MEMBERS).map(|_| None).collect(),
             ended: Vec::new(),
             has_waiting: false,
+            has_caller: false,
             epoll,
         };
         (0..MAX_MEMBERS).for_each(|number| group.watch_member(number));
@@ -594,6 +603,11 @@ impl Group {
     /// Removes a table whose connections were [stored](Self::store).
     pub(crate) fn finish(&self, table: LeftTable) {
         table.finish(&self.member.directory);
+    }
+
+    /// Returns whether somebody has connected since the last call.
+    pub(crate) fn take_caller(&mut self) -> bool {
+        std::mem::take(&mut self.has_caller)
     }
 
     /// Returns whether a member has ended, and peers may have to be told.
@@ -721,6 +735,7 @@ impl Group {
             if self.epoll.add(&socket, event).is_ok() {
                 self.incoming[slot] = Some((socket, None));
             }
+            self.has_caller = true;
         }
     }
 

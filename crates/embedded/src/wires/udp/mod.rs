@@ -51,7 +51,7 @@ use crate::random::random;
 use crate::wires::agent::{self, Agents, HostConnection, MAD, MAD_SIZE, Peer, PortAddress, QPN};
 use crate::wires::wire::{self, MAX_FRAME_WAIT};
 use group::{Forwarded, Group, MessageKind};
-pub(crate) use group::{ID_BITS, QPN_BITS, has_left_connections};
+pub(crate) use group::{ID_BITS, QPN_BITS, group_directory, has_left_connections};
 use interface_monitor::{InterfaceMonitor, InterfaceState};
 use multicast::MulticastGroups;
 use packets::{MAX_SEND_FRAMES, PacketPort};
@@ -214,6 +214,11 @@ impl UdpWire {
             thread::yield_now();
         }
         received || sent || changed || awaits_end
+    }
+
+    /// Returns whether somebody has connected since the last call.
+    pub(crate) fn take_caller(&mut self) -> bool {
+        self.group.as_mut().is_some_and(Group::take_caller)
     }
 
     /// Sets what records the frames that no device sees.

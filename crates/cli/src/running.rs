@@ -1,0 +1,30 @@
+//! Running programs on embedded devices, as arguments name them.
+
+use std::path::Path;
+
+use embedded::RunningProcesses;
+
+use crate::error::Error;
+
+/// The name of those that reach other hosts.
+const HOSTS: &str = "roce";
+
+/// Returns the processes that an argument names: a directory, a process, or `roce`.
+pub fn find(target: &Path) -> Result<RunningProcesses, Error> {
+    let name = target.to_str().unwrap_or_default();
+    let found = match name.parse::<u32>() {
+        Ok(process) => RunningProcesses::with_number(process),
+        Err(_) if name == HOSTS => RunningProcesses::on_hosts(),
+        Err(_) => RunningProcesses::in_directory(target),
+    };
+    found.map_err(Error::subcommand)
+}
+
+/// Says that processes have not answered.
+pub fn silent(count: usize) -> String {
+    let processes = match count {
+        1 => "a process has".to_owned(),
+        count => format!("{count} processes have"),
+    };
+    format!("{processes} not answered: stopped, or of another version of ringverbs")
+}
