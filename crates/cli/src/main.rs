@@ -21,7 +21,9 @@ mod perf;
 mod pingpong;
 mod poller;
 mod run;
+mod running;
 mod side;
+mod top;
 mod trace;
 
 use std::process::ExitCode;
@@ -59,10 +61,12 @@ enum Command {
     Check(run::check::Args),
     /// Print the environment with which run would start a program, for eval, CI or containers
     Env(run::environment::Args),
-    /// Work on captures of run --capture
+    /// Capture the frames of running programs, and join captures
     Capture(capture::Args),
     /// Inject faults into running programs on embedded devices
     Fault(fault::Args),
+    /// Show the objects, rates and errors of running programs on embedded devices
+    Top(top::Args),
     /// Set the link of an embedded device up or down
     Link(link::Args),
 }
@@ -92,6 +96,7 @@ fn main() -> ExitCode {
         Command::Env(args) => run::environment::run(&args),
         Command::Capture(args) => capture::run(&args),
         Command::Fault(args) => fault::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Link(args) => link::run(&args),
     };
     match result {

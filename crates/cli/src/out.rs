@@ -39,6 +39,14 @@ pub fn json(value: &impl Serialize) -> Result<(), Error> {
     Ok(out.flush()?)
 }
 
+/// As [`json`], on one line.
+pub fn json_line(value: &impl Serialize) -> Result<(), Error> {
+    let text = serde_json::to_string(value).map_err(io::Error::from)?;
+    let mut out = stdout();
+    writeln!(out, "{}", visible_json(&text))?;
+    Ok(out.flush()?)
+}
+
 /// Prints an error and its advice on standard error.
 pub fn print_error(error: &Error) {
     let mut err = TerminalWriter::new(anstream::stderr());

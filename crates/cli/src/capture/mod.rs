@@ -1,5 +1,7 @@
-//! `ringverbs capture`: works on captures of `ringverbs run --capture`.
+//! `ringverbs capture`: captures of running programs, and work on those of `ringverbs run
+//! --capture`.
 
+mod control;
 mod merge;
 
 use std::path::PathBuf;
@@ -16,6 +18,12 @@ pub struct Args {
 
 #[derive(clap::Subcommand)]
 enum Action {
+    /// Capture the frames of running programs, and of those that start later
+    #[command(after_help = "\
+Example: ringverbs capture start /tmp/net frames.pcapng; sleep 10; ringverbs capture stop /tmp/net")]
+    Start(control::Start),
+    /// End a capture of start
+    Stop(control::Stop),
     /// Join the captures of several processes or hosts, and those of a ring, by time
     #[command(after_help = "Example: ringverbs capture merge all.pcapng frames-*.pcapng")]
     Merge {
@@ -31,7 +39,11 @@ enum Action {
 /// Runs the command.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     match &args.action {
-        Action::Merge { output, inputs } => merge::merge(output, inputs)?,
+        Action::Start(start) => control::start(start),
+        Action::Stop(stop) => control::stop(stop),
+        Action::Merge { output, inputs } => {
+            merge::merge(output, inputs)?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
-    Ok(ExitCode::SUCCESS)
 }
