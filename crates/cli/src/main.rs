@@ -23,6 +23,7 @@ mod poller;
 mod run;
 mod running;
 mod side;
+mod timeline;
 mod top;
 mod trace;
 
@@ -63,6 +64,8 @@ enum Command {
     Env(run::environment::Args),
     /// Capture the frames of running programs, and join captures
     Capture(capture::Args),
+    /// Write a page with a sequence diagram of captures, records and explanations
+    Timeline(timeline::Args),
     /// Inject faults into running programs on embedded devices
     Fault(fault::Args),
     /// Show the objects, rates and errors of running programs on embedded devices
@@ -95,6 +98,7 @@ fn main() -> ExitCode {
         Command::Check(args) => run::check::run(&args),
         Command::Env(args) => run::environment::run(&args),
         Command::Capture(args) => capture::run(&args),
+        Command::Timeline(args) => timeline::run(&args),
         Command::Fault(args) => fault::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Link(args) => link::run(&args),

@@ -9,26 +9,31 @@ const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
 const ENHANCED_PACKET: u32 = 6;
 const BYTE_ORDER: u32 = 0x1a2b_3c4d;
-const LINKTYPE_ETHERNET: u16 = 1;
-/// Packets start at the IPv4 or IPv6 header.
-const LINKTYPE_RAW: u16 = 101;
-/// Extensible record format: a header of 16 bytes, then LRH to variant CRC.
+/// Link type of Ethernet.
+pub const LINKTYPE_ETHERNET: u16 = 1;
+/// Link type of packets that start at the IPv4 or IPv6 header.
+pub const LINKTYPE_RAW: u16 = 101;
+/// Link type of the extensible record format: a header of 16 bytes, then LRH to variant CRC.
 /// Wireshark does not support the link type of InfiniBand itself (247).
-const LINKTYPE_ERF: u16 = 197;
+pub const LINKTYPE_ERF: u16 = 197;
 const ERF_INFINIBAND: u8 = 21;
 /// Flag: records vary in length.
 const ERF_FLAGS: u8 = 4;
-const ERF_HEADER: usize = 16;
+/// Length of the header before the LRH.
+pub const ERF_HEADER: usize = 16;
 /// Length of the variant CRC.
-const VCRC: usize = 2;
+pub const VCRC: usize = 2;
 
 /// Options of all blocks, and of each kind of block.
 const END_OF_OPTIONS: u16 = 0;
-const COMMENT: u16 = 1;
+/// The comment of a frame.
+pub const COMMENT: u16 = 1;
 const APPLICATION: u16 = 4;
-const INTERFACE_NAME: u16 = 2;
+/// The name of an interface.
+pub const INTERFACE_NAME: u16 = 2;
 const TIME_RESOLUTION: u16 = 9;
-const FLAGS: u16 = 2;
+/// The flags of a frame: in the lower two bits its direction, 1 for received, 2 for sent.
+pub const FLAGS: u16 = 2;
 /// Longest text of an option.
 const MAX_TEXT: usize = 1024;
 

@@ -1,46 +1,25 @@
 //! Joining captures by time.
-//!
-//! The frames of a capture ascend in time, so that one of each is in memory. Inputs are
-//! untrusted: a file that a killed process has left may end within a block.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use embedded::roce::pcap;
 
+use super::reader::{FRAME_INTERFACE, ReadError, Reader, u32_at};
 use crate::error::Error;
-
-const SECTION_HEADER: u32 = 0x0a0d_0d0a;
-const INTERFACE: u32 = 1;
-const ENHANCED_PACKET: u32 = 6;
-const BYTE_ORDER: u32 = 0x1a2b_3c4d;
-/// Longest block, far above that of a frame with its comment.
-const MAX_BLOCK: u32 = 1 << 20;
-/// Type and length at the beginning of a block, and the length at its end.
-const HEADER: usize = 8;
-const TRAILER: usize = 4;
-/// Offsets in a block: of a frame the interface and the time, of an interface the options.
-const FRAME_INTERFACE: usize = 8;
-const FRAME_TIME: usize = 12;
-const INTERFACE_OPTIONS: usize = 16;
-/// The option of an interface with the resolution of its times, and that of nanoseconds.
-const TIME_RESOLUTION: u16 = 9;
-const NANOSECONDS: [u8; 1] = [9];
 
 /// The reason why captures are not joined.
 #[derive(Debug)]
 pub enum MergeError {
-    /// A file cannot be read or written.
+    /// An input cannot be read.
+    Input(ReadError),
+    /// The output cannot be written.
     File(PathBuf, io::Error),
-    /// A file is no capture of nanoseconds in little-endian pcapng.
-    NoCapture(PathBuf),
-    /// A block at an offset is malformed.
-    Malformed(PathBuf, u64),
     /// The output is one of the inputs.
     Output(PathBuf),
 }
@@ -48,15 +27,8 @@ pub enum MergeError {
 impl fmt::Display for MergeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Input(error) => error.fmt(f),
             Self::File(path, error) => write!(f, "{}: {error}", path.display()),
-            Self::NoCapture(path) => write!(
-                f,
-                "{}: this is no capture of ringverbs; mergecap of Wireshark joins others",
-                path.display()
-            ),
-            Self::Malformed(path, at) => {
-                write!(f, "{}: the block at byte {at} is malformed", path.display())
-            }
             Self::Output(path) => write!(
                 f,
                 "{}: OUT is one of the captures to join; name another file",
@@ -68,160 +40,42 @@ impl fmt::Display for MergeError {
 
 impl std::error::Error for MergeError {}
 
+impl From<ReadError> for MergeError {
+    fn from(error: ReadError) -> Self {
+        Self::Input(error)
+    }
+}
+
 impl From<MergeError> for Error {
     fn from(error: MergeError) -> Self {
         Self::subcommand(error)
     }
 }
 
-fn u32_at(block: &[u8], at: usize) -> u32 {
-    let bytes = block.get(at..).and_then(|rest| rest.first_chunk());
-    bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes))
-}
-
-/// An interface of an input.
-struct Interface {
-    block: Vec<u8>,
-    /// Its number in the output, once it has a frame there.
-    number: Option<u32>,
-}
-
-/// A capture that is read.
-struct Input<'a> {
-    path: &'a Path,
-    file: BufReader<File>,
-    /// Offset of the next block.
-    offset: u64,
-    /// Interfaces of the current section.
-    interfaces: Vec<Interface>,
-    /// The next frame.
-    frame: Vec<u8>,
-}
-
-impl<'a> Input<'a> {
-    fn open(path: &'a Path) -> Result<Self, MergeError> {
-        let file = File::open(path).map_err(|error| MergeError::File(path.to_owned(), error))?;
-        Ok(Self {
-            path,
-            file: BufReader::new(file),
-            offset: 0,
-            interfaces: Vec::new(),
-            frame: Vec::new(),
-        })
-    }
-
-    /// Reads a block; `None` at the end of the file, also within a block.
-    fn read_block(&mut self) -> Result<Option<Vec<u8>>, MergeError> {
-        let mut block = vec![0; HEADER];
-        if !self.fill(&mut block)? {
-            return Ok(None);
+/// Writes the frame of an input, after its interface if that is new there.
+fn write_frame(
+    input: &mut Reader<'_>,
+    output: &mut impl Write,
+    interfaces: &mut u32,
+) -> io::Result<()> {
+    let index = u32_at(&input.frame, FRAME_INTERFACE) as usize;
+    let Some(interface) = input.interfaces.get_mut(index) else {
+        return Ok(()); // `advance` has checked it
+    };
+    let number = match interface.number {
+        Some(number) => number,
+        None => {
+            output.write_all(&interface.block)?;
+            *interfaces += 1;
+            *interface.number.insert(*interfaces - 1)
         }
-        let (kind, length) = (u32_at(&block, 0), u32_at(&block, 4));
-        if self.offset == 0 && kind != SECTION_HEADER {
-            return Err(MergeError::NoCapture(self.path.to_owned()));
-        }
-        let is_valid = length % 4 == 0 && length as usize >= HEADER + TRAILER;
-        if !is_valid || length > MAX_BLOCK {
-            // The length of a block of the other byte order is not valid, either.
-            return Err(match self.offset {
-                0 => MergeError::NoCapture(self.path.to_owned()),
-                at => MergeError::Malformed(self.path.to_owned(), at),
-            });
-        }
-        block.resize(length as usize, 0);
-        if !self.fill(&mut block[HEADER..])? {
-            return Ok(None);
-        }
-        if u32_at(&block, length as usize - TRAILER) != length {
-            return Err(MergeError::Malformed(self.path.to_owned(), self.offset));
-        }
-        self.offset += u64::from(length);
-        Ok(Some(block))
-    }
-
-    /// Fills a buffer; returns false at the end of the file.
-    fn fill(&mut self, buffer: &mut [u8]) -> Result<bool, MergeError> {
-        match self.file.read_exact(buffer) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
-            Err(error) => Err(MergeError::File(self.path.to_owned(), error)),
-        }
-    }
-
-    /// Reads the next frame. Returns its time; `None` after the last one.
-    fn advance(&mut self) -> Result<Option<u64>, MergeError> {
-        loop {
-            let at = self.offset;
-            let Some(block) = self.read_block()? else {
-                return Ok(None);
-            };
-            match u32_at(&block, 0) {
-                SECTION_HEADER => {
-                    if u32_at(&block, HEADER) != BYTE_ORDER {
-                        return Err(MergeError::NoCapture(self.path.to_owned()));
-                    }
-                    self.interfaces.clear();
-                }
-                INTERFACE => {
-                    if !has_nanoseconds(&block) {
-                        return Err(MergeError::NoCapture(self.path.to_owned()));
-                    }
-                    let number = None;
-                    self.interfaces.push(Interface { block, number });
-                }
-                ENHANCED_PACKET => {
-                    let interface = u32_at(&block, FRAME_INTERFACE) as usize;
-                    if interface >= self.interfaces.len() || block.len() < FRAME_TIME + 8 + TRAILER
-                    {
-                        return Err(MergeError::Malformed(self.path.to_owned(), at));
-                    }
-                    let [high, low] = [0, 4].map(|half| u32_at(&block, FRAME_TIME + half));
-                    self.frame = block;
-                    return Ok(Some(u64::from(high) << 32 | u64::from(low)));
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// Writes the frame, after its interface if that is new there.
-    fn write(&mut self, output: &mut impl Write, interfaces: &mut u32) -> io::Result<()> {
-        let index = u32_at(&self.frame, FRAME_INTERFACE) as usize;
-        let Some(interface) = self.interfaces.get_mut(index) else {
-            return Ok(()); // `advance` has checked it
-        };
-        let number = match interface.number {
-            Some(number) => number,
-            None => {
-                output.write_all(&interface.block)?;
-                *interfaces += 1;
-                *interface.number.insert(*interfaces - 1)
-            }
-        };
-        self.frame[FRAME_INTERFACE..FRAME_INTERFACE + 4].copy_from_slice(&number.to_le_bytes());
-        output.write_all(&self.frame)
-    }
-}
-
-/// Returns whether the times of an interface are nanoseconds.
-fn has_nanoseconds(block: &[u8]) -> bool {
-    let mut at = INTERFACE_OPTIONS;
-    while let Some([a, b, c, d]) = block.get(at..).and_then(|rest| rest.first_chunk::<4>()) {
-        let (code, length) = (u16::from_le_bytes([*a, *b]), u16::from_le_bytes([*c, *d]));
-        let value = at + 4..at + 4 + usize::from(length);
-        if code == TIME_RESOLUTION {
-            return block.get(value) == Some(&NANOSECONDS);
-        }
-        if code == 0 {
-            return false;
-        }
-        at = value.end.next_multiple_of(4);
-    }
-    false
+    };
+    input.frame[FRAME_INTERFACE..FRAME_INTERFACE + 4].copy_from_slice(&number.to_le_bytes());
+    output.write_all(&input.frame)
 }
 
 /// Returns whether two paths lead to one file.
-fn is_same(a: &Path, b: &Path) -> bool {
+pub fn is_same(a: &Path, b: &Path) -> bool {
     let id = |path| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
     id(a).is_some() && id(a) == id(b)
 }
@@ -234,7 +88,7 @@ pub fn merge(output: &Path, inputs: &[PathBuf]) -> Result<(), MergeError> {
     let mut readers = Vec::new();
     let mut next = BinaryHeap::new();
     for path in inputs {
-        let mut input = Input::open(path)?;
+        let mut input = Reader::open(path)?;
         if let Some(time) = input.advance()? {
             next.push(Reverse((time, readers.len())));
         }
@@ -251,7 +105,7 @@ pub fn merge(output: &Path, inputs: &[PathBuf]) -> Result<(), MergeError> {
     let mut interfaces = 0;
     while let Some(Reverse((_, index))) = next.pop() {
         let input = &mut readers[index];
-        input.write(&mut out, &mut interfaces).map_err(failed)?;
+        write_frame(input, &mut out, &mut interfaces).map_err(failed)?;
         if let Some(time) = input.advance()? {
             next.push(Reverse((time, index)));
         }
@@ -312,7 +166,7 @@ mod tests {
 
     /// Returns the times of the frames, and the names of their interfaces in comments.
     fn read(path: &Path) -> Vec<(u64, u32)> {
-        let mut input = Input::open(path).unwrap();
+        let mut input = Reader::open(path).unwrap();
         let mut found = Vec::new();
         while let Some(time) = input.advance().unwrap() {
             found.push((time, u32_at(&input.frame, FRAME_INTERFACE)));

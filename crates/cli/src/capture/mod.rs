@@ -2,7 +2,8 @@
 //! --capture`.
 
 mod control;
-mod merge;
+pub mod merge;
+pub mod reader;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -50,6 +50,7 @@ use uverbs::environment::variable;
 
 use crate::error::Error;
 use crate::out;
+use crate::timeline;
 use chaos::{ChaosSeed, Decisions};
 use faults::{FaultFile, FaultReport};
 use mount::MountError;
@@ -221,6 +222,14 @@ pub struct Args {
         value_parser = values::bytes
     )]
     require_rdma: Option<u64>,
+    /// Write a page with a sequence diagram of the packets, for a browser
+    #[arg(
+        long,
+        value_name = "FILE.html",
+        requires = "embedded",
+        conflicts_with = "capture"
+    )]
+    timeline: Option<PathBuf>,
     /// Mount the files of the devices in sysfs, as they are when the program starts: for programs
     /// that are statically linked, or built for musl, and read them
     #[arg(long, requires = "embedded")]
@@ -436,6 +445,15 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         None => None,
     };
     let mut settings = Settings::of(&args.options)?;
+    let timeline = args.timeline.as_deref().map(timeline::Files::create);
+    let timeline = timeline.transpose()?;
+    if let Some(files) = &timeline {
+        settings.set("RINGVERBS_CAPTURE", files.capture().into());
+        if args.options.explain.is_none() {
+            settings.set("RINGVERBS_EXPLAIN", files.explanations().into());
+            settings.set("RINGVERBS_EXPLAIN_FORMAT", "json".into());
+        }
+    }
     if args.mount {
         if variable(EMBEDDED).is_some() {
             // A library that is preloaded into this process would show the files of its devices
@@ -457,23 +475,24 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         Some(_) if args.require_rdma.is_none() => None,
         _ => usage(args, &mut settings)?,
     };
-    let error = match usage {
-        None => {
-            command.envs(settings.variables(variable));
-            command.exec()
-        }
-        Some(usage) => {
-            let faults = settings.count_faults()?;
-            command.envs(settings.variables(variable));
-            match supervise::run(&mut command) {
-                Ok(end) => {
-                    end_left_connections(&args.options);
-                    faults.iter().for_each(FaultReport::print);
-                    drop(faults);
-                    return Ok(report(args, program, end, usage.totals()?, usage));
-                }
-                Err(error) => error,
+    let error = if usage.is_none() && timeline.is_none() {
+        command.envs(settings.variables(variable));
+        command.exec()
+    } else {
+        let faults = settings.count_faults()?;
+        command.envs(settings.variables(variable));
+        match supervise::run(&mut command) {
+            Ok(end) => {
+                end_left_connections(&args.options);
+                faults.iter().for_each(FaultReport::print);
+                drop(faults);
+                timeline.map(timeline::Files::finish).transpose()?;
+                return Ok(match usage {
+                    Some(usage) => report(args, program, end, usage.totals()?, usage),
+                    None => end.mirror().into(),
+                });
             }
+            Err(error) => error,
         }
     };
     Err(RunError::Exec(program.clone(), error).into())

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::process;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use embedded::softhca::cause::WorkRequest;
 use embedded::{Activity, PeerFailure};
@@ -41,6 +42,12 @@ pub(super) struct Report {
     pub(super) rule: Option<Rule>,
     /// Other calls that led to the error, with their places.
     pub(super) origins: Vec<(&'static str, Origin)>,
+}
+
+/// Returns the time in nanoseconds since 1970, as in captures. Reports are written at once.
+fn now() -> u128 {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH);
+    time.map_or(0, |it| it.as_nanos())
 }
 
 /// Adds a line about a call of the program, and its stack.
@@ -126,6 +133,7 @@ impl Report {
         let mut line = Object::new()
             .raw("version", VERSION)
             .text("type", "report")
+            .raw("time", now())
             .text("device", &config::device_name(self.device))
             .text("class", self.class)
             .text("message", &self.message)
