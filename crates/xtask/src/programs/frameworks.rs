@@ -278,7 +278,7 @@ fn run_once(
         .arg(format!("--embedded={port}"))
         .arg("--directory")
         .arg(network.0.join("network"))
-        .arg("--require-rdma=1000");
+        .arg(format!("--require-rdma={}", framework.bytes));
     if provider == Provider::Ours {
         run.args(["--devices", "mlx5"]);
     }
