@@ -52,7 +52,9 @@ pub mod sysfs;
 mod user;
 mod wires;
 
-pub use capture::{CaptureEnd, CaptureOptionError, CaptureOptions, CaptureRing, CaptureSnap};
+pub use capture::{
+    CaptureEnd, CaptureOptionError, CaptureOptions, CaptureRing, CaptureSnap, process_path,
+};
 pub use cleanup::abandon_waits;
 pub use cm::{ConnectionId, InheritedChannel, ManagementCounters};
 pub use directory::Sharing;

@@ -28,6 +28,12 @@ use crate::program_name;
 use files::Files;
 pub use options::{CaptureOptionError, CaptureOptions, CaptureRing, CaptureSnap};
 
+/// Returns the path of this process's file, if several processes are given the same path: the
+/// process's number precedes the extension, as in `frames-4711.pcapng`.
+pub fn process_path(path: &Path) -> PathBuf {
+    files::path_of(path, None)
+}
+
 /// Number of bytes that are written at once at the latest.
 const MAX_BUFFER: usize = 64 << 10;
 /// The application that files name.
