@@ -11,7 +11,7 @@
 //! post ── hooks::posts ── Post ──► Objects
 //! ```
 
-mod json;
+pub(crate) mod json;
 mod objects;
 mod report;
 mod stack;

@@ -32,7 +32,7 @@ use crate::check::{self, Completion};
 use crate::config::print_error;
 use crate::explain::{Explainer, lock};
 use crate::table::{self, Lookup, Object, ObjectKind};
-use crate::{internal, posts, process};
+use crate::{internal, posts, process, record};
 
 /// The part of `struct ibv_context` that programs are compiled with.
 #[repr(C)]
@@ -45,32 +45,32 @@ pub(crate) struct Context {
 /// The part of `struct ibv_cq_ex`, which begins as `struct ibv_cq`, up to `read_qp_num`.
 /// Providers reserve it for either.
 #[repr(C)]
-struct Cq {
-    context: *mut Context,
+pub(crate) struct Cq {
+    pub(crate) context: *mut Context,
     channel: *mut c_void,
     program: *mut c_void,
-    handle: u32,
+    pub(crate) handle: u32,
     cqe: c_int,
     mutex: pthread_mutex_t,
     cond: pthread_cond_t,
     comp_events_completed: u32,
     async_events_completed: u32,
     comp_mask: u32,
-    status: c_int,
-    wr_id: u64,
-    start_poll: *mut c_void,
-    next_poll: *mut c_void,
+    pub(crate) status: c_int,
+    pub(crate) wr_id: u64,
+    pub(crate) start_poll: *mut c_void,
+    pub(crate) next_poll: *mut c_void,
     end_poll: *mut c_void,
-    read_opcode: Option<ReadCompletion>,
+    pub(crate) read_opcode: Option<ReadCompletion>,
     read_vendor_err: *mut c_void,
-    read_byte_len: *mut c_void,
+    pub(crate) read_byte_len: Option<ReadCompletion>,
     read_imm_data: *mut c_void,
-    read_qp_num: Option<ReadCompletion>,
+    pub(crate) read_qp_num: Option<ReadCompletion>,
 }
 
 /// `struct ibv_srq`.
 #[repr(C)]
-struct Srq {
+pub(crate) struct SharedQueue {
     context: *mut Context,
     program: *mut c_void,
     pd: *mut c_void,
@@ -83,13 +83,13 @@ struct Srq {
 /// `struct ibv_wc`.
 #[repr(C)]
 pub(crate) struct Wc {
-    wr_id: u64,
+    pub(crate) wr_id: u64,
     pub(crate) status: u32,
     pub(crate) opcode: u32,
     vendor_err: u32,
     pub(crate) byte_len: u32,
     pub(crate) imm_data: u32,
-    qp_num: u32,
+    pub(crate) qp_num: u32,
     pub(crate) src_qp: u32,
     pub(crate) wc_flags: u32,
     pub(crate) pkey_index: u16,
@@ -110,14 +110,14 @@ const _: () = assert!(offset_of!(Context, operations) + POLL_CQ * 8 == 96);
 const _: () = assert!(offset_of!(Context, command_fd) == 264);
 
 /// Indices in `struct ibv_context_ops`.
-const POLL_CQ: usize = 11;
+pub(crate) const POLL_CQ: usize = 11;
 const REQ_NOTIFY_CQ: usize = 12;
 
-type PollCq = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int;
+pub(crate) type PollCq = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int;
 type ReqNotifyCq = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
-type ReadCompletion = unsafe extern "C" fn(*mut c_void) -> u32;
-type NextPoll = unsafe extern "C" fn(*mut c_void) -> c_int;
-type StartPoll = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
+pub(crate) type ReadCompletion = unsafe extern "C" fn(*mut c_void) -> u32;
+pub(crate) type NextPoll = unsafe extern "C" fn(*mut c_void) -> c_int;
+pub(crate) type StartPoll = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 
 /// Maximum number of functions of one kind: providers in a process, times the variants of
 /// `start_poll` that each chooses from.
@@ -205,6 +205,7 @@ impl<const MAX: usize> Hooked<MAX> {
         Some(hook.cast_mut().cast())
     }
 
+    /// Returns the provider's function of the hook with this number.
     pub(crate) fn function(&self, number: usize) -> *mut c_void {
         self.functions[number].load(Ordering::Relaxed)
     }
@@ -215,6 +216,34 @@ impl<const MAX: usize> Hooked<MAX> {
         let number = hooks.position(|hook| *hook == called.cast_const().cast());
         number.map_or(called, |number| self.function(number))
     }
+}
+
+/// Returns an entry of a table.
+///
+/// # Safety
+/// The entry must be readable and writable, and only changed by atomic accesses.
+pub(crate) unsafe fn load(entry: *mut *mut c_void) -> *mut c_void {
+    // SAFETY: guaranteed by the caller.
+    unsafe { AtomicPtr::from_ptr(entry) }.load(Ordering::Relaxed)
+}
+
+/// Returns the provider's function that polls, given what is called instead.
+pub(crate) fn provider_of(function: *mut c_void) -> *mut c_void {
+    let (polls, extended_polls) = polls();
+    let all = [polls, extended_polls, &NEXT_POLLS];
+    let function = all
+        .iter()
+        .fold(function, |function, hooked| hooked.provider_of(function));
+    record::provider_of_poll(function)
+}
+
+/// Returns the handle of a shared receive queue, and the descriptor of its context.
+///
+/// # Safety
+/// The queue must exist, and its context must be open.
+pub(crate) unsafe fn shared_queue(queue: *const SharedQueue) -> (u32, RawFd) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { ((*queue).handle, (*(*queue).context).command_fd) }
 }
 
 /// Called after a poll of a queue. Returns false if it is a parent process's.
@@ -485,6 +514,22 @@ pub(crate) fn read<T>(address: usize) -> Option<MaybeUninit<T>> {
     (count == size as isize).then_some(value)
 }
 
+/// As above, a number of bytes.
+pub(crate) fn read_bytes(address: u64, length: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0_u8; length];
+    let to = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: length,
+    };
+    let from = libc::iovec {
+        iov_base: ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?),
+        iov_len: length,
+    };
+    // SAFETY: as above.
+    let count = unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &from, 1, 0) };
+    (count == length as isize).then_some(bytes)
+}
+
 /// Returns the number of entries of a completion queue.
 ///
 /// # Safety
@@ -523,7 +568,7 @@ pub(crate) fn acknowledged_asynchronous(fd: RawFd, name: &str, user_handle: u64)
     let offset = match name {
         "queue pair" => posts::EVENTS_OF_QUEUE_PAIR,
         "completion queue" => offset_of!(Cq, async_events_completed),
-        "shared receive queue" => offset_of!(Srq, events_completed),
+        "shared receive queue" => offset_of!(SharedQueue, events_completed),
         _ => return None,
     };
     counter(fd, user_handle, offset)
@@ -551,6 +596,12 @@ pub(crate) fn after_command(fd: RawFd, device: usize) {
             }
         }
     }
+    hook_created(fd, true);
+}
+
+/// Hooks the functions for a queue that a command of this thread has created: those that drive
+/// the device if it is embedded, and those of the record.
+pub(crate) fn hook_created(fd: RawFd, is_embedded: bool) {
     let queue = CREATED.try_with(Cell::take).unwrap_or_default() as usize;
     if queue == 0 || queue % align_of::<Cq>() != 0 {
         return;
@@ -559,9 +610,9 @@ pub(crate) fn after_command(fd: RawFd, device: usize) {
     // of an `ibv_cq` if that has a context with this descriptor.
     let Some(cq) = read::<Cq>(queue) else { return };
     // SAFETY: all members may have any value.
-    let (context, extended, next) = unsafe {
+    let (context, extended) = unsafe {
         let cq = cq.as_ptr();
-        ((*cq).context, (*cq).start_poll, (*cq).next_poll)
+        ((*cq).context, (*cq).start_poll)
     };
     if !context.is_aligned() {
         return;
@@ -574,44 +625,86 @@ pub(crate) fn after_command(fd: RawFd, device: usize) {
     if table.command_fd != fd {
         return;
     }
-    let (polls, extended_polls) = polls();
     let poll = table.operations[POLL_CQ];
-    let provider = polls.provider_of(poll);
-    if provider == poll {
-        // The context's first queue.
-        check_provider(provider);
-        if process::checks() {
-            check::defer_freeing(provider);
+    let provider = provider_of(poll);
+    if record::is_on() {
+        // SAFETY: libibverbs, whose structure the table is in, writes it no more. The program
+        // waits for the command, so that the queue and its context exist.
+        unsafe {
+            record::hook_polls(context);
+            record::hook_posts(context);
         }
     }
-    // SAFETY: within the context.
-    let entry = |index: usize| unsafe { &raw mut (*context).operations[index] };
-    for (index, hooked) in [(POLL_CQ, polls), (REQ_NOTIFY_CQ, &NOTIFICATIONS)] {
-        // SAFETY: the entry is readable, and libibverbs, whose structure it is in, writes it
-        // no more. The program waits for the command, so that the queue and its context exist.
-        unsafe { hooked.exchange(entry(index), table.operations[index]) };
-    }
-    if process::explainer().is_some() {
-        for (index, hooked) in posts::CONTEXT_HOOKS {
-            // SAFETY: as above.
-            unsafe { hooked.exchange(entry(index), table.operations[index]) };
+    if is_embedded {
+        if provider == poll {
+            // The context's first queue.
+            check_provider(provider);
+            if process::checks() {
+                check::defer_freeing(provider);
+            }
         }
+        // SAFETY: as above.
+        unsafe { hook_context(context) };
     }
     if extended.is_null() {
         return;
     }
     // A queue that is not extended may have something else there.
     let file = |function| file_of(function).map(|it| it.dli_fbase);
-    let base = file(extended_polls.provider_of(extended));
+    let base = file(provider_of(extended));
     if base.is_some() && base == file(provider) {
         let cq = ptr::with_exposed_provenance_mut::<Cq>(queue);
-        // SAFETY: within the queue.
-        let entries = unsafe { [&raw mut (*cq).start_poll, &raw mut (*cq).next_poll] };
+        // SAFETY: the queue is extended, and the program waits for it.
+        unsafe {
+            if record::is_on() {
+                record::hook_extended_queue(cq);
+            }
+            if is_embedded {
+                hook_extended_queue(cq);
+            }
+        }
+    }
+}
+
+/// Hooks the functions of a context's table.
+///
+/// # Safety
+/// The table must be readable and writable, and only changed by atomic accesses.
+unsafe fn hook_context(context: *mut Context) {
+    let hook = |index: usize, exchange: &dyn Fn(*mut *mut c_void, *mut c_void)| {
+        // SAFETY: guaranteed by the caller.
+        let entry = unsafe { &raw mut (*context).operations[index] };
         // SAFETY: as above.
-        unsafe { extended_polls.exchange(entries[0], extended) };
-        if process::checks() {
+        exchange(entry, unsafe { load(entry) });
+    };
+    for (index, hooked) in [(POLL_CQ, polls().0), (REQ_NOTIFY_CQ, &NOTIFICATIONS)] {
+        // SAFETY: guaranteed by the caller.
+        hook(index, &|entry, function| unsafe {
+            hooked.exchange(entry, function)
+        });
+    }
+    if process::explainer().is_some() {
+        for (index, hooked) in posts::CONTEXT_HOOKS {
             // SAFETY: as above.
-            unsafe { NEXT_POLLS.exchange(entries[1], next) };
+            hook(index, &|entry, function| unsafe {
+                hooked.exchange(entry, function)
+            });
+        }
+    }
+}
+
+/// Hooks the functions of an extended queue.
+///
+/// # Safety
+/// The queue must be extended, and not be polled.
+unsafe fn hook_extended_queue(queue: *mut Cq) {
+    // SAFETY: guaranteed by the caller.
+    unsafe {
+        let entry = &raw mut (*queue).start_poll;
+        polls().1.exchange(entry, load(entry));
+        if process::checks() {
+            let entry = &raw mut (*queue).next_poll;
+            NEXT_POLLS.exchange(entry, load(entry));
         }
     }
 }

@@ -32,6 +32,7 @@ mod paths;
 mod posts;
 mod process;
 mod real;
+mod record;
 mod relative;
 mod resources;
 mod status;

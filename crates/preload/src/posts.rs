@@ -24,12 +24,12 @@ use crate::check::{
 use crate::explain::{Explainer, Objects, Origin, Post, QueuePair, lock, thread};
 use crate::hooks::{self, Context, Hooked, hooked};
 use crate::table::{self, Lookup, ObjectKind};
-use crate::{internal, process};
+use crate::{internal, process, record};
 
 /// Indices in `struct ibv_context_ops`.
 const BIND_MW: usize = 8;
-const POST_SEND: usize = 25;
-const POST_RECV: usize = 26;
+pub(crate) const POST_SEND: usize = 25;
+pub(crate) const POST_RECV: usize = 26;
 
 /// The part of `struct ibv_qp` before its mutex.
 #[repr(C)]
@@ -41,7 +41,7 @@ pub(crate) struct IbvQp {
     handle: u32,
     pub(crate) number: u32,
     state: c_int,
-    kind: c_int,
+    pub(crate) kind: c_int,
 }
 
 const _: () = assert!(offset_of!(IbvQp, number) == 52);
@@ -49,11 +49,11 @@ const _: () = assert!(size_of::<IbvQp>() == 64);
 
 /// `struct ibv_qp_ex` after its `ibv_qp`, up to `wr_abort`.
 #[repr(C)]
-struct Extension {
+pub(crate) struct Extension {
     comp_mask: u64,
-    wr_id: u64,
-    wr_flags: u32,
-    functions: [*mut c_void; FUNCTIONS],
+    pub(crate) wr_id: u64,
+    pub(crate) wr_flags: u32,
+    pub(crate) functions: [*mut c_void; FUNCTIONS],
 }
 
 /// Offset of the number of acknowledged events in `struct ibv_qp`.
@@ -67,32 +67,32 @@ const _: () = assert!(EXTENSION == 160);
 
 /// Number of the functions of a builder, and indices among them.
 const FUNCTIONS: usize = 20;
-const WR_SET_SGE: usize = 15;
-const WR_SET_SGE_LIST: usize = 16;
-const WR_START: usize = 17;
-const WR_COMPLETE: usize = 18;
-const WR_ABORT: usize = 19;
+pub(crate) const WR_SET_SGE: usize = 15;
+pub(crate) const WR_SET_SGE_LIST: usize = 16;
+pub(crate) const WR_START: usize = 17;
+pub(crate) const WR_COMPLETE: usize = 18;
+pub(crate) const WR_ABORT: usize = 19;
 
 /// `enum ibv_wr_opcode` of the first functions of a builder, in their order.
-const BUILDERS: [u32; 11] = [5, 6, BIND, 7, 4, 0, 1, 2, 3, 9, 10];
-const BIND: u32 = 8;
-const INVALIDATE: u32 = 7;
+pub(crate) const BUILDERS: [u32; 11] = [5, 6, BIND, 7, 4, 0, 1, 2, 3, 9, 10];
+pub(crate) const BIND: u32 = 8;
+pub(crate) const INVALIDATE: u32 = 7;
 
 /// The beginning of `struct ibv_send_wr`, up to the remote address.
 #[repr(C)]
-struct SendWr {
-    wr_id: u64,
-    next: *mut SendWr,
-    sg_list: *const Sge,
-    num_sge: c_int,
-    opcode: u32,
-    send_flags: u32,
+pub(crate) struct SendWr {
+    pub(crate) wr_id: u64,
+    pub(crate) next: *mut SendWr,
+    pub(crate) sg_list: *const Sge,
+    pub(crate) num_sge: c_int,
+    pub(crate) opcode: u32,
+    pub(crate) send_flags: u32,
     /// Also a key to be invalidated.
-    immediate: u32,
-    remote_address: u64,
+    pub(crate) immediate: u32,
+    pub(crate) remote_address: u64,
     /// Of an RDMA write or read, with other data after it.
-    remote_key: u32,
-    rest_of_remote: [u32; 7],
+    pub(crate) remote_key: u32,
+    pub(crate) rest_of_remote: [u32; 7],
     window: *const IbvMw,
     window_key: u32,
     binding: BindInfo,
@@ -102,21 +102,21 @@ const _: () = assert!(size_of::<SendWr>() == 128);
 
 /// `struct ibv_recv_wr`.
 #[repr(C)]
-struct RecvWr {
-    wr_id: u64,
-    next: *mut RecvWr,
-    sg_list: *const Sge,
-    num_sge: c_int,
+pub(crate) struct RecvWr {
+    pub(crate) wr_id: u64,
+    pub(crate) next: *mut RecvWr,
+    pub(crate) sg_list: *const Sge,
+    pub(crate) num_sge: c_int,
 }
 
-const INLINE: u32 = 1 << 3;
+pub(crate) const INLINE: u32 = 1 << 3;
 
 /// At least `max_qp_wr` and `max_srq_wr` of the devices.
-const LONGEST_QUEUE: usize = 32768;
+pub(crate) const LONGEST_QUEUE: usize = 32768;
 
-type PostFunction = unsafe extern "C" fn(*mut IbvQp, *mut c_void, *mut c_void) -> c_int;
+pub(crate) type PostFunction = unsafe extern "C" fn(*mut IbvQp, *mut c_void, *mut c_void) -> c_int;
 type BuildFunction = unsafe extern "C" fn(*mut IbvQp, usize, usize, usize, usize);
-type CompleteFunction = unsafe extern "C" fn(*mut IbvQp) -> c_int;
+pub(crate) type CompleteFunction = unsafe extern "C" fn(*mut IbvQp) -> c_int;
 
 /// Declares functions that add the address of their caller to the arguments of a function, and
 /// jump to it: as the last argument in the register `$x86` or `$arm`.
@@ -187,7 +187,7 @@ macro_rules! build_hooks {
 }
 
 /// Maximum number of functions of providers of one kind.
-const VARIANTS: usize = 8;
+pub(crate) const VARIANTS: usize = 8;
 
 post_hooks!(SENDS, post_send, "post_send");
 post_hooks!(RECEIVES, post_receive, "post_receive");
@@ -205,6 +205,30 @@ pub(crate) static CONTEXT_HOOKS: [(usize, &Hooked<VARIANTS>); 3] = [
     (POST_RECV, &RECEIVES),
     (BIND_MW, &BINDINGS),
 ];
+
+/// Returns the provider's function of a context's table, given what is called instead.
+pub(crate) fn provider_of_context(index: usize, function: *mut c_void) -> *mut c_void {
+    let found = CONTEXT_HOOKS.iter().find(|(of, _)| *of == index);
+    let function = found.map_or(function, |(_, hooked)| hooked.provider_of(function));
+    record::provider_of_post(index, function)
+}
+
+/// The hooks of a queue pair with builders, without the builders themselves.
+static BUILDER_HOOKS: [(usize, &Hooked<VARIANTS>); 5] = [
+    (WR_SET_SGE, &ELEMENTS),
+    (WR_SET_SGE_LIST, &LISTS),
+    (WR_START, &STARTS),
+    (WR_COMPLETE, &COMPLETES),
+    (WR_ABORT, &ABORTS),
+];
+
+/// As [`provider_of_context`], of a builder.
+pub(crate) fn provider_of_builder(index: usize, function: *mut c_void) -> *mut c_void {
+    let of_others = || BUILDER_HOOKS.iter().find(|(of, _)| *of == index);
+    let hooked = BUILDS.get(index).or_else(|| of_others().map(|it| it.1));
+    let function = hooked.map_or(function, |hooked| hooked.provider_of(function));
+    record::provider_of_builder(index, function)
+}
 
 /// Indices in the queues of an [`IbvQp`].
 const SENDS_OF: usize = 0;
@@ -666,7 +690,7 @@ unsafe extern "C" fn bind_window<const N: usize>(
 }
 
 /// Returns what follows the `ibv_qp` of a queue pair with builders.
-fn extension(queue_pair: *mut IbvQp) -> *mut Extension {
+pub(crate) fn extension(queue_pair: *mut IbvQp) -> *mut Extension {
     queue_pair.wrapping_byte_add(EXTENSION).cast()
 }
 
@@ -882,28 +906,29 @@ pub(crate) fn hook_builders(fd: c_int, address: u64, number: u32) {
     };
     // SAFETY: all members may have any value.
     let functions = unsafe { found.assume_init() }.functions;
-    let provider = SENDS.provider_of(context.operations[POST_SEND]);
+    let provider = provider_of_context(POST_SEND, context.operations[POST_SEND]);
     let file = |function| crate::hooks::file_of(function).map(|it| it.dli_fbase);
     let base = file(provider);
-    let start = STARTS.provider_of(functions[WR_START]);
+    let start = provider_of_builder(WR_START, functions[WR_START]);
     // What follows the queue pair may be something else.
     if context.command_fd != fd || start.is_null() || base.is_none() || file(start) != base {
         return;
     }
     let queue_pair = ptr::with_exposed_provenance_mut::<IbvQp>(address);
-    let others = [
-        (WR_SET_SGE, &ELEMENTS),
-        (WR_SET_SGE_LIST, &LISTS),
-        (WR_START, &STARTS),
-        (WR_COMPLETE, &COMPLETES),
-        (WR_ABORT, &ABORTS),
-    ];
-    let hooks = BUILDS.iter().enumerate().chain(others);
+    if record::is_on() {
+        // SAFETY: the queue pair has an extension. The program waits for the command, so that the
+        // queue pair exists, and does not post.
+        unsafe { record::hook_builders(queue_pair) };
+    }
+    if process::explainer().is_none() {
+        return;
+    }
+    let hooks = BUILDS.iter().enumerate().chain(BUILDER_HOOKS);
     for (index, hooked) in hooks {
-        // SAFETY: within the queue pair, which has an extension.
-        let entry = unsafe { &raw mut (*extension(queue_pair)).functions[index] };
-        // SAFETY: the program waits for the command, so that the queue pair exists, and does
-        // not post.
-        unsafe { hooked.exchange(entry, functions[index]) };
+        // SAFETY: as above, within the queue pair.
+        unsafe {
+            let entry = &raw mut (*extension(queue_pair)).functions[index];
+            hooked.exchange(entry, hooks::load(entry));
+        }
     }
 }

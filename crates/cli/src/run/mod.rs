@@ -31,6 +31,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write as _;
 use std::marker::PhantomData;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
@@ -188,6 +189,10 @@ pub struct Options {
     /// 4x16MiB
     #[arg(long, value_name = "FILESxSIZE", requires = "capture")]
     capture_ring: Option<Text<CaptureRing>>,
+    /// Record the program's verbs calls, posts and completions as lines of JSON, without payload:
+    /// each process in a file FILE with its number. docs/trace.md
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     /// Kinds of devices that ringverbs serves, separated by commas; default:
     /// RINGVERBS_DEVICES, or all if that is unset
     #[arg(long, value_name = "KINDS", value_parser = values::kinds)]
@@ -250,6 +255,8 @@ const PRELOAD: &str = "libringverbs_preload.so";
 
 /// The variable that lists a program's embedded devices.
 const EMBEDDED: &str = "RINGVERBS_EMBEDDED";
+/// The variable that names the file or socket of a record.
+const RECORD: &str = "RINGVERBS_RECORD";
 /// The variable that names the file of a program's usage.
 const USAGE: &str = "RINGVERBS_USAGE";
 
@@ -304,6 +311,8 @@ pub enum RunError {
     Faults(PathBuf, String),
     /// The capture cannot be written.
     Capture(PathBuf, std::io::Error),
+    /// The record cannot be written.
+    Record(PathBuf, std::io::Error),
     /// The file of suppressions cannot be read.
     Suppressions(PathBuf, std::io::Error),
     /// The variable's value cannot be printed, for this reason.
@@ -402,6 +411,7 @@ impl fmt::Display for RunError {
             }
             Self::Faults(path, reason) => write!(f, "--faults: {}:{reason}", path.display()),
             Self::Capture(path, error) => write!(f, "--capture: {}: {error}", path.display()),
+            Self::Record(path, error) => write!(f, "--record: {}: {error}", path.display()),
             Self::Suppressions(path, error) => {
                 write!(f, "--suppressions: {}: {error}", path.display())
             }
@@ -639,8 +649,7 @@ fn embedded(devices: &str, directory: Option<&Path>, settings: &mut Settings) ->
     if count > MAX_DEVICES {
         return Err(RunError::TooManyDevices(count).into());
     }
-    let find = |directory: &Path| Some(directory.join(PRELOAD)).filter(|path| path.is_file());
-    let library = find_library(find, RunError::NoPreload)?;
+    let library = find_preload()?;
     let directory = directory.map_or_else(Network::default_directory, Path::to_owned);
     let directory = Network::own_directory(&directory).map_err(|error| {
         let reason = match error {
@@ -654,6 +663,22 @@ fn embedded(devices: &str, directory: Option<&Path>, settings: &mut Settings) ->
     settings.set("RINGVERBS_DIRECTORY", directory.clone().into());
     settings.directory = Some(directory);
     Ok(())
+}
+
+/// Finds the library for embedded devices.
+fn find_preload() -> Result<PathBuf, RunError> {
+    let find = |directory: &Path| Some(directory.join(PRELOAD)).filter(|path| path.is_file());
+    find_library(find, RunError::NoPreload)
+}
+
+/// Checks that records can be written, before the program starts: creates a file beside them, and
+/// removes it.
+fn check_record(path: &Path) -> std::io::Result<()> {
+    // That of this process, which records nothing.
+    let own = embedded::process_path(path);
+    let created = fs::File::create(&own).and_then(|mut file| file.write_all(b"\n"));
+    let _ = fs::remove_file(own);
+    created
 }
 
 /// Returns where an option lets reports go: `1` for standard error, or the file, whose path must
@@ -890,6 +915,12 @@ impl Settings {
             }
         }
         settings.set_capture(options)?;
+        if let Some(path) = &options.record {
+            let path = std::path::absolute(path)?;
+            let refused = |error| RunError::Record(path.clone(), error);
+            check_record(&path).map_err(refused)?;
+            settings.set_record(path)?;
+        }
         if options.embedded.is_none() || options.plugin.is_some() || options.devices.is_some() {
             plugin(options, &mut settings)?;
         }
@@ -912,6 +943,16 @@ impl Settings {
         if let Some(ring) = &options.capture_ring {
             self.set("RINGVERBS_CAPTURE_RING", ring.text.clone().into());
         }
+        Ok(())
+    }
+
+    /// Adds the variable of a record: a file, or a socket. The library for embedded devices writes
+    /// it, on other devices as well.
+    fn set_record(&mut self, target: PathBuf) -> Result<(), Error> {
+        if self.preload.is_empty() {
+            self.preload(&find_preload()?)?;
+        }
+        self.set(RECORD, target.into());
         Ok(())
     }
 

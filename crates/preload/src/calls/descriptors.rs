@@ -16,6 +16,7 @@ use crate::hooks;
 use crate::internal::{self, mark_internal};
 use crate::process::{self, ProcessState, wake_devices};
 use crate::real::{self, Optional};
+use crate::record::{self, Call};
 use crate::table::{self, Lookup, Object, ObjectKind, find, find_for_use};
 
 /// Maximum number of attempts of [`replace`].
@@ -93,6 +94,20 @@ fn read_event(object: &Object, buffer: &mut [u8]) -> isize {
             return -1;
         }
     }
+}
+
+/// Executes and records a command on a device of the host.
+fn recorded(call: Call, command: impl FnOnce() -> c_int) -> c_int {
+    let fd = call.context();
+    let result = command();
+    let errno = real::errno();
+    let created = call.end(if result == 0 { 0 } else { errno });
+    if let Some(queue) = created.completion_queue {
+        hooks::queue_created(queue);
+        hooks::hook_created(fd, false);
+    }
+    real::set_errno(errno);
+    result
 }
 
 /// Returns whether a system call that a signal has interrupted is restarted: all handlers of
@@ -273,6 +288,7 @@ export! {
             }
             table::set_internal(fd, false);
         }
+        record::closed(fd);
         let object = find(fd);
         // Before closing, so that the number is not reused while it is in the table.
         unregister(&object, fd);
@@ -371,18 +387,28 @@ export! {
                 result(set_nonblocking(&object, nonblocking))
             }
             Lookup::Open(object) if matches!(object.kind, ObjectKind::Device(_)) => {
+                let call = Call::begin(fd, request, argument);
                 let _scope = internal::enter();
                 // SAFETY: the device keeps its descriptor open while the object exists;
                 // the caller vouches for addresses in the command, as to the kernel.
                 let done = unsafe { object.kernel.ioctl(object.fd, request, argument) };
+                // A completion queue is hooked below, as its device has told.
+                let errno = done.err().map_or(0, |errno| errno.raw());
+                call.map(|call| call.end(errno));
                 if let ObjectKind::Device(number) = object.kind {
                     hooks::after_command(fd, number);
                 }
                 result(done)
             }
             Lookup::Stale | Lookup::Foreign => failed(libc::EIO),
-            // SAFETY: guaranteed by the caller.
-            _ => unsafe { real::ioctl(fd, request, argument) },
+            _ => {
+                // SAFETY: guaranteed by the caller.
+                let command = || unsafe { real::ioctl(fd, request, argument) };
+                match Call::begin(fd, request, argument) {
+                    None => command(),
+                    Some(call) => recorded(call, command),
+                }
+            }
         }
     }
 

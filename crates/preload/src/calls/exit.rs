@@ -5,7 +5,7 @@
 use std::ffi::c_int;
 
 use super::export;
-use crate::{process, real};
+use crate::{process, real, record};
 
 export! {
     daemon(keeps_folder: c_int, keeps_files: c_int) -> c_int {
@@ -22,6 +22,7 @@ export! {
         if let Some(explainer) = process::explainer() {
             explainer.summarise();
         }
+        record::finish();
         // SAFETY: as the program has called it. It does not return.
         unsafe { real::_exit(status) }
     }

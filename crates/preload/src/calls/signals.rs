@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use libc::{siginfo_t, sigset_t};
 
 use super::{export, failed};
-use crate::{config, fault, internal, real};
+use crate::{config, fault, internal, real, record};
 
 const SIG_HOLD: usize = 2;
 
@@ -65,7 +65,8 @@ fn exchange_handler(
     new: Option<usize>,
     exchange: impl FnOnce(Option<usize>) -> usize,
 ) -> usize {
-    let Some(handler) = handler_of(number).filter(|_| config::get().is_some()) else {
+    let Some(handler) = handler_of(number).filter(|_| config::get().is_some() || record::is_on())
+    else {
         return exchange(new);
     };
     let ours = on_signal as extern "C-unwind" fn(_, _, _) as usize;
