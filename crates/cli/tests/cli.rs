@@ -390,15 +390,27 @@ fn ci_systems_get_devices() {
     std::fs::copy(env!("CARGO_BIN_EXE_ringverbs"), &command).unwrap();
     std::fs::write(dir.join("libringverbs_preload.so"), b"").unwrap();
     let expected = preloaded(&command, &dir);
-    let run = |script: &str, variables: &[(&str, &str)]| {
+    let start = |script: &str, variables: &[(&str, &str)]| {
+        // As runners start it.
         let mut shell = Command::new("bash");
-        let shell = shell.args(["-c", script]).current_dir(&dir);
-        let shell = shell
-            .env_remove("LD_PRELOAD")
-            .envs(variables.iter().copied());
-        let output = shell.output().unwrap();
+        let shell = shell.args(["-eo", "pipefail", "-c", script]);
+        let shell = shell.current_dir(&dir).env_remove("LD_PRELOAD");
+        shell.envs(variables.iter().copied()).output().unwrap()
+    };
+    let run = |script: &str, variables: &[(&str, &str)]| {
+        let output = start(script, variables);
         assert!(output.status.success(), "{}", stderr(&output));
         String::from_utf8(output.stdout).unwrap()
+    };
+    // Fails, says so, and leaves no variables.
+    let refused = |script: &str, variables: &[(&str, &str)], reason: &str| {
+        let _ = std::fs::remove_file(dir.join("variables"));
+        let output = start(script, variables);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output);
+        assert!(!output.status.success(), "{reason}: {said}");
+        assert!(said.contains(reason), "{reason}: {said}");
+        let left = std::fs::read(dir.join("variables")).unwrap_or_default();
+        assert!(left.is_empty(), "{reason}");
     };
     let action = script_in("action.yml", "run: |");
     let variables = [
@@ -453,6 +465,48 @@ fn ci_systems_get_devices() {
     run(&action, &all);
     assert!(!read("variables").contains("EXPLAIN"));
     assert!(!read("variables").contains("RINGVERBS_DEVICES="));
+    for (name, value, reason) in [
+        (
+            "PROVIDER",
+            "mlx5",
+            "::error::provider is libmlx5 or ringverbs, not mlx5",
+        ),
+        ("DEVICES", "card", "--embedded: there is no device \"card\""),
+        ("DEVICES", "", "--embedded: there is no device \"\""),
+        ("NAME", "a b", "--name: \"a b\" is no name"),
+        ("OPTIONS", "--link fast", "--link"),
+        ("OPTIONS", "--nonsense", "--nonsense"),
+        ("OPTIONS", "* --", "unexpected argument '*'"),
+        ("EXPLAIN", "nowhere/x", "--explain: "),
+        (
+            "COMMAND",
+            "nowhere",
+            "::error::ringverbs: there is no executable file nowhere",
+        ),
+        (
+            "COMMAND",
+            ".",
+            "::error::ringverbs: there is no executable file .",
+        ),
+        (
+            "COMMAND",
+            "variables",
+            "::error::ringverbs: there is no executable file variables",
+        ),
+    ] {
+        let mut bad = vec![("NAME", ""), ("EXPLAIN", ""), ("OPTIONS", "")];
+        let others = ours
+            .iter()
+            .filter(|it| !bad.iter().any(|known| known.0 == it.0));
+        bad.extend(others.copied().collect::<Vec<_>>());
+        let given = bad.iter_mut().find(|it| it.0 == name).unwrap();
+        given.1 = value;
+        refused(&action, &bad, reason);
+    }
+    let nowhere = format!("{url}/nowhere");
+    all.push(("RELEASE", &nowhere));
+    let reason = format!("::error::no command at {nowhere}: use the tag of a release");
+    refused(&action, &all, &reason);
     let gitlab = script_in("examples/ci/gitlab.yml", "before_script:");
     let gitlab = gitlab.replace("/tmp/ringverbs", &command.display().to_string());
     let gitlab = format!("{gitlab}\necho $RINGVERBS_EMBEDDED");
@@ -462,6 +516,21 @@ fn ci_systems_get_devices() {
         ("RINGVERBS_DEVICES_IN_SOFTWARE", "ib"),
     ];
     assert_eq!(run(&gitlab, &variables), "ib\n");
+    for (name, value, reason) in [
+        (
+            "RINGVERBS_DEVICES_IN_SOFTWARE",
+            "card",
+            "--embedded: there is no device \"card\"",
+        ),
+        ("RINGVERBS_OPTIONS", "--link fast", "--link"),
+        ("RINGVERBS_URL", &*nowhere, "nowhere"),
+    ] {
+        refused(
+            &gitlab,
+            &[&variables[..], &[(name, value)]].concat(),
+            reason,
+        );
+    }
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
