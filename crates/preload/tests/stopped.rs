@@ -1,6 +1,6 @@
-//! Processes that are stopped, by a signal or in a debugger: the retries of their peers do not
-//! count, between hosts as long as patience lasts, nor do their own when they continue. With one
-//! retry.
+//! Processes that are stopped, by a signal or in a debugger, or that get no processor: the retries
+//! of their peers do not count, between hosts as long as patience lasts, nor do their own when they
+//! continue. With one retry.
 
 #[macro_use]
 mod common;
@@ -146,10 +146,68 @@ fn do_not_use_up_retries_between_hosts() {
         assert!(stopped.elapsed() > PATIENCE, "{:?}", stopped.elapsed());
         let explained = std::fs::read_to_string(worlds[1].directory.join("explanations"));
         let explained = explained.unwrap();
-        let reason = "it was silent for 4.0s, which did not count (patience)";
+        let reason = "it was silent for 4.0s, which did not count (patience, ";
         assert!(explained.contains(reason), "{explained}");
     }
     worlds.into_iter().for_each(World::finish);
+}
+
+/// Lets a command change each thread of a process. Returns whether that succeeds.
+fn for_each_thread(process: u32, command: &str) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    tasks.into_iter().all(|task| {
+        let id = task.unwrap().file_name();
+        let mut words = command.split(' ');
+        let mut command = Command::new(words.next().unwrap());
+        command
+            .args(words)
+            .arg(id)
+            .output()
+            .unwrap()
+            .status
+            .success()
+    })
+}
+
+/// In a directory and on addresses at once. Without retries that do not count, the writers fail
+/// after a tenth of a second.
+#[test]
+fn processes_without_a_processor_do_not_use_up_retries() {
+    const TIME: Duration = Duration::from_secs(1);
+    let _turn = turn();
+    if !installed(&["chrt", "taskset"]) {
+        return;
+    }
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let address = |number: u8| -> &str { format!("roce:127.{number}.{high}.{low}").leak() };
+    let worlds = ["roce", address(195), address(196)];
+    let worlds = worlds.map(|devices| World::new(Provider::Stock, devices));
+    let pairs = [([&worlds[0]; 2], 8), ([&worlds[1], &worlds[2]], 11)];
+    let pairs = pairs.map(|(pair, timeout)| start(pair, ["A=B"; 2], timeout));
+    let [Some(first), Some(second)] = pairs else {
+        return;
+    };
+    let mut pairs = [first, second];
+    // Their threads get the first processor, and that only when it is idle.
+    let starve = |(server, _): &(Running, Running)| {
+        let all = ["chrt --idle --pid 0", "taskset --pid 1"];
+        all.into_iter()
+            .all(|it| for_each_thread(server.child.id(), it))
+    };
+    if !pairs.iter().all(starve) {
+        testing::skip!("processes cannot be moved to the first processor");
+        return;
+    }
+    let busy = ["-c", "0", "sh", "-c", "while :; do :; done"];
+    let mut busy = Command::new("taskset").args(busy).spawn().unwrap();
+    sleep(TIME);
+    busy.kill().unwrap();
+    busy.wait().unwrap();
+    for (server, writer) in &mut pairs {
+        // Else other tests could keep the processor busy. May take a right.
+        for_each_thread(server.child.id(), "chrt --other --pid 0");
+        goes_on(writer);
+    }
 }
 
 with_each_provider! {

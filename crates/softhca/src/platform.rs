@@ -105,9 +105,9 @@ pub trait Peers {
         false
     }
 
-    /// Returns for how many nanoseconds the peer on a path may be silent before its timeouts
-    /// count as retries, since it cannot be known to be stopped.
-    fn max_silence(&self, _path: &Path) -> u64 {
+    /// Returns for how many nanoseconds the peer of a queue pair may be silent before its timeouts
+    /// count as retries: its process waits for a processor, or cannot be known to be stopped.
+    fn max_silence(&self, _path: &Path, _qpn: u32) -> u64 {
         0
     }
 }

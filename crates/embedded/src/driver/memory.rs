@@ -63,6 +63,10 @@ pub(crate) struct Ranges {
 
 const RECENT_RANGES: usize = 16;
 
+/// How long a peer of this host whose process waits for a processor may be silent before its
+/// timeouts count as retries, in nanoseconds.
+const MAX_STARVED: u64 = 30_000_000_000;
+
 impl Ranges {
     fn add(&mut self, address: u64, length: u64) {
         // The caller has checked that the range does not overflow.
@@ -471,15 +475,12 @@ impl Peers for Process {
         peers.is_some_and(|peers| peers.is_stopped(path, qpn))
     }
 
-    fn max_silence(&self, path: &Path) -> u64 {
-        let is_of_this_host = || {
-            let peers = self.peers.as_ref();
-            peers.is_some_and(|peers| peers.is_of_this_host(path))
-        };
-        if self.patience == 0 || is_of_this_host() {
-            0
-        } else {
-            self.patience
+    fn max_silence(&self, path: &Path, qpn: u32) -> u64 {
+        let local = |peers: &&Arc<dyn PeerProcesses>| peers.is_of_this_host(path);
+        match self.peers.as_ref().filter(local) {
+            Some(peers) if peers.is_starved(path, qpn) => MAX_STARVED,
+            Some(_) => 0,
+            None => self.patience,
         }
     }
 }

@@ -31,7 +31,7 @@ use crate::capture::Recorder;
 use crate::directory::{Directory, OTHER_VERSION};
 use crate::links::Links;
 use crate::management::DropCause;
-use crate::peers::{PeerProcesses, StoppedProcesses};
+use crate::peers::{PeerProcesses, ProcessStates};
 use crate::wires::agent::{self, Agents, MemberEnd, Outgoing as Datagram, Peer, PortAddress};
 use crate::wires::frames::{Incoming, Outgoing, VERSION, is_closed, process_of};
 use crate::wires::link_file;
@@ -132,7 +132,7 @@ struct Processes {
     network: u16,
     /// Process ids by member, 0 if there is no connection.
     ids: Vec<AtomicU32>,
-    stopped: StoppedProcesses,
+    states: ProcessStates,
 }
 
 impl Processes {
@@ -140,7 +140,7 @@ impl Processes {
         Self {
             network,
             ids: (0..MAX_MEMBERS).map(|_| AtomicU32::new(0)).collect(),
-            stopped: StoppedProcesses::default(),
+            states: ProcessStates::default(),
         }
     }
 
@@ -152,24 +152,27 @@ impl Processes {
 }
 
 impl PeerProcesses for Processes {
-    fn is_stopped(&self, path: &Path, _qpn: u32) -> bool {
+    fn process(&self, path: &Path, _qpn: u32) -> Option<u32> {
         let number = match path.link {
             Link::Ib { dlid, .. } => dlid,
             Link::Ether { dmac, .. } => {
                 let number = u16::from_be_bytes([dmac[4], dmac[5]]);
                 if dmac != mac(self.network, number) {
-                    return false;
+                    return None;
                 }
                 number
             }
-            Link::Ip => return false,
+            Link::Ip => return None,
         };
         let FrameTarget::Member(member) = owner(number) else {
-            return false;
+            return None;
         };
-        let id = self.ids.get(usize::from(member));
-        let id = id.map_or(0, |id| id.load(Ordering::Relaxed));
-        id != 0 && self.stopped.contains(id)
+        let id = self.ids.get(usize::from(member))?.load(Ordering::Relaxed);
+        (id != 0).then_some(id)
+    }
+
+    fn states(&self) -> &ProcessStates {
+        &self.states
     }
 
     fn is_of_this_host(&self, _path: &Path) -> bool {

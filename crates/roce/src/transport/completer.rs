@@ -392,7 +392,7 @@ impl<L> Qp<L> {
         // One that has never answered may not exist.
         let was_alive = self.req.answered || self.resp.expected != Psn::new(self.config.recv_psn);
         let path = self.config.path.as_ref().filter(|_| was_alive)?;
-        let limit = host.max_silence(path);
+        let limit = host.max_silence(path, self.config.remote_qpn);
         self.req.excused = silence.min(limit);
         (silence < limit).then_some(silence)
     }

@@ -237,7 +237,7 @@ impl Display for Failure {
                     excused => write!(
                         f,
                         "; before them it was silent for {excused:.1?}, which did not count \
-                         (patience)"
+                         (patience, or its process waited for a processor)"
                     ),
                 }
             }

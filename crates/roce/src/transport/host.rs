@@ -431,10 +431,10 @@ pub trait Host {
         false
     }
 
-    /// Returns how long the peer on a path may be silent before its timeouts count as retries,
-    /// in nanoseconds, if it has ever answered or sent a request: its process may be stopped.
-    /// Called when a local ACK timeout expires.
-    fn max_silence(&self, _path: &Path) -> u64 {
+    /// Returns how long the peer on a path, a queue pair with this number, may be silent before its
+    /// timeouts count as retries, in nanoseconds, if it has ever answered or sent a request: its
+    /// process may be stopped, or wait for a processor. Called when a local ACK timeout expires.
+    fn max_silence(&self, _path: &Path, _qpn: u32) -> u64 {
         0
     }
 

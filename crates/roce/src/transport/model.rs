@@ -142,7 +142,7 @@ impl Host for Model {
         self.queues(qpn).sends.pop_front()
     }
 
-    fn max_silence(&self, _path: &Path) -> u64 {
+    fn max_silence(&self, _path: &Path, _qpn: u32) -> u64 {
         self.max_silence
     }
 

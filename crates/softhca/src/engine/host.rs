@@ -448,8 +448,8 @@ impl<P: Platform> Host for Core<P> {
         self.platform.is_stopped(path, qpn)
     }
 
-    fn max_silence(&self, path: &Path) -> u64 {
-        self.platform.max_silence(path)
+    fn max_silence(&self, path: &Path, qpn: u32) -> u64 {
+        self.platform.max_silence(path, qpn)
     }
 
     fn gather(

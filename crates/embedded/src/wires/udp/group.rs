@@ -30,7 +30,7 @@ use uverbs::Errno;
 
 use super::connection_table::{self, ConnectionTable, LeftTable};
 use crate::directory::{Directory, Sharing};
-use crate::peers::{PeerProcesses, StoppedProcesses};
+use crate::peers::{PeerProcesses, ProcessStates};
 use crate::wires::agent::{ConnectionChange, HostConnection};
 use crate::wires::wire::MAX_FRAME_WAIT;
 use crate::{Result, refuse};
@@ -159,7 +159,7 @@ const PROCESS: &str = "process ";
 pub(super) struct MemberProcesses {
     directory: Arc<Directory>,
     own: u8,
-    stopped: StoppedProcesses,
+    states: ProcessStates,
 }
 
 impl MemberProcesses {
@@ -167,23 +167,25 @@ impl MemberProcesses {
         Self {
             directory: Arc::clone(&member.directory),
             own: member.number,
-            stopped: StoppedProcesses::default(),
+            states: ProcessStates::default(),
         }
     }
 }
 
 impl PeerProcesses for MemberProcesses {
-    fn is_stopped(&self, path: &Path, qpn: u32) -> bool {
+    fn process(&self, path: &Path, qpn: u32) -> Option<u32> {
         let member = (qpn >> QPN_BITS) as u8;
-        let Some(grh) = path.grh.filter(|_| member != self.own) else {
-            return false;
-        };
+        let grh = path.grh.filter(|_| member != self.own)?;
         let text = self.directory.read(&lock_name(member)).unwrap_or_default();
         let address = line_of(grh.dgid);
         let mut process = text.lines().filter_map(|it| it.strip_prefix(PROCESS));
-        let process = process.next().and_then(|it| it.parse().ok());
+        let process: Option<u32> = process.next().and_then(|it| it.parse().ok());
         let has_address = text.lines().any(|it| it == address);
-        has_address && process.is_some_and(|it| self.stopped.contains(it))
+        process.filter(|_| has_address)
+    }
+
+    fn states(&self) -> &ProcessStates {
+        &self.states
     }
 
     fn is_of_this_host(&self, path: &Path) -> bool {
