@@ -101,11 +101,7 @@ impl Directory {
     /// Opens the directory. If it does not exist, creates it for this user
     /// only.
     pub(crate) fn open(path: &Path, sharing: Sharing) -> std::result::Result<Self, Error> {
-        let refused = |errno: nix::Error| Error::Refused {
-            command: Command::Open,
-            handle: None,
-            errno: to_errno(errno),
-        };
+        let refused = |errno: nix::Error| Error::refused(Command::Open, None, to_errno(errno));
         let invalid = |what| Error::Invalid {
             command: Command::Open,
             what,

@@ -113,7 +113,8 @@ fn a_refused_command_is_explained() {
         cause.of,
         Some(ringverbs_embedded::cause::Container::Number(host.pd.0))
     );
-    assert_eq!(host.embedded.refusal(), Some(told[0].to_string()));
+    assert_eq!(error.reason(), Some(cause.to_string()));
+    assert!(error.to_string().ends_with(&cause.to_string()), "{error}");
     // Nobody is told any more.
     host.embedded.observe(None);
     uverbs::pd::destroy(&host.context, host.pd).unwrap_err();

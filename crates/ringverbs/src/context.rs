@@ -505,14 +505,6 @@ impl Context {
         device.embedded_handle()?.explanation(qp_num)
     }
 
-    /// Returns why the last command that the device has refused was ([`Error::Kernel`]);
-    /// `None` as for [`explanation`](Self::explanation).
-    #[cfg(feature = "embedded")]
-    pub fn refusal(&self) -> Option<String> {
-        let device = self.inner.device.as_ref()?;
-        device.embedded_handle()?.refusal()
-    }
-
     /// Creates a context from a kernel context that the caller has opened, such as a
     /// recorded kernel in a test.
     ///

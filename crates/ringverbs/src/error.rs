@@ -16,7 +16,8 @@ pub(crate) const EMBEDDED: bool = cfg!(feature = "embedded");
 #[non_exhaustive]
 pub enum Error {
     /// The kernel refused a command, or its answer was malformed. The message
-    /// names the verb, the object, the errno and likely causes.
+    /// names the verb, the object, the errno and likely causes; of an embedded device
+    /// the parameter, its value and the rule that it breaks.
     Kernel(uverbs::Error),
     /// A queue or a buffer could not be mapped.
     Map {

@@ -150,10 +150,8 @@ impl Context {
         if device.is_embedded() {
             // An embedded device has only the default partition, and no sysfs
             // entry.
-            let refused = |raw| uverbs::Error::Refused {
-                command: uverbs::Command::ReadSysfs,
-                handle: None,
-                errno: uverbs::Errno::new(raw),
+            let refused = |raw| {
+                uverbs::Error::refused(uverbs::Command::ReadSysfs, None, uverbs::Errno::new(raw))
             };
             return match (port, index) {
                 (1, 0) => Ok(DEFAULT_PKEY),

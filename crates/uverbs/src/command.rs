@@ -9,6 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use crate::abi::ids;
 use crate::abi::ioctl::{ATTR_F_MANDATORY, ATTR_F_VALID_OUTPUT, Attr, IoctlHdr, RDMA_VERBS_IOCTL};
 use crate::driver::DriverMethod;
+use crate::reason::Reason;
 use crate::{Command, Context, Error};
 
 /// The longest method (QP_CREATE) has 15 attributes and two of driver data.
@@ -301,6 +302,7 @@ impl<'a> Ioctl<'a> {
                 command: self.command,
                 handle: self.acts_on,
                 errno,
+                reason: context.kernel().refusal().map(Reason::keep),
             }),
         }
     }

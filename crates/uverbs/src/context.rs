@@ -80,11 +80,7 @@ impl Context {
         })?;
         let file = Descriptor::open(kernel, &path, libc::O_RDWR);
         Ok(Self {
-            file: file.map_err(|errno| Error::Refused {
-                command: Command::Open,
-                handle: None,
-                errno,
-            })?,
+            file: file.map_err(|errno| Error::refused(Command::Open, None, errno))?,
             driver_id: device.driver_id,
         })
     }

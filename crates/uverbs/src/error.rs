@@ -3,6 +3,7 @@
 use core::fmt;
 
 use crate::driver::DriverMethod;
+use crate::reason::Reason;
 
 /// A Linux error number, as the kernel returned it; any value is representable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -143,7 +144,7 @@ commands! {
 /// Why a command failed.
 ///
 /// `Copy`, and made without allocating, so that running out of memory can be
-/// reported too.
+/// reported too; unless the kernel says more than the errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -153,8 +154,11 @@ pub enum Error {
         command: Command,
         /// Handle number of the object, if it already had one.
         handle: Option<u32>,
-        /// The kernel's reason.
+        /// The error number.
         errno: Errno,
+        /// The parameter, its value and the rule that it breaks, if the kernel says so
+        /// ([`Kernel::refusal`](crate::kernel::Kernel::refusal)).
+        reason: Option<Reason>,
     },
     /// The kernel reported success, but its answer is malformed.
     BadAnswer {
@@ -172,13 +176,26 @@ pub enum Error {
     },
 }
 
+// Results of posts contain it: with a text in it they took a fifth more instructions.
+const _: () = assert!(size_of::<Error>() <= 40);
+
 impl Error {
+    /// The kernel returned an error, and no more than its number.
+    pub const fn refused(command: Command, handle: Option<u32>, errno: Errno) -> Self {
+        Self::Refused {
+            command,
+            handle,
+            errno,
+            reason: None,
+        }
+    }
+
     /// Returns the command that failed.
     pub const fn command(&self) -> Command {
-        match *self {
+        match self {
             Self::Refused { command, .. }
             | Self::BadAnswer { command, .. }
-            | Self::Invalid { command, .. } => command,
+            | Self::Invalid { command, .. } => *command,
         }
     }
 
@@ -186,10 +203,20 @@ impl Error {
     /// kernel's own, EPROTO for a malformed answer, EINVAL for an invalid
     /// request.
     pub const fn errno(&self) -> Errno {
-        match *self {
-            Self::Refused { errno, .. } => errno,
+        match self {
+            Self::Refused { errno, .. } => *errno,
             Self::BadAnswer { .. } => Errno::new(libc::EPROTO),
             Self::Invalid { .. } => Errno::new(libc::EINVAL),
+        }
+    }
+
+    /// Returns the parameter, its value and the rule that it breaks ("cqe 0x800001 is not at
+    /// most 0x400000"); `None` if the kernel has not said so, as Linux never does, and after
+    /// [`Reason::KEPT`] later ones.
+    pub fn reason(&self) -> Option<String> {
+        match self {
+            Self::Refused { reason, .. } => reason.and_then(Reason::text),
+            Self::BadAnswer { .. } | Self::Invalid { .. } => None,
         }
     }
 
@@ -199,15 +226,25 @@ impl Error {
     /// check [`Context::is_gone`](crate::Context::is_gone) before releasing
     /// memory.
     pub const fn is_device_gone(&self) -> bool {
-        matches!(*self, Self::Refused { errno, .. } if errno.raw() == libc::EIO)
+        matches!(self, Self::Refused { errno, .. } if errno.raw() == libc::EIO)
     }
 
     /// Returns what to check, or an empty string.
     pub const fn hint(&self) -> &'static str {
-        let Self::Refused { command, errno, .. } = *self else {
+        let Self::Refused {
+            command,
+            errno,
+            reason,
+            ..
+        } = self
+        else {
             return "";
         };
-        match (command, errno.raw()) {
+        // The reason says it better.
+        if reason.is_some() && errno.raw() != libc::EHOSTUNREACH {
+            return "";
+        }
+        match (*command, errno.raw()) {
             (Command::Open, libc::EACCES | libc::EPERM) => {
                 "no permission on the uverbs character device; check its owner and mode"
             }
@@ -243,12 +280,20 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let command = self.command();
         write!(f, "{} on {}", command.name(), command.object())?;
-        match *self {
-            Self::Refused { handle, errno, .. } => {
+        match self {
+            Self::Refused {
+                handle,
+                errno,
+                reason,
+                ..
+            } => {
                 if let Some(handle) = handle {
                     write!(f, " {handle}")?;
                 }
                 write!(f, ": {errno}")?;
+                if let Some(text) = reason.and_then(Reason::text) {
+                    write!(f, ": {text}")?;
+                }
             }
             Self::BadAnswer { what, .. } => {
                 write!(f, ": malformed answer from the kernel: {what}")?

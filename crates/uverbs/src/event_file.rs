@@ -61,11 +61,7 @@ impl<C: ContextRef> EventFile<C> {
     }
 
     fn refused(&self, errno: crate::Errno) -> Error {
-        Error::Refused {
-            command: self.read,
-            handle: None,
-            errno,
-        }
+        Error::refused(self.read, None, errno)
     }
 
     pub(crate) fn into_fd(self) -> RawFd {

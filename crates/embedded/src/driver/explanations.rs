@@ -1,18 +1,19 @@
-//! The last causes, for programs that ask why something failed: [`Embedded::explanation`] and
-//! [`Embedded::refusal`].
+//! The last causes: for programs that ask why something failed ([`Embedded::explanation`]), and
+//! for the errors of refused commands ([`Kernel::refusal`]).
 //!
 //! Kept is what ends a work request, a copy of a value; nothing is formatted before somebody
 //! asks.
 //!
 //! [`Embedded::explanation`]: crate::Embedded::explanation
-//! [`Embedded::refusal`]: crate::Embedded::refusal
+//! [`Kernel::refusal`]: uverbs::kernel::Kernel::refusal
 
 use std::collections::VecDeque;
 
+use nix::unistd::{Pid, gettid};
 use roce::transport::{self, Failure, Refusal};
 use softhca::cause::{AccessError, Cause as DeviceCause};
 
-use crate::driver::cause::{Cause, described};
+use crate::driver::cause::{Cause, VerbError, described};
 
 /// Number of causes that are kept.
 const KEPT: usize = 64;
@@ -27,15 +28,15 @@ pub(crate) struct Explanations {
     /// Queue pairs whose peers had to try again, since no receive was posted or memory was
     /// absent, with the last of these causes; oldest first.
     not_ready: VecDeque<(u32, Refusal)>,
-    /// The last refused command.
-    refusal: Option<Cause>,
+    /// The last refused command, and the thread that gave it.
+    refusal: Option<(Pid, Cause)>,
 }
 
 impl Explanations {
     /// Keeps a cause, if it ends a work request or is a refused command.
     pub(crate) fn keep(&mut self, cause: &Cause) {
         match cause {
-            Cause::Verb { .. } => self.refusal = Some(*cause),
+            Cause::Verb { .. } => self.refusal = Some((gettid(), *cause)),
             Cause::Device(DeviceCause::Access(error)) => self.access = Some(*error),
             Cause::Device(DeviceCause::Transport {
                 qpn: Some(qpn),
@@ -80,7 +81,15 @@ impl Explanations {
 
     /// Returns why the last refused command was.
     pub(crate) fn refusal(&self) -> Option<String> {
-        self.refusal.map(|cause| cause.to_string())
+        self.refusal.map(|(_, cause)| cause.to_string())
+    }
+
+    /// As above, if this thread gave it, without the command.
+    pub(crate) fn own_refusal(&self) -> Option<VerbError> {
+        match self.refusal? {
+            (thread, Cause::Verb { error, .. }) if thread == gettid() => Some(error),
+            _ => None,
+        }
     }
 
     /// Forgets a queue pair, whose number another one gets.

@@ -127,10 +127,9 @@ impl RunningProcesses {
     /// Those of reading the environment, as of another user's process; then those of
     /// [`in_directory`](Self::in_directory).
     pub fn with_number(process: u32) -> Result<Self, Error> {
-        let refused = |error: std::io::Error| Error::Refused {
-            command: Command::Open,
-            handle: None,
-            errno: Errno::new(error.raw_os_error().unwrap_or(libc::EIO)),
+        let refused = |error: std::io::Error| {
+            let errno = error.raw_os_error().unwrap_or(libc::EIO);
+            Error::refused(Command::Open, None, Errno::new(errno))
         };
         let environment = fs::read(format!("/proc/{process}/environ")).map_err(refused)?;
         let value = |name: &[u8]| {

@@ -309,11 +309,6 @@ impl Embedded {
         })
     }
 
-    /// Returns why the last verbs command that was refused was.
-    pub fn refusal(&self) -> Option<String> {
-        self.device.lock().explanations().refusal()
-    }
-
     /// Returns what the device has done since it exists; operations are counted while it has an
     /// observer.
     pub fn activity(&self) -> Activity {

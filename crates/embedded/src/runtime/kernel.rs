@@ -81,11 +81,9 @@ impl Embedded {
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
     pub fn context(&self) -> std::result::Result<Context, Error> {
-        let fd = self.open_file().map_err(|errno| Error::Refused {
-            command: Command::Open,
-            handle: None,
-            errno,
-        })?;
+        let fd = self
+            .open_file()
+            .map_err(|errno| Error::refused(Command::Open, None, errno))?;
         let kernel = EmbeddedKernel::new(self.clone(), None);
         // SAFETY: the descriptor is new, and only this kernel closes it.
         Ok(unsafe { Context::from_owned_fd(Box::new(kernel), fd, DriverId::MLX5) })
@@ -197,6 +195,11 @@ unsafe impl Kernel for EmbeddedKernel {
                 Err(error.errno())
             }
         }
+    }
+
+    fn refusal(&self) -> Option<String> {
+        let error = self.embedded.device.lock().explanations().own_refusal()?;
+        Some(error.to_string())
     }
 
     unsafe fn read(&self, fd: RawFd, buffer: &mut [u8]) -> Result<usize> {

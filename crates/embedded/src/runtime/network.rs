@@ -47,11 +47,7 @@ pub struct Network {
 }
 
 pub(crate) fn refused(command: Command) -> impl Fn(Errno) -> Error {
-    move |errno| Error::Refused {
-        command,
-        handle: None,
-        errno,
-    }
+    move |errno| Error::refused(command, None, errno)
 }
 
 /// Sets the first numbers of queue pairs and memory keys. Those of different devices differ, so

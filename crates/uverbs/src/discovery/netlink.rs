@@ -408,11 +408,7 @@ fn exchange(
         outcome = read_answer(datagram, command, dump, &mut each);
         outcome != Ok(Progress::More)
     });
-    let refused = |errno| Error::Refused {
-        command: name,
-        handle: None,
-        errno,
-    };
+    let refused = |errno| Error::refused(name, None, errno);
     received.map_err(refused)?;
     match outcome {
         Ok(Progress::Done) => Ok(()),

@@ -28,11 +28,7 @@ impl Text {
 /// Reads one attribute.
 fn read(kernel: &dyn Kernel, path: String) -> Result<Text, Error> {
     let command = Command::ReadSysfs;
-    let refused = |errno: Errno| Error::Refused {
-        command,
-        handle: None,
-        errno,
-    };
+    let refused = |errno: Errno| Error::refused(command, None, errno);
     let path = CString::new(path).map_err(|_| Error::Invalid {
         command,
         what: "the path contains a NUL",
@@ -153,11 +149,7 @@ pub fn devices(kernel: &dyn Kernel) -> Result<Vec<Device>, Error> {
         Ok(names) => names,
         Err(errno) if errno.raw() == libc::ENOENT => return Ok(Vec::new()),
         Err(errno) => {
-            return Err(Error::Refused {
-                command: Command::ReadSysfs,
-                handle: None,
-                errno,
-            });
+            return Err(Error::refused(Command::ReadSysfs, None, errno));
         }
     };
     Ok(names

@@ -116,6 +116,12 @@ pub unsafe trait Kernel: Send + Sync + fmt::Debug {
     /// without trailing slashes.
     fn sysfs_path(&self) -> String;
 
+    /// Returns why the last command that the calling thread gave was refused, in words: the
+    /// parameter, its value and the rule that it breaks. `None` if the kernel does not say.
+    fn refusal(&self) -> Option<String> {
+        None
+    }
+
     /// Returns whether libc may be called directly instead of this object, as
     /// the doorbell does.
     fn is_real(&self) -> bool {

@@ -39,11 +39,7 @@ fn a_failed_destroy_can_be_tried_again() {
     let error = pd.destroy().unwrap_err();
     assert_eq!(
         error,
-        Error::Refused {
-            command: Command::DeallocPd,
-            handle: Some(handle.0),
-            errno: errno(libc::EBUSY)
-        }
+        Error::refused(Command::DeallocPd, Some(handle.0), errno(libc::EBUSY))
     );
     assert_eq!(fake.live_objects(), [(handle.0, OBJECT_PD)]);
     fake.reset(target);
@@ -327,11 +323,7 @@ fn refused_creations() {
     for (target, command, attempt) in attempts {
         for raw in [libc::ENOMEM, libc::EIO, libc::EINVAL, 4095] {
             fake.on(target, move |_| Err(errno(raw)));
-            let refused = Error::Refused {
-                command,
-                handle: None,
-                errno: errno(raw),
-            };
+            let refused = Error::refused(command, None, errno(raw));
             assert_eq!(attempt(), Some(refused), "{target:?}");
         }
     }
@@ -437,20 +429,12 @@ fn commands_for_another_driver_are_refused() {
 
 #[test]
 fn errors_say_command_object_errno_and_hint() {
-    let error = Error::Refused {
-        command: Command::CreateQp,
-        handle: None,
-        errno: errno(libc::ENOMEM),
-    };
+    let error = Error::refused(Command::CreateQp, None, errno(libc::ENOMEM));
     let text = error.to_string();
     for part in ["QP_CREATE", "queue pair", "os error 12", "ulimit -l"] {
         assert!(text.contains(part), "{text}");
     }
-    let error = Error::Refused {
-        command: Command::DestroyCq,
-        handle: Some(7),
-        errno: errno(libc::EBUSY),
-    };
+    let error = Error::refused(Command::DestroyCq, Some(7), errno(libc::EBUSY));
     assert!(
         error
             .to_string()

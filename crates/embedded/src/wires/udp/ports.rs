@@ -90,11 +90,11 @@ fn invalid(what: &'static str) -> Error {
 }
 
 fn refused(error: &io::Error) -> Error {
-    Error::Refused {
-        command: Command::Open,
-        handle: None,
-        errno: Errno::new(error.raw_os_error().unwrap_or(libc::EIO)),
-    }
+    Error::refused(
+        Command::Open,
+        None,
+        Errno::new(error.raw_os_error().unwrap_or(libc::EIO)),
+    )
 }
 
 fn ip_of(entry: &InterfaceAddress) -> Option<ScopedAddress> {

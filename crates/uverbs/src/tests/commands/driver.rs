@@ -127,11 +127,11 @@ fn an_object_of_a_drivers_own() {
     let error = Table::destroy(&context, handle).unwrap_err();
     assert_eq!(
         error,
-        Error::Refused {
-            command: Command::Driver(&FREE),
-            handle: Some(handle),
-            errno: Errno::new(libc::ENOENT),
-        }
+        Error::refused(
+            Command::Driver(&FREE),
+            Some(handle),
+            Errno::new(libc::ENOENT)
+        )
     );
     // An answer without the output.
     fake.on(Target::Method(OBJECT, NAMESPACE), |reply| {
