@@ -136,6 +136,17 @@ pub unsafe fn borrowed<'a>(fd: c_int) -> Option<BorrowedFd<'a>> {
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
+/// Refuses a command for an object whose handle the application has changed in libibverbs's
+/// structure: commands of rdma-core's providers take it from there, and the kernel finds
+/// no such object.
+pub fn require_handle(public: u32, own: u32) -> Result<(), Errno> {
+    if public == own {
+        Ok(())
+    } else {
+        Err(Errno::NOENT)
+    }
+}
+
 /// Converts the result of a destroy command: with RDMAV_ALLOW_DISASSOC_DESTROY set, EIO means
 /// that the device was removed with its objects, and counts as success.
 pub fn destroyed(result: Result<(), Errno>) -> Result<(), Errno> {

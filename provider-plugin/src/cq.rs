@@ -10,7 +10,7 @@ use uverbs::{CqFlags, CqInit, WorkCompletion};
 
 use crate::abi::*;
 use crate::alloc::try_box;
-use crate::context::{CtxRef, borrowed, destroyed};
+use crate::context::{CtxRef, borrowed, destroyed, require_handle};
 use crate::entry;
 use crate::errno::Errno;
 use crate::events;
@@ -323,6 +323,7 @@ pub unsafe extern "C" fn destroy_cq<D: CqOps>(ibcq: *mut ibv_cq) -> c_int {
     // any more except those that acknowledge events.
     entry::int(|| unsafe {
         let cq: &Cq<D> = cq_of(ibcq);
+        require_handle((*ibcq).handle, cq.object.handle().0)?;
         match cq.object.destroy() {
             Ok(events_reported) => events::wait_cq(
                 ibcq,
@@ -350,6 +351,7 @@ pub unsafe extern "C" fn modify_cq<D: CqOps>(
         }
         let moderate = (*attr).moderate;
         let cq: &Cq<D> = cq_of(ibcq);
+        require_handle((*ibcq).handle, cq.object.handle().0)?;
         cq.object
             .modify_moderation(moderate.cq_count, moderate.cq_period)
             .map_err(Into::into)

@@ -12,6 +12,8 @@ use core::ptr;
 pub struct Errno(pub c_int);
 
 impl Errno {
+    /// No such object.
+    pub const NOENT: Errno = Errno(libc::ENOENT);
     /// Out of memory.
     pub const NOMEM: Errno = Errno(libc::ENOMEM);
     /// Invalid argument.

@@ -17,7 +17,7 @@ use uverbs::{
 use self::attr::{attr_from_c, attr_mask_from_c, attr_to_c, cap_to_c};
 use crate::abi::*;
 use crate::alloc::try_box;
-use crate::context::{CtxRef, borrowed, destroyed};
+use crate::context::{CtxRef, borrowed, destroyed, require_handle};
 use crate::entry;
 use crate::errno::Errno;
 use crate::events;
@@ -705,6 +705,7 @@ pub unsafe extern "C" fn modify_qp<D: QpOps>(
         let attr_mask = attr_mask_from_c(mask, D::RATE_LIMITS)?;
         let from = &*attr;
         let qp: &Qp<D> = qp_of(ibqp);
+        require_handle((*ibqp).handle, qp.object.handle().0)?;
         let mut to = attr_from_c(from);
         if attr_mask.contains(QpAttrMask::RATE_LIMIT) {
             to.rate_limit = from.rate_limit;
@@ -753,6 +754,7 @@ pub unsafe extern "C" fn query_qp<D: QpOps>(
     // answers.
     entry::int(|| unsafe {
         let qp: &Qp<D> = qp_of(ibqp);
+        require_handle((*ibqp).handle, qp.object.handle().0)?;
         let (mut from, mut query_init) = qp.object.query(attr_mask_from_c(mask, false)?)?;
         if let Some(cap) = D::sizes(qp) {
             from.cap = cap;
@@ -781,6 +783,7 @@ pub unsafe extern "C" fn destroy_qp<D: QpOps>(ibqp: *mut ibv_qp) -> c_int {
     // queues are live as long as it is.
     entry::int(|| unsafe {
         let qp: &Qp<D> = qp_of(ibqp);
+        require_handle((*ibqp).handle, qp.object.handle().0)?;
         match qp.object.destroy() {
             Ok(events_reported) => events::wait_qp(ibqp, events_reported),
             Err(error) => destroyed(Err(error.into()))?,

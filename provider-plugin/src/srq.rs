@@ -9,7 +9,7 @@ use uverbs::{CqHandle, SrqInit, SrqKind, SrqModify};
 
 use crate::abi::*;
 use crate::alloc::try_box;
-use crate::context::{CtxRef, borrowed, destroyed};
+use crate::context::{CtxRef, borrowed, destroyed, require_handle};
 use crate::entry;
 use crate::errno::Errno;
 use crate::events;
@@ -373,6 +373,7 @@ pub unsafe extern "C" fn destroy_srq<D: SrqOps>(ibsrq: *mut ibv_srq) -> c_int {
     // any more except those that acknowledge events.
     entry::int(|| unsafe {
         let srq: &Srq<D> = srq_of(ibsrq);
+        require_handle((*ibsrq).handle, srq.object.handle().0)?;
         D::before_destroy(srq)?;
         match srq.object.destroy() {
             Ok(events_reported) => events::wait_srq(ibsrq, events_reported),

@@ -371,6 +371,41 @@ static void t_no_peer(void)
 	pair_close(&p);
 }
 
+/* An object that the kernel does not have is neither changed nor destroyed. */
+static void t_unknown_handle(void)
+{
+	const uint32_t other = 0xdeadbeef;
+	struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+	struct ibv_qp_init_attr init;
+	struct ibv_srq *srq;
+	struct ibv_cq *cq;
+
+	open_pair((struct pair_opts){});
+	cq = ibv_create_cq(p.ctx, 1, NULL, NULL, 0);
+	CHECK(cq);
+	cq->handle ^= other;
+	EQ(ibv_destroy_cq(cq), ENOENT);
+	cq->handle ^= other;
+	OK(ibv_destroy_cq(cq));
+
+	srq = ibv_create_srq(p.pd, &(struct ibv_srq_init_attr){.attr = {1, 1, 0}});
+	CHECK(srq);
+	srq->handle ^= other;
+	EQ(ibv_destroy_srq(srq), ENOENT);
+	srq->handle ^= other;
+	OK(ibv_destroy_srq(srq));
+
+	/* Kernels differ in the errno of the first two. */
+	p.a.qp->handle ^= other;
+	CHECK(ibv_modify_qp(p.a.qp, &attr, IBV_QP_STATE));
+	CHECK(ibv_query_qp(p.a.qp, &attr, IBV_QP_STATE, &init));
+	EQ(ibv_destroy_qp(p.a.qp), ENOENT);
+	p.a.qp->handle ^= other;
+	OK(ibv_query_qp(p.a.qp, &attr, IBV_QP_STATE, &init));
+	EQ(attr.qp_state, IBV_QPS_RTS);
+	pair_close(&p);
+}
+
 static const struct rule {
 	struct test_case test;
 	const char *right, *differs;
@@ -416,6 +451,8 @@ static const struct rule {
 	 "a wrong lkey ends with LOC_PROT_ERR",
 	 "rdma_rxe has another status; the specification names this one"},
 	{{"no-peer", t_no_peer}, "a peer in RESET does not respond", NULL},
+	{{"unknown-handle", t_unknown_handle},
+	 "an object whose handle was changed is neither changed nor destroyed", NULL},
 };
 
 int main(int argc, char **argv)
