@@ -65,6 +65,7 @@ pub(crate) enum Rule {
     AnotherContext,
     UseAfterDestroy,
     BuilderWithoutStart,
+    TwoThreads,
     Leak,
     // Advice.
     LongQueue,
@@ -74,11 +75,13 @@ pub(crate) enum Rule {
     LinkLocalGid,
     NoReadsAccepted,
     NoTimeout,
+    ShortTimeout,
+    NoRetries,
     EndlessRetries,
 }
 
 impl Rule {
-    const ALL: [Self; 22] = [
+    const ALL: [Self; 25] = [
         Self::BufferChanged,
         Self::OverlappingAccess,
         Self::ReceiveOverwritten,
@@ -92,6 +95,7 @@ impl Rule {
         Self::AnotherContext,
         Self::UseAfterDestroy,
         Self::BuilderWithoutStart,
+        Self::TwoThreads,
         Self::Leak,
         Self::LongQueue,
         Self::LongInlineData,
@@ -100,6 +104,8 @@ impl Rule {
         Self::LinkLocalGid,
         Self::NoReadsAccepted,
         Self::NoTimeout,
+        Self::ShortTimeout,
+        Self::NoRetries,
         Self::EndlessRetries,
     ];
 
@@ -119,6 +125,7 @@ impl Rule {
             Self::AnotherContext => "another-context",
             Self::UseAfterDestroy => "use-after-destroy",
             Self::BuilderWithoutStart => "builder-without-start",
+            Self::TwoThreads => "two-threads",
             Self::Leak => "leak",
             Self::LongQueue => "long-queue",
             Self::LongInlineData => "long-inline-data",
@@ -127,6 +134,8 @@ impl Rule {
             Self::LinkLocalGid => "link-local-gid",
             Self::NoReadsAccepted => "no-reads-accepted",
             Self::NoTimeout => "no-timeout",
+            Self::ShortTimeout => "short-timeout",
+            Self::NoRetries => "no-retries",
             Self::EndlessRetries => "endless-retries",
         }
     }
@@ -141,6 +150,8 @@ impl Rule {
             | Self::LinkLocalGid
             | Self::NoReadsAccepted
             | Self::NoTimeout
+            | Self::ShortTimeout
+            | Self::NoRetries
             | Self::EndlessRetries => "advice",
             _ => "error",
         }
@@ -575,6 +586,50 @@ impl Checker {
                  ibv_wr_start by {holder}"
             ),
             origins: vec![("called", origin)],
+        });
+    }
+
+    /// Reports a completion queue without a lock that two threads read at once.
+    pub(crate) fn two_readers(
+        &self,
+        explainer: &Explainer,
+        device: usize,
+        queue: &CompletionQueue,
+        other: i32,
+    ) {
+        let called = Origin::here();
+        let thread = called.thread;
+        explainer.report_error(Finding {
+            rule: Rule::TwoThreads,
+            device,
+            queue_pair: None,
+            message: format!(
+                "ibv_start_poll of a single-threaded completion queue is called by thread \
+                 {thread} before thread {other} has called ibv_end_poll"
+            ),
+            origins: vec![("called", called), ("created", queue.created.clone())],
+        });
+    }
+
+    /// Reports a queue pair without a lock for which two threads build work requests at once.
+    pub(crate) fn two_builders(
+        &self,
+        explainer: &Explainer,
+        (device, number): (usize, u32),
+        queue_pair: &Arc<QueuePair>,
+        other: i32,
+    ) {
+        let called = Origin::here();
+        let thread = called.thread;
+        explainer.report_error(Finding {
+            rule: Rule::TwoThreads,
+            device,
+            queue_pair: Some((number, Arc::clone(queue_pair))),
+            message: format!(
+                "queue pair {number:#x} of a thread domain: ibv_wr_start is called by thread \
+                 {thread} before thread {other} has called ibv_wr_complete"
+            ),
+            origins: vec![("called", called)],
         });
     }
 

@@ -28,9 +28,9 @@ use libc::{pthread_cond_t, pthread_mutex_t};
 use uverbs::environment;
 
 use crate::chaos;
-use crate::check::{self, Completion};
+use crate::check::{self, Completion, CompletionQueue};
 use crate::config::print_error;
-use crate::explain::{Explainer, lock};
+use crate::explain::{Explainer, lock, thread};
 use crate::table::{self, Lookup, Object, ObjectKind};
 use crate::{internal, posts, process, record};
 
@@ -117,6 +117,7 @@ pub(crate) type PollCq = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -
 type ReqNotifyCq = unsafe extern "C" fn(*mut c_void, c_int) -> c_int;
 pub(crate) type ReadCompletion = unsafe extern "C" fn(*mut c_void) -> u32;
 pub(crate) type NextPoll = unsafe extern "C" fn(*mut c_void) -> c_int;
+type EndPoll = unsafe extern "C" fn(*mut c_void);
 pub(crate) type StartPoll = unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int;
 
 /// Maximum number of functions of one kind: providers in a process, times the variants of
@@ -152,6 +153,7 @@ static EXTENDED_POLLS: Hooked = hooked!(start_poll);
 static CHECKED_POLLS: Hooked = hooked!(checked_poll);
 static CHECKED_EXTENDED_POLLS: Hooked = hooked!(checked_start_poll);
 static NEXT_POLLS: Hooked = hooked!(next_poll);
+static END_POLLS: Hooked = hooked!(end_poll);
 
 /// As above, if fields that have no meaning are filled.
 static FILLED_POLLS: Hooked = hooked!(filled_poll);
@@ -455,7 +457,10 @@ unsafe extern "C" fn checked_start_poll<const N: usize>(
     let result = unsafe { provider(queue, attributes) };
     if result == 0 {
         // SAFETY: the program passes a queue.
-        unsafe { check_current(queue) };
+        unsafe {
+            begin_reading(queue);
+            check_current(queue);
+        }
     }
     // SAFETY: the program passes a queue.
     match unsafe { polled(queue, result != libc::ENOENT) } {
@@ -474,6 +479,58 @@ unsafe extern "C" fn next_poll<const N: usize>(queue: *mut c_void) -> c_int {
         unsafe { check_current(queue) };
     }
     result
+}
+
+unsafe extern "C" fn end_poll<const N: usize>(queue: *mut c_void) {
+    // SAFETY: as in `poll`.
+    let provider: EndPoll = unsafe { std::mem::transmute(END_POLLS.function(N)) };
+    // SAFETY: the program passes a queue.
+    if let Some((_, _, known)) = unsafe { checked_queue(queue) } {
+        known.end_reading();
+    }
+    // SAFETY: guaranteed by the caller.
+    unsafe { provider(queue) };
+}
+
+/// Notes that this thread reads the completions of an extended queue, of which it has the lock if
+/// there is one.
+///
+/// # Safety
+/// The queue must exist, and its context must be open.
+unsafe fn begin_reading(queue: *mut c_void) {
+    // SAFETY: guaranteed by the caller.
+    let Some((explainer, device, known)) = (unsafe { checked_queue(queue) }) else {
+        return;
+    };
+    let Some(other) = known.begin_reading(thread()) else {
+        return;
+    };
+    if let Some(checker) = &explainer.checker {
+        let _scope = internal::enter();
+        checker.two_readers(explainer, device, &known, other);
+    }
+}
+
+/// Returns a completion queue that is checked, with its device; `None` if it is not known, or in
+/// a signal handler.
+///
+/// # Safety
+/// The queue must exist, and its context must be open.
+unsafe fn checked_queue(
+    queue: *mut c_void,
+) -> Option<(&'static Explainer, usize, Arc<CompletionQueue>)> {
+    let explainer = process::explainer().filter(|_| !internal::is_in_handler())?;
+    // SAFETY: guaranteed by the caller.
+    let fd = unsafe { (*(*queue.cast::<Cq>()).context).command_fd };
+    let Lookup::Open(context) = table::find(fd) else {
+        return None;
+    };
+    let ObjectKind::Device(device) = context.kind else {
+        return None;
+    };
+    let _scope = internal::enter();
+    let known = (explainer.objects).completion_queue(device, queue.addr() as u64)?;
+    Some((explainer, device, known))
 }
 
 unsafe extern "C" fn notify<const N: usize>(queue: *mut c_void, solicited_only: c_int) -> c_int {
@@ -705,6 +762,8 @@ unsafe fn hook_extended_queue(queue: *mut Cq) {
         if process::checks() {
             let entry = &raw mut (*queue).next_poll;
             NEXT_POLLS.exchange(entry, load(entry));
+            let entry = &raw mut (*queue).end_poll;
+            END_POLLS.exchange(entry, load(entry));
         }
     }
 }

@@ -817,8 +817,15 @@ unsafe extern "C" fn start<const N: usize>(queue_pair: *mut IbvQp) {
         COMPLETES.exchange(entry, *entry);
     }
     if let Some(posting) = posting {
-        let builder = &posting.queue_pair.builder;
-        builder.store(thread(), Ordering::Relaxed);
+        let known = &posting.queue_pair;
+        let own = thread();
+        let other = known.builder.swap(own, Ordering::Relaxed);
+        let checker = posting.explainer.checker.as_ref();
+        if let Some(checker) = checker.filter(|_| other != 0 && other != own) {
+            // A lock would have kept this thread waiting.
+            let _scope = internal::enter();
+            checker.two_builders(posting.explainer, posting.key, known, other);
+        }
         *lock(&posting.queue_pair.built) = 0;
         lock(&posting.queue_pair.in_flight).start();
     }

@@ -13,6 +13,10 @@ const COMMON_INLINE: u32 = 256;
 /// The value of `rnr_retry` that has no end.
 const ENDLESS: u8 = 7;
 
+/// Shortest time-out that is not advised against, 4.096 us times two to the power of it (8.4 ms):
+/// an assumption about how long congested networks and busy peers take.
+const SHORTEST_TIMEOUT: u8 = 11;
+
 /// Returns what is advised of a queue pair that is created.
 pub(super) fn of_created(entries: [u32; 2], max_inline: u32) -> Vec<(Rule, String)> {
     let mut advice = Vec::new();
@@ -40,6 +44,7 @@ pub(super) fn of_modified(
         source: (index, gid),
         hop_limit,
         timeout,
+        retry_count,
         rnr_retry,
         max_dest_rd_atomic,
         access,
@@ -69,6 +74,12 @@ pub(super) fn of_modified(
     if state == QpState::RTS && kind == QpType::RC {
         if timeout == 0 {
             advice.push((Rule::NoTimeout, "the time-out is 0".to_owned()));
+        } else if timeout < SHORTEST_TIMEOUT {
+            let message = format!("the time-out is {timeout} (4.096 us times 2^{timeout})");
+            advice.push((Rule::ShortTimeout, message));
+        }
+        if retry_count == 0 {
+            advice.push((Rule::NoRetries, "retry_cnt is 0".to_owned()));
         }
         if rnr_retry == ENDLESS {
             advice.push((Rule::EndlessRetries, "rnr_retry is 7".to_owned()));
@@ -100,8 +111,16 @@ mod tests {
         let path = ["hop-limit", "link-local-gid", "no-reads-accepted"];
         assert_eq!(rules(QpType::RC, QpState::RTR, &careless), path);
         assert_eq!(rules(QpType::UC, QpState::RTR, &careless), path[..2]);
-        let timers = ["no-timeout", "endless-retries"];
+        let timers = ["no-timeout", "no-retries", "endless-retries"];
         assert_eq!(rules(QpType::RC, QpState::RTS, &careless), timers);
+        let usual = |timeout| QueuePairAttributes {
+            timeout,
+            retry_count: 7,
+            ..QueuePairAttributes::default()
+        };
+        let short = rules(QpType::RC, QpState::RTS, &usual(SHORTEST_TIMEOUT - 1));
+        assert_eq!(short, ["short-timeout"]);
+        assert!(rules(QpType::RC, QpState::RTS, &usual(SHORTEST_TIMEOUT)).is_empty());
         assert!(rules(QpType::UD, QpState::RTR, &careless).is_empty());
         assert!(rules(QpType::UC, QpState::RTS, &careless).is_empty());
         assert!(of_created([COMMON_ENTRIES; 2], COMMON_INLINE).is_empty());

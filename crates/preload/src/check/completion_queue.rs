@@ -1,6 +1,6 @@
 //! Completion queues: how many completions they may get before the program polls.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::explain::{Finding, Origin, lock};
@@ -17,6 +17,8 @@ pub(crate) struct CompletionQueue {
     /// An error that is reported when the first completion is polled: until then the program
     /// may read the queue's memory itself.
     pending: Mutex<Option<Finding>>,
+    /// The thread between `ibv_start_poll` and `ibv_end_poll`; 0 if none.
+    reader: AtomicI32,
 }
 
 impl CompletionQueue {
@@ -27,7 +29,20 @@ impl CompletionQueue {
             outstanding: AtomicU32::new(0),
             is_polled: AtomicBool::new(false),
             pending: Mutex::new(None),
+            reader: AtomicI32::new(0),
         }
+    }
+
+    /// Notes that a thread has begun to read completions, and has the queue's lock if there is
+    /// one. Returns the thread that has not ended to do so.
+    pub(crate) fn begin_reading(&self, thread: i32) -> Option<i32> {
+        let other = self.reader.swap(thread, Ordering::SeqCst);
+        (other != 0 && other != thread).then_some(other)
+    }
+
+    /// Notes that a thread is about to give the lock up.
+    pub(crate) fn end_reading(&self) {
+        self.reader.store(0, Ordering::SeqCst);
     }
 
     /// Returns how many work requests it may get completions of, if these are more than its
@@ -74,6 +89,16 @@ impl Drop for Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_thread_reads_at_a_time() {
+        let queue = CompletionQueue::new(Origin::here(), false);
+        assert_eq!(queue.begin_reading(1), None);
+        assert_eq!(queue.begin_reading(1), None);
+        assert_eq!(queue.begin_reading(2), Some(1));
+        queue.end_reading();
+        assert_eq!(queue.begin_reading(1), None);
+    }
 
     #[test]
     fn entries_are_free_when_their_completions_are_polled() {

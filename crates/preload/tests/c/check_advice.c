@@ -56,6 +56,10 @@ int main(int count, char **arguments)
 		attr.max_dest_rd_atomic = 0;
 	if (!strcmp(what, "no-timeout"))
 		attr.timeout = 0;
+	if (!strcmp(what, "short-timeout"))
+		attr.timeout = 8;
+	if (!strcmp(what, "no-retries"))
+		attr.retry_cnt = 0;
 	if (!strcmp(what, "endless-retries"))
 		attr.rnr_retry = 7;
 	attr.qp_state = IBV_QPS_INIT;

@@ -1,8 +1,10 @@
 /*
- * As check_cases.c: errors in the use of receives, memory windows and asynchronous events.
+ * As check_cases.c: errors in the use of receives, memory windows, asynchronous events and
+ * threads.
  * Queue pair a sends, b receives.
  */
 #include <infiniband/verbs.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -194,6 +196,71 @@ static void events(const char *of)
 	CHECK(!ibv_destroy_srq(srq));
 }
 
+static void *read_one(void *queue)
+{
+	struct ibv_poll_cq_attr none = { 0 };
+
+	CHECK(!ibv_start_poll(queue, &none));
+	ibv_end_poll(queue);
+	return NULL;
+}
+
+static void *build_nothing(void *qp)
+{
+	ibv_wr_start(qp);
+	ibv_wr_abort(qp);
+	return NULL;
+}
+
+/* Uses an object in two threads at once: with a lock, or without. */
+static void threads(const char *what)
+{
+	struct ibv_cq_init_attr_ex wanted = {
+		.cqe = 16, .wc_flags = IBV_WC_EX_WITH_QP_NUM,
+		.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
+		.flags = right ? 0 : IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
+	};
+	struct ibv_cq_ex *extended = ibv_create_cq_ex(context, &wanted);
+	struct ibv_td_init_attr no_attributes = { 0 };
+	struct ibv_td *td = ibv_alloc_td(context, &no_attributes);
+	struct ibv_parent_domain_init_attr of = { .pd = pd, .td = right ? NULL : td };
+	struct ibv_pd *parent = ibv_alloc_parent_domain(context, &of), *domain = pd;
+	struct ibv_cq *common = cq;
+	struct ibv_poll_cq_attr none = { 0 };
+	struct ibv_sge list = { (uintptr_t)memory, 8, mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &list, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+				  .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_qp *qp;
+	pthread_t thread;
+
+	CHECK(extended && td && parent);
+	cq = ibv_cq_ex_to_cq(extended);
+	pd = parent;
+	qp = queue_pair(NULL);
+	cq = common;
+	pd = domain;
+	connect_to_itself(qp, rights);
+	wr.wr.rdma.remote_addr = (uintptr_t)target;
+	wr.wr.rdma.rkey = target_mr->rkey;
+	for (int n = 0; n < 2; n++)
+		CHECK(!ibv_post_send(qp, &wr, &bad));
+	if (!strcmp(what, "poll")) {
+		while (ibv_start_poll(extended, &none))
+			;
+		CHECK(!pthread_create(&thread, NULL, read_one, extended));
+		usleep(100000);
+		ibv_end_poll(extended);
+	} else {
+		ibv_wr_start(ibv_qp_to_qp_ex(qp));
+		CHECK(!pthread_create(&thread, NULL, build_nothing, ibv_qp_to_qp_ex(qp)));
+		usleep(100000);
+		ibv_wr_abort(ibv_qp_to_qp_ex(qp));
+	}
+	CHECK(!pthread_join(thread, NULL));
+	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(ibv_cq_ex_to_cq(extended)));
+	CHECK(!ibv_dealloc_pd(parent) && !ibv_dealloc_td(td));
+}
+
 int main(int count, char **arguments)
 {
 	const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
@@ -217,6 +284,8 @@ int main(int count, char **arguments)
 	connect_to(b, a->qp_num, rights);
 	if (!strncmp(mistake, "overwritten-", 12))
 		overwrite(mistake + 12);
+	else if (!strncmp(mistake, "threads-", 8))
+		threads(mistake + 8);
 	else if (!strncmp(mistake, "window-", 7))
 		window(mistake + 7);
 	else

@@ -2,6 +2,7 @@
  * As check_cases.c: two accesses to the same bytes that are not ordered. Queue pair a is connected
  * with b, c with d. The first send of a finds no receive, so that what follows it waits.
  */
+#include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
 #include <stdint.h>
@@ -31,7 +32,7 @@ static struct ibv_mr *mr, *target_mr;
 static struct ibv_qp *a, *b, *c, *d;
 static uint64_t remote;
 static uint32_t remote_key;
-static int right, to_peer;
+static int right, to_peer, turns = 10;
 
 static struct ibv_qp_attr rights = {
 	.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
@@ -77,7 +78,7 @@ static void stop(void)
 	struct ibv_wc wc;
 
 	CHECK(!ibv_post_send(a, &wr, &bad));
-	for (int n = 0; n < 10; n++) {
+	for (int n = 0; n < turns; n++) {
 		CHECK(!ibv_poll_cq(cq, 1, &wc));
 		usleep(200);
 	}
@@ -234,11 +235,15 @@ static void meet(int in, int out, struct other *other)
 /* The memory is another process's. */
 static void between_processes(void)
 {
-	int to[2], from[2], status;
+	int to[2], from[2], status, got;
 	struct other other;
+	struct ibv_wc wc;
 	char end;
 	pid_t child;
 
+	/* The other process may be late: it is given time to refuse the first send, three times. */
+	turns = 100;
+	rights.min_rnr_timer = 28;
 	CHECK(!pipe(to) && !pipe(from));
 	child = fork();
 	CHECK(child >= 0);
@@ -246,10 +251,13 @@ static void between_processes(void)
 		close(to[1]);
 		open_all();
 		meet(to[0], from[1], &other);
-		CHECK(read(to[0], &end, 1) == 1);
-		receive(a, target + LENGTH / 2);
+		CHECK(!fcntl(to[0], F_SETFL, O_NONBLOCK));
 		/* Until the parent has ended. */
-		CHECK(read(to[0], &end, 1) == 0);
+		while ((got = read(to[0], &end, 1))) {
+			if (got == 1)
+				receive(a, target + LENGTH / 2);
+			ibv_poll_cq(receives, 1, &wc);
+		}
 		close_all();
 		_exit(0);
 	}
@@ -260,9 +268,11 @@ static void between_processes(void)
 	remote = other.address;
 	remote_key = other.key;
 	memory[4096] = 1;
-	stop();
-	post(a, IBV_WR_RDMA_WRITE, 0, 0);
-	second(IBV_WR_RDMA_WRITE, 0);
+	for (int n = 0; n < (right ? 1 : 3); n++) {
+		stop();
+		post(a, IBV_WR_RDMA_WRITE, 0, 0);
+		second(IBV_WR_RDMA_WRITE, 0);
+	}
 	close(to[1]);
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
 	close_all();
