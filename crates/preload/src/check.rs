@@ -22,6 +22,7 @@ mod sends;
 mod suppressions;
 mod watched;
 mod windows;
+mod writes;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -297,6 +298,13 @@ impl Checker {
         sends: impl IntoIterator<Item = Sent>,
     ) -> Posted {
         let queue_pair = posting.queue_pair;
+        let is_lost = lock(&queue_pair.in_flight).is_lost();
+        let mut sends = Vec::from_iter(sends.into_iter().filter(|_| !is_lost));
+        let peer = *lock(&queue_pair.peer);
+        // Not under the lock, which is waited for under the device's.
+        for sent in &mut sends {
+            sent.read((posting.device, posting.number), peer, &explainer.objects);
+        }
         let mut queue = lock(&queue_pair.in_flight);
         if queue.is_lost() {
             return Posted::default();
@@ -311,11 +319,9 @@ impl Checker {
             return Posted::default();
         }
         let completions = posting.completions.map(|(queue, _)| queue);
-        let peer = *lock(&queue_pair.peer);
         let mut posted = Posted::default();
         let mut last = None;
-        for mut sent in sends {
-            sent.read((posting.device, posting.number), peer, &explainer.objects);
+        for sent in sends {
             last = Some(sent.origin.clone());
             if !queue.push(sent, completions) {
                 self.lose(queue_pair, &mut queue);

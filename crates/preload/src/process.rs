@@ -798,6 +798,18 @@ pub(crate) fn read_armings() {
     }
 }
 
+/// Waits until the devices have done what they are doing: each has its lock meanwhile. For
+/// functions that the program calls, in which no thread drives the devices. Returns false in a
+/// signal handler, which may have interrupted who holds the lock.
+pub(crate) fn settle() -> bool {
+    let device = any_device().filter(|_| !internal::is_in_handler());
+    if let Some(device) = &device {
+        let _scope = internal::enter();
+        device.read_armings();
+    }
+    device.is_some()
+}
+
 /// Injects the faults that are asked for.
 fn inject(network: &Network, config: &Config) {
     let Some(faults) = &config.faults else {

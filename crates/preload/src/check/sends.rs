@@ -105,6 +105,7 @@ impl Sent {
                 continue;
             };
             let watched = Watched::new((qpn, self.at), usage, address, length);
+            watched.settle();
             let Some(content) = Content::of(address, length) else {
                 continue;
             };

@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::content::{Content, Fate};
 use super::ranges::{Key, Ranges};
 use super::receiving;
+use super::writes;
 use crate::explain::lock;
+use crate::process;
 
 /// Buffers in flight that have bytes in each page, modulo their number.
 static PAGES: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
@@ -204,6 +206,19 @@ impl Watched {
         Self { key, buffer }
     }
 
+    /// Waits until what devices were about to write when it was not watched yet is written.
+    pub(super) fn settle(&self) {
+        let Buffer { start, end, .. } = *self.buffer;
+        let Some(writes) = writes::under_way(start..end) else {
+            return;
+        };
+        match process::settle() {
+            true => writes.end(),
+            // Its bytes may change at any time.
+            false => self.buffer.is_written.store(true, Ordering::SeqCst),
+        }
+    }
+
     /// Sets the bytes, which were read since it is watched.
     pub(super) fn set_content(&self, content: Content) {
         let _ = self.buffer.content.set(content);
@@ -275,6 +290,7 @@ pub(super) fn before_gather(qpn: u32, address: u64, length: usize) {
 /// `is_remote`.
 pub(super) fn before_scatter(qpn: u32, address: u64, length: usize, is_remote: bool) {
     let end = address.saturating_add(length as u64);
+    writes::begin(address..end);
     let last_message = MESSAGE.load(Ordering::SeqCst);
     let message_arrived = || {
         if !is_remote {
