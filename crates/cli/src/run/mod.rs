@@ -459,6 +459,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let timeline = timeline.transpose()?;
     if let Some(files) = &timeline {
         settings.set("RINGVERBS_CAPTURE", files.capture().into());
+        settings.set("RINGVERBS_RECORD", files.record().into());
         if args.options.explain.is_none() {
             settings.set("RINGVERBS_EXPLAIN", files.explanations().into());
             settings.set("RINGVERBS_EXPLAIN_FORMAT", "json".into());

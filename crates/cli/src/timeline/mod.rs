@@ -188,6 +188,11 @@ impl Files {
         self.directory.join("frames.pcapng")
     }
 
+    /// Where they record verbs calls.
+    pub fn record(&self) -> PathBuf {
+        self.directory.join("calls.jsonl")
+    }
+
     /// Where they explain.
     pub fn explanations(&self) -> PathBuf {
         self.directory.join("why.json")
@@ -200,7 +205,7 @@ impl Files {
         let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
         let is_input = |path: &PathBuf| {
             let extension = path.extension().and_then(OsStr::to_str);
-            extension.is_some_and(|it| ["pcapng", "json"].contains(&it))
+            extension.is_some_and(|it| ["pcapng", "json", "jsonl"].contains(&it))
         };
         let mut inputs: Vec<PathBuf> = paths.filter(is_input).collect();
         inputs.sort();

@@ -125,17 +125,13 @@ impl Line {
                 None => self.text("call").to_owned(),
             },
             LineKind::Post => format!(
-                "post {}, {} B, wr_id {}",
+                "{}, {} B, wr_id {}",
                 self.text("opcode"),
                 member("bytes"),
                 member("wr_id")
             ),
             LineKind::Receive => {
-                format!(
-                    "post receive, {} B, wr_id {}",
-                    member("bytes"),
-                    member("wr_id")
-                )
+                format!("receive, {} B, wr_id {}", member("bytes"), member("wr_id"))
             }
             LineKind::Completion => {
                 format!("completion of wr_id {}", member("wr_id"))
