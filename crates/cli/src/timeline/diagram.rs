@@ -59,6 +59,8 @@ pub struct Entry {
     pub is_repeated: bool,
     /// Whether the frame is lost: the destination has received later ones.
     pub is_lost: bool,
+    /// Receives that were posted after this one, with nothing between.
+    pub following: usize,
     pub severity: Severity,
 }
 
@@ -255,6 +257,7 @@ impl Diagram {
                 other_lane: None,
                 is_repeated: false,
                 is_lost: false,
+                following: 0,
                 severity: event.severity,
             };
             if let What::Packet(packet, direction) = &event.what {
@@ -296,7 +299,26 @@ impl Diagram {
             }
             entries.push(entry);
         }
-        self.entries = entries;
+        self.entries = self.batched(entries);
+    }
+
+    /// Joins receives that a queue pair gets one after the other.
+    fn batched(&self, entries: Vec<Entry>) -> Vec<Entry> {
+        let receive = |entry: &Entry| {
+            let event = &self.events[entry.event];
+            let is_posted = matches!(event.what, What::Line(LineKind::Receive, _));
+            (is_posted && entry.severity == Severity::Normal).then_some(event.lane)
+        };
+        let mut batched: Vec<Entry> = Vec::with_capacity(entries.len());
+        for entry in entries {
+            match batched.last_mut() {
+                Some(last) if receive(&entry).is_some() && receive(last) == receive(&entry) => {
+                    last.following += 1;
+                }
+                _ => batched.push(entry),
+            }
+        }
+        batched
     }
 
     /// Returns for each received frame the one that was sent, if it was captured: the last one

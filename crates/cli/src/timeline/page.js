@@ -70,8 +70,9 @@
     }
   }
   const MOST_LANES = 10;
-  const shown = new Set(order);
-  if (order.length > MOST_LANES) {
+  const isWanted = (lane) => about.lanes[lane].queue || problems.has(lane);
+  const shown = new Set(order.some(isWanted) ? order.filter(isWanted) : order);
+  if (shown.size > MOST_LANES) {
     shown.clear();
     const wanted = entries.filter((entry) => entry.s).concat(entries);
     for (const entry of wanted) {

@@ -136,7 +136,11 @@ impl Renderer<'_> {
                 }
                 .into();
                 if let Some(line) = serde_json::from_str(line).ok().and_then(Line::new) {
-                    value["l"] = text(&line.label(), 80);
+                    let label = match entry.following {
+                        0 => line.label(),
+                        more => format!("{} receives, first: {}", more + 1, line.label()),
+                    };
+                    value["l"] = text(&label, 80);
                     value["f"] = fields(line.fields());
                 }
             }
@@ -200,7 +204,8 @@ impl Renderer<'_> {
             (None, None) => String::new(),
         };
         let device = lane.device.as_deref().unwrap_or_default();
-        json!({ "title": title, "owner": text(owner.trim(), 60), "device": text(device, 40) })
+        json!({ "title": title, "owner": text(owner.trim(), 60), "device": text(device, 40),
+            "queue": lane.queue.is_some() })
     }
 }
 

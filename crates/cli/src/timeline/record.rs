@@ -95,7 +95,7 @@ impl Line {
                 "frame" | "packet" | "management" => Severity::Warning,
                 _ => Severity::Error,
             },
-            LineKind::Call if PROBES.contains(&errno) => Severity::Normal,
+            LineKind::Call if self.is_probe(errno) => Severity::Normal,
             LineKind::Call | LineKind::Post | LineKind::Receive => match errno {
                 0 => Severity::Normal,
                 _ => Severity::Error,
@@ -109,6 +109,11 @@ impl Line {
                 }
             }
         }
+    }
+
+    /// Returns whether a call that fails so finds out what a device has.
+    fn is_probe(&self, errno: u64) -> bool {
+        PROBES.contains(&errno) || self.text("call").starts_with("query_")
     }
 
     fn text(&self, member: &str) -> &str {
