@@ -227,12 +227,12 @@ pub struct Args {
         value_parser = values::bytes
     )]
     require_rdma: Option<u64>,
-    /// Write a page with a sequence diagram of the packets, for a browser
+    /// Write a page with a sequence diagram of packets, posts and completions, for a browser
     #[arg(
         long,
         value_name = "FILE.html",
         requires = "embedded",
-        conflicts_with = "capture"
+        conflicts_with_all = ["capture", "record"]
     )]
     timeline: Option<PathBuf>,
     /// Mount the files of the devices in sysfs, as they are when the program starts: for programs
@@ -459,7 +459,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let timeline = timeline.transpose()?;
     if let Some(files) = &timeline {
         settings.set("RINGVERBS_CAPTURE", files.capture().into());
-        settings.set("RINGVERBS_RECORD", files.record().into());
+        settings.set(RECORD, files.record().into());
         if args.options.explain.is_none() {
             settings.set("RINGVERBS_EXPLAIN", files.explanations().into());
             settings.set("RINGVERBS_EXPLAIN_FORMAT", "json".into());
@@ -497,7 +497,10 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
                 end_left_connections(&args.options);
                 faults.iter().for_each(FaultReport::print);
                 drop(faults);
-                timeline.map(timeline::Files::finish).transpose()?;
+                if let Some(Err(error)) = timeline.map(timeline::Files::finish) {
+                    // The program's end is still to be told.
+                    out::print_error(&error.into());
+                }
                 return Ok(match usage {
                     Some(usage) => report(args, program, end, usage.totals()?, usage),
                     None => end.mirror().into(),

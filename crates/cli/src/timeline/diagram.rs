@@ -1,6 +1,6 @@
 //! The events of several processes in order of time, and the arrows between them.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::Path;
 
 use embedded::roce::pcap::Direction;
@@ -326,7 +326,7 @@ impl Diagram {
     fn origins(&self) -> BTreeMap<usize, usize> {
         #[derive(Default)]
         struct Sent {
-            open: Vec<usize>,
+            open: VecDeque<usize>,
             last: Option<usize>,
         }
         let mut by_key: HashMap<u64, Sent> = HashMap::new();
@@ -339,10 +339,10 @@ impl Diagram {
             match direction {
                 // A frame that was dropped when it was sent is not received.
                 Direction::Outbound if event.cause.is_some() => {}
-                Direction::Outbound => by_key.entry(packet.key).or_default().open.push(index),
+                Direction::Outbound => by_key.entry(packet.key).or_default().open.push_back(index),
                 Direction::Inbound => {
                     let found = by_key.get_mut(&packet.key).and_then(|sent| {
-                        sent.last = sent.open.pop().or(sent.last);
+                        sent.last = sent.open.pop_back().or(sent.last);
                         sent.last
                     });
                     match found {
@@ -358,8 +358,9 @@ impl Diagram {
             };
             let limit = self.events[index].time.saturating_add(MAX_CLOCK_DIFFERENCE);
             let is_near = |origin: &usize| self.events[*origin].time <= limit;
-            if sent.open.first().is_some_and(is_near) {
-                origins.insert(index, sent.open.remove(0));
+            if let Some(origin) = sent.open.front().copied().filter(is_near) {
+                sent.open.pop_front();
+                origins.insert(index, origin);
             }
         }
         origins

@@ -21,6 +21,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -120,7 +121,7 @@ fn summary(output: &Path, totals: Totals) -> String {
         queues,
     } = totals;
     let mut text = format!(
-        "{}: {entries} packets and calls of {queues} queue pairs, {errors} errors, {warnings} warnings",
+        "{}: {entries} events of {queues} queue pairs, {errors} errors, {warnings} warnings",
         output.display()
     );
     if shown < entries {
@@ -159,6 +160,24 @@ fn read(diagram: &mut Diagram, path: &Path) -> Result<(), TimelineError> {
     }
 }
 
+/// Creates a directory for temporary files, which only this user may read.
+fn new_directory() -> io::Result<PathBuf> {
+    let process = std::process::id();
+    let mut number = 0;
+    loop {
+        let name = format!("ringverbs-timeline-{process}-{number}");
+        let path = std::env::temp_dir().join(name);
+        // Fails if it exists, whoever has made it.
+        match fs::DirBuilder::new().mode(0o700).create(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 100 => {
+                number += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// The files of a run of which a page is made at its end.
 pub struct Files {
     output: PathBuf,
@@ -168,18 +187,13 @@ pub struct Files {
 impl Files {
     /// Creates the page's file, and a directory for captures.
     pub fn create(output: &Path) -> Result<Self, TimelineError> {
-        use std::os::unix::fs::DirBuilderExt;
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |error| TimelineError::File(path, error)
         };
         let output = std::path::absolute(output).map_err(failed(output))?;
         File::create(&output).map_err(failed(&output))?;
-        let name = format!("ringverbs-timeline-{}", std::process::id());
-        let directory = std::env::temp_dir().join(name);
-        // Fails if another user has made it.
-        let created = fs::DirBuilder::new().mode(0o700).create(&directory);
-        created.map_err(failed(&directory))?;
+        let directory = new_directory().map_err(failed(&std::env::temp_dir()))?;
         Ok(Self { output, directory })
     }
 

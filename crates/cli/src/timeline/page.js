@@ -518,7 +518,7 @@
 
   function fillTotals() {
     const left = about.entries - entries.length;
-    const parts = [`${about.entries.toLocaleString("en")} packets and calls`, `${about.errors} errors`, `${about.warnings} warnings`];
+    const parts = [`${about.entries.toLocaleString("en")} events`, `${about.errors} errors`, `${about.warnings} warnings`];
     if (left > 0) parts.push(`${left.toLocaleString("en")} left out`);
     if (about.most) parts.push(`only the first ${about.most.toLocaleString("en")} were read`);
     if (about.malformed_lines) parts.push(`${about.malformed_lines} malformed lines`);

@@ -13,9 +13,8 @@ use crate::escape::escaped;
 
 /// Largest page in bytes.
 pub const MAX_PAGE: usize = 1_000_000;
-/// What is reserved for lanes, gaps and totals beside the entries.
-const LANE: usize = 200;
-const GAP: usize = 64;
+/// What is reserved for a gap after each entry, and for totals.
+const GAP: usize = 24;
 const RESERVED: usize = 4096;
 /// Entries before and after one with an error that are kept.
 const NEIGHBOURS: usize = 12;
@@ -192,6 +191,14 @@ impl Renderer<'_> {
         value
     }
 
+    /// Returns the length of what the page has of a lane.
+    fn lane_length(&self, place: u64) -> usize {
+        let lane = usize::try_from(place)
+            .ok()
+            .and_then(|it| self.lanes.get(it));
+        lane.map_or(0, |lane| for_script(&self.lane(*lane)).len() + 1)
+    }
+
     fn lane(&self, lane: usize) -> Value {
         let lane = &self.diagram.lanes[lane];
         let title = match (lane.queue, &lane.peer) {
@@ -238,16 +245,13 @@ pub fn render(diagram: &Diagram) -> (String, Totals) {
     let mut rendered: HashMap<usize, String> = HashMap::new();
     let mut seen = HashSet::new();
     let kept = choose(&severities, MAX_PAGE - fixed, |index| {
-        // Places of lanes are those of the final order, which has as many digits at most.
         let value = renderer.entry(&entries[index]);
-        let lanes = [value["a"].as_u64(), value["b"].as_u64()];
-        let new = lanes
-            .iter()
-            .flatten()
-            .filter(|lane| seen.insert(**lane))
-            .count();
+        let lanes = [&value["a"], &value["b"]];
+        let lanes = lanes.into_iter().filter_map(Value::as_u64);
+        let new = lanes.filter(|lane| seen.insert(*lane));
+        let new: usize = new.map(|place| renderer.lane_length(place)).sum();
         let line = for_script(&value);
-        let cost = line.len() + GAP + new * LANE;
+        let cost = line.len() + GAP + new;
         rendered.insert(index, line);
         cost
     });
