@@ -213,6 +213,12 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
+        // Its processes write to the profile until they have ended.
+        let _ = write!(self.requests, "{{\"id\":0,\"method\":\"Browser.close\"}}\0");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
+            sleep(Duration::from_millis(10));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

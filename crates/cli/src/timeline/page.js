@@ -363,7 +363,9 @@
   }
 
   function fit() {
-    view.k = Math.min(1.2, svg.clientWidth / layout.width, svg.clientHeight / layout.height);
+    // Smaller, nothing is seen of a long diagram.
+    const all = Math.max(0.15, svg.clientHeight / layout.height);
+    view.k = Math.min(1.2, svg.clientWidth / layout.width, all);
     view.x = view.y = 0;
     redraw();
   }
