@@ -40,7 +40,7 @@ fn captured(folder: &Folder) -> Option<PathBuf> {
 /// Captures a message of several packets that is sent before the receive is posted.
 fn capture(folder: &Folder) -> PathBuf {
     let network = Network::new(Drive::Thread).unwrap();
-    let options = CaptureOptions::new(&folder.0.join("frames.pcapng"));
+    let options = CaptureOptions::new(folder.0.join("frames.pcapng"));
     network.capture(&options, None).unwrap();
     let open = || {
         Device::from(network.device("roce").unwrap())
