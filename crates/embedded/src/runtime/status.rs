@@ -37,7 +37,7 @@ use crate::wires::segment::MAX_MEMBERS;
 
 /// The name of the files.
 const NAME: &str = "status";
-/// Maximum number of queue pairs, and of completion queues, of a device in an answer.
+/// Maximum number of queue pairs, and of completion queues, in an answer.
 const MAX_QUEUES: usize = 1024;
 /// How long a question waits for answers.
 const MAX_WAIT: Duration = Duration::from_secs(1);
@@ -68,9 +68,9 @@ pub struct DeviceStatus {
     pub objects: Vec<(String, u64)>,
     /// Counters, by name; some that are 0 are missing.
     pub counters: Vec<(String, u64)>,
-    /// Its queue pairs, at most 1024.
+    /// Its queue pairs, at most 1024 of a process.
     pub queue_pairs: Vec<QueuePairStatus>,
-    /// Its completion queues, at most 1024.
+    /// Its completion queues, at most 1024 of a process.
     pub completion_queues: Vec<CompletionQueueStatus>,
     /// Queue pairs and completion queues beyond these.
     pub omitted: u64,
@@ -165,17 +165,18 @@ impl StatusControl {
         if let Some(capture) = capture {
             let _ = writeln!(text, "capture {}", one_line(capture));
         }
+        let room = MAX_QUEUES / controlled.devices.len().max(1);
         for (index, device) in controlled.devices.iter().enumerate() {
             let name = one_line(&controlled.name(index));
-            describe(&mut device.lock(), &name, &mut text);
+            describe(&mut device.lock(), &name, room, &mut text);
         }
         control_file::answer(directory, NAME, *number, &text);
         *answered = Some(question);
     }
 }
 
-/// Describes a device.
-fn describe(state: &mut State, name: &str, text: &mut String) {
+/// Describes a device, with so many of its queue pairs and of its completion queues.
+fn describe(state: &mut State, name: &str, room: usize, text: &mut String) {
     let link = match state.is_up().unwrap_or(false) {
         true => "up",
         false => "down",
@@ -200,12 +201,12 @@ fn describe(state: &mut State, name: &str, text: &mut String) {
     queue_pairs.sort_unstable_by_key(|it| it.number);
     let mut queues: Vec<&Cq> = state.objects.all().filter_map(Object::of).collect();
     queues.sort_unstable_by_key(|it| it.number);
-    let omitted = |list: usize| list.saturating_sub(MAX_QUEUES);
+    let omitted = |list: usize| list.saturating_sub(room);
     let omitted = omitted(queue_pairs.len()) + omitted(queues.len());
-    for qp in queue_pairs.into_iter().take(MAX_QUEUES) {
+    for qp in queue_pairs.into_iter().take(room) {
         describe_queue_pair(state, qp, text);
     }
-    for cq in queues.into_iter().take(MAX_QUEUES) {
+    for cq in queues.into_iter().take(room) {
         let unread = state.hca.unread_completions(cq.number).unwrap_or(0);
         let (number, entries) = (cq.number, cq.cqe);
         let _ = writeln!(text, "completion-queue {number:#x} {unread} {entries}");
@@ -347,7 +348,11 @@ fn parse(text: &str, asked: u64) -> Option<ProcessStatus> {
                     ..DeviceStatus::default()
                 });
             }
-            _ => parse_line_of(status.devices.last_mut()?, kind, rest)?,
+            _ => {
+                if let Some(device) = status.devices.last_mut() {
+                    parse_line_of(device, kind, rest)?;
+                }
+            }
         }
     }
     // Who asks at the same time asks for the same.
@@ -434,5 +439,100 @@ impl RunningProcesses {
     /// not answer it.
     pub fn end_status(&self) {
         self.directory.remove_lock(NAME);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Drive, Network};
+
+    const ANSWER: &str = "asked 8\ntime 9\nprocess 4711 a b\ncapture /f: 3 frames\nlater x\n\
+        device up mlx5_0\nobjects 1 queue pair\ncounter sends 7\n\
+        queue-pair 0x41 RC RTS 0x52 192.0.2.1 1 16 - 0\nqueue-pair 0x42 UD INIT - - 0 4 3 8\n\
+        completion-queue 0x40 3 501\nomitted 2\nnews x y\nerror 0x41 because: of\nrefusal why\n";
+
+    #[test]
+    fn answers_are_parsed() {
+        let text = ANSWER;
+        let status = parse(text, 8).unwrap();
+        assert_eq!((status.process, &*status.program), (4711, "a b"));
+        assert_eq!(status.capture.as_deref(), Some("/f: 3 frames"));
+        let [device] = &status.devices[..] else {
+            panic!("{status:?}");
+        };
+        assert_eq!(device.objects, [("queue pair".to_owned(), 1)]);
+        assert_eq!((device.counter("sends"), device.counter("none")), (7, 0));
+        let [connected, datagrams] = &device.queue_pairs[..] else {
+            panic!("{device:?}");
+        };
+        assert_eq!((connected.peer, connected.receives), (Some(0x52), None));
+        assert_eq!((datagrams.peer, datagrams.receives), (None, Some((3, 8))));
+        assert_eq!(device.completion_queues[0].unread, 3);
+        assert_eq!(device.errors, [(0x41, "because: of".to_owned())]);
+        assert_eq!(
+            (device.omitted, device.refusal.as_deref()),
+            (2, Some("why"))
+        );
+        // Of an earlier question.
+        assert_eq!(parse(text, 9), None);
+        for (part, wrong) in [
+            ("asked 8", "asked"),
+            ("4711", "-1"),
+            ("0x41 RC", "0xg RC"),
+            (" 1 16 -", " 1 16"),
+            ("40 3 501", "40 3"),
+            ("sends 7", "sends seven"),
+        ] {
+            let text = text.replace(part, wrong);
+            assert_eq!(parse(&text, 8), None, "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_answer_panics(text in "((asked|time|process|device up|queue-pair|error|x) [ -~]{0,20}\n){0,9}") {
+            let _ = parse(&text, 0);
+        }
+    }
+
+    /// A network of a directory of its own, which is removed.
+    struct Joined(Network, PathBuf);
+
+    impl Joined {
+        fn new() -> Self {
+            let name = format!("ringverbs-status-{}", process::id());
+            let path = std::env::temp_dir().join(name);
+            Self(Network::joined(Drive::Thread, &path).unwrap(), path)
+        }
+    }
+
+    impl Drop for Joined {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.1);
+        }
+    }
+
+    #[test]
+    fn a_process_answers_each_question() {
+        let network = Joined::new();
+        network.0.set_names(&["first".to_owned()]);
+        let _devices = ["roce", "ib"].map(|it| network.0.device(it).unwrap());
+        let processes = RunningProcesses::in_directory(&network.1).unwrap();
+        for _ in 0..2 {
+            let (answers, silent) = processes.status().unwrap();
+            let [status] = &answers[..] else {
+                panic!("{answers:?}");
+            };
+            assert_eq!((status.process, silent), (process::id(), 0));
+            let names = status.devices.iter().map(|it| &*it.name);
+            assert_eq!(names.collect::<Vec<_>>(), ["first", "mlx5_1"]);
+            assert!(status.devices.iter().all(|it| it.queue_pairs.is_empty()));
+        }
+        processes.end_status();
     }
 }

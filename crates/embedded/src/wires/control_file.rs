@@ -31,7 +31,7 @@ use crate::wires::segment::connect_to_each;
 /// Maximum length of a file.
 const MAX_LENGTH: u64 = 64 << 10;
 /// Maximum length of an answer.
-const MAX_ANSWER: usize = 1 << 20;
+const MAX_ANSWER: usize = 4 << 20;
 /// The last line of an answer.
 const END: &str = "end\n";
 
