@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use common::*;
 use embedded::{FaultAnswer, FaultCounts, FaultState, RunningProcesses};
 use testing::hosts::free_port;
+use testing::pcapng::frames;
 
 /// Faults of a client of `ibv_rc_pingpong`, what its end says, and how often each has happened.
 struct Case {
@@ -232,6 +233,46 @@ fn running(provider: Provider) {
     let told: Vec<u32> = answers.iter().map(|it| it.process).collect();
     assert_eq!(told, [client.child.id()]);
     assert_eq!(answers[0].of(0), Some((FaultState::Applied, 1)));
+    world.finish();
+}
+
+/// The capture of a program shows each fault as often as it is counted.
+#[test]
+fn counts_are_those_of_the_capture() {
+    const FAULTS: &str = "lose opcode=send nth=3..5\nduplicate opcode=send nth=10..12\n\
+        corrupt opcode=send nth=20\nlose way=in opcode=ack nth=2..3\nrnr nth=4\n\
+        delay 1ms nth=30..33\nreorder nth=50\nnak sequence nth=8\nduplicate way=in nth=9\n\
+        slow-receiver 1ms nth=20..21\nlose chance=0.02 seed=9\ndelay 100us chance=0.05 seed=9";
+    let _turn = turn();
+    if !installed(&["ibv_rc_pingpong"]) {
+        return;
+    }
+    let world = World::new(Provider::Stock, "roce");
+    let [file, counted, capture] =
+        ["f", "counts", "frames.pcapng"].map(|it| world.directory.join(it));
+    fs::write(&file, FAULTS).unwrap();
+    let count = FaultCounts::create(&counted).unwrap();
+    let line = format!("ibv_rc_pingpong -g 1 -n 200 -p {}", free_port());
+    let mut server = world.start(&line, "server.txt");
+    world.wait_for(&mut server);
+    let client = format!(
+        "env RINGVERBS_FAULTS={} RINGVERBS_FAULT_COUNTS={} RINGVERBS_CAPTURE={}",
+        file.display(),
+        counted.display(),
+        capture.display()
+    );
+    let mut client = world.start(&format!("{client} {line} localhost"), "client.txt");
+    client.good();
+    server.good();
+    let capture = format!("frames-{}.pcapng", client.child.id());
+    let frames = frames(&world.directory.join(capture));
+    for (at, fault) in FAULTS.lines().enumerate() {
+        let said = format!("the injected fault of line {}", at + 1);
+        let parts = frames.iter().flat_map(|it| it.comment.split("; "));
+        let shown = parts.filter(|it| it.ends_with(&said)).count() as u64;
+        assert_ne!(shown, 0, "{fault}");
+        assert_eq!(shown, count.of(at), "{fault}");
+    }
     world.finish();
 }
 

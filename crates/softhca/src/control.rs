@@ -7,12 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use roce::fabric::Faults as WireFaults;
 use serde_json::{Value, json};
 
-use crate::fault::Faults;
+use crate::fault::{Action, Fault, Faults, MAX_FAULTS, QpName, Subject};
 use crate::hca::Hca;
-use crate::opcode;
 use crate::platform::Platform;
 
 /// Limit of a line in bytes.
@@ -20,25 +18,10 @@ const MAX_LINE: usize = 4096;
 
 /// Help text: all commands.
 pub const HELP: &str = "\
-stat                            counters, objects, queue pairs, complaints
-link up|down                    plug in or unplug the cable
-command OPCODE [COUNT]          fail the next commands with this name or number
-lose-event TYPE [COUNT]         lose the next events of a type
-lose-completion [COUNT]         lose the next completions
-return-receive [COUNT]          complete the next receives that connections take from
-                                SRQs as returned
-qp-error QPN                    move a queue pair to the error state
-cq-error CQN | of QPN           move a completion queue, or the send CQ of a queue
-                                pair, to the error state
-health SYNDROME [fatal]         set the health syndrome; 0 is healthy. After a fatal
-                                one the HCA does not work until the driver resets it
-wire [NAME=VALUE ...]           set the faults of the frames that the port sends:
-                                loss, duplicate, reorder, corrupt (0 to 1),
-                                delay, jitter, reorder-delay (nanoseconds);
-                                those that are not named are off
-fault FAULT                     add a fault of docs/faults.md: `fault lose nth=3`
-fault end                       end these faults
-A line may begin with the number of an HCA, from 0 on: `1 link down`.";
+FAULT   add a fault of docs/faults.md: `lose opcode=send nth=3`, `link-down 1s`. With
+        device=1 it is that of the second HCA, without it that of each
+end     end the faults: what they hold back passes, and a link that they hold down comes up
+stat    counters, objects, queue pairs, faults and how often they have happened, complaints";
 
 /// The control socket and its clients.
 pub struct Control {
@@ -108,134 +91,64 @@ impl Control {
     }
 }
 
-fn parse_number(text: Option<&str>, default: Option<u32>) -> Result<u32, String> {
-    let Some(text) = text else {
-        return default.ok_or_else(|| "missing number".to_owned());
-    };
-    let parsed = match text.strip_prefix("0x") {
-        Some(hex) => u32::from_str_radix(hex, 16),
-        None => text.parse(),
-    };
-    parsed.map_err(|_| format!("`{text}` is not a number"))
-}
-
 fn execute<P: Platform>(line: &str, hcas: &mut [&mut Hca<P>]) -> Result<Value, String> {
-    let mut words = line.split_whitespace().peekable();
-    let index = match words.peek().and_then(|word| word.parse::<usize>().ok()) {
-        Some(index) => {
-            words.next();
-            index
-        }
-        None => 0,
-    };
-    let command = words.next().unwrap_or("help");
-    if command == "help" {
-        return Ok(json!({ "orders": HELP.lines().collect::<Vec<_>>() }));
-    }
-    if command == "stat" {
-        return Ok(Value::Array(hcas.iter().map(|hca| stat(hca)).collect()));
-    }
-    let hca = hcas
-        .get_mut(index)
-        .ok_or_else(|| format!("there is no HCA {index}"))?;
-    match command {
-        "link" => match words.next() {
-            Some("up") => hca.set_cable(true),
-            Some("down") => hca.set_cable(false),
-            _ => return Err("expected `link up` or `link down`".to_owned()),
-        },
-        "command" => {
-            let name = words.next().unwrap_or_default();
-            let opcode = match opcode::by_name(name) {
-                Some(opcode) => opcode,
-                None => parse_number(Some(name), None)? as u16,
-            };
-            let count = parse_number(words.next(), Some(1))?;
-            hca.faults().fail_commands(opcode, count);
-        }
-        "lose-event" => {
-            let kind = parse_number(words.next(), None)? as u8;
-            let count = parse_number(words.next(), Some(1))?;
-            hca.faults().lose_events(kind, count);
-        }
-        "lose-completion" => {
-            let count = parse_number(words.next(), Some(1))?;
-            hca.faults().lose_completions(count);
-        }
-        "return-receive" => {
-            let count = parse_number(words.next(), Some(1))?;
-            hca.faults().return_receives(count);
-        }
-        "qp-error" => {
-            let qpn = parse_number(words.next(), None)?;
-            if !hca.fail_queue_pair(qpn) {
-                return Err(format!("there is no queue pair {qpn}"));
-            }
-        }
-        "cq-error" => {
-            let cqn = match words.next() {
-                Some("of") => {
-                    let qpn = parse_number(words.next(), None)?;
-                    let cqn = hca.send_cq_of(qpn);
-                    cqn.ok_or_else(|| format!("there is no queue pair {qpn}"))?
-                }
-                word => parse_number(word, None)?,
-            };
-            if !hca.fail_completion_queue(cqn) {
-                return Err(format!("there is no completion queue {cqn}"));
-            }
-        }
-        "wire" => hca.port().set_faults(parse_faults(words)?),
-        "fault" => {
-            let text: Vec<&str> = words.collect();
-            match text[..] {
-                ["end"] => hca.end_faults(),
-                _ => {
-                    let faults = Faults::parse(&text.join(" "));
-                    hca.add_faults(&faults.map_err(|error| error.reason.to_string())?);
-                }
-            }
-        }
-        "health" => {
-            let syndrome = u8::try_from(parse_number(words.next(), None)?);
-            let syndrome = syndrome.map_err(|_| "a syndrome has 8 bits")?;
-            match words.next() {
-                None => hca.set_health(syndrome, false),
-                Some("fatal") => hca.set_health(syndrome, true),
-                Some(other) => return Err(format!("expected `fatal` or nothing, not `{other}`")),
-            }
-        }
-        other => return Err(format!("unknown command: {other}")),
+    match line {
+        "" | "help" => return Ok(json!({ "orders": HELP.lines().collect::<Vec<_>>() })),
+        "stat" => return Ok(Value::Array(hcas.iter_mut().map(|hca| stat(hca)).collect())),
+        "end" => hcas.iter_mut().for_each(|hca| hca.end_faults()),
+        _ => add_faults(line, hcas)?,
     }
     Ok(json!({ "ok": line }))
 }
 
-/// Parses the faults of a wire from `NAME=VALUE` words.
-fn parse_faults<'a>(words: impl Iterator<Item = &'a str>) -> Result<WireFaults, String> {
-    let mut faults = WireFaults::default();
-    for word in words {
-        let invalid = || format!("`{word}` is not a fault as NAME=VALUE");
-        let (name, value) = word.split_once('=').ok_or_else(invalid)?;
-        let probability = || match value.parse::<f64>() {
-            Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
-            _ => Err(invalid()),
-        };
-        let time = || value.parse::<u64>().map_err(|_| invalid());
-        match name {
-            "loss" => faults.loss = probability()?,
-            "duplicate" => faults.duplicate = probability()?,
-            "reorder" => faults.reorder = probability()?,
-            "corrupt" => faults.corrupt = probability()?,
-            "delay" => faults.delay = time()?,
-            "jitter" => faults.jitter = time()?,
-            "reorder-delay" => faults.reorder_delay = time()?,
-            _ => return Err(invalid()),
+/// Adds a fault to the HCAs that it names.
+fn add_faults<P: Platform>(line: &str, hcas: &mut [&mut Hca<P>]) -> Result<(), String> {
+    let faults = Faults::parse(line).map_err(|error| error.reason.to_string())?;
+    let [
+        Fault {
+            action, matcher, ..
+        },
+    ] = faults.list()
+    else {
+        return Err("expected a fault, `end` or `stat`".to_owned());
+    };
+    match action {
+        Action::FailVerb { .. } | Action::Memlock(_) => {
+            return Err("verbs of programs fail on embedded devices only".to_owned());
+        }
+        Action::DeviceFatal => return Err("use `health 1 fatal`".to_owned()),
+        _ => {}
+    }
+    if matcher.program.is_some() {
+        return Err("a guest's programs are not known".to_owned());
+    }
+    if let Some(index) = matcher.device.filter(|index| *index >= hcas.len()) {
+        return Err(format!("there is no HCA {index}"));
+    }
+    let is_meant = |index| matcher.device.is_none_or(|device| device == index);
+    let is_now = action.subject() == Subject::Once && matcher.after.is_none();
+    if let Some(QpName::Number(number)) = matcher.qp.filter(|_| is_now) {
+        let mut meant = hcas
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| is_meant(*index));
+        if !meant.any(|(_, hca)| hca.send_cq_of(number).is_some()) {
+            return Err(format!("there is no queue pair {number:#x}"));
         }
     }
-    Ok(faults)
+    for (index, hca) in hcas.iter_mut().enumerate() {
+        if !is_meant(index) {
+            continue;
+        }
+        if hca.injector().is_some_and(|it| it.is_full()) {
+            return Err(format!("HCA {index} has {MAX_FAULTS} faults: `end` them"));
+        }
+        hca.add_faults(&faults);
+    }
+    Ok(())
 }
 
-fn stat<P: Platform>(hca: &Hca<P>) -> Value {
+fn stat<P: Platform>(hca: &mut Hca<P>) -> Value {
     let counters: serde_json::Map<_, _> = hca
         .stats()
         .named()
@@ -261,6 +174,14 @@ fn stat<P: Platform>(hca: &Hca<P>) -> Value {
             })
         })
         .collect();
+    // By the name of the action.
+    let mut injected = serde_json::Map::new();
+    for (fault, count) in hca.injector().iter().flat_map(|it| it.counts()) {
+        let text = fault.to_string();
+        let name = text.split(' ').next().unwrap_or_default();
+        let former = injected.get(name).and_then(Value::as_u64).unwrap_or(0);
+        injected.insert(name.to_owned(), json!(former + count));
+    }
     json!({
         "profile": hca.settings().profile.name,
         "counters": counters,
@@ -268,6 +189,7 @@ fn stat<P: Platform>(hca: &Hca<P>) -> Value {
         "port": format!("{:?}", hca.port().counters()),
         "objects": objects,
         "queue_pairs": queue_pairs,
+        "injected": injected,
         "complaints": hca.complaints().iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
 }
@@ -288,17 +210,46 @@ pub fn request(path: &Path, line: &str) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::opcode as op;
+    use crate::testing::driver::{Driver, Input};
 
     #[test]
-    fn faults_are_parsed_from_names_and_values() {
-        let faults = parse_faults("loss=0.01 delay=5000".split(' ')).unwrap();
-        assert_eq!((faults.loss, faults.delay), (0.01, 5000));
-        assert_eq!(
-            parse_faults("".split_whitespace()),
-            Ok(WireFaults::default())
-        );
-        for invalid in ["loss", "loss=2", "loss=x", "delay=-1", "colour=red"] {
-            assert!(parse_faults([invalid].into_iter()).is_err(), "{invalid}");
+    fn orders_are_faults_of_the_hcas_that_they_name() {
+        let [mut one, mut two] = [(); 2].map(|()| Driver::new("ib"));
+        let mut tell = |line: &str| execute(line, &mut [&mut one.hca, &mut two.hca]);
+        for refused in [
+            "lose colour=red",
+            "lose device=2",
+            "lose program=rping",
+            "qp-error qp=0x7",
+            "fail ibv_create_qp ENOMEM",
+            "memlock 1KiB",
+            "device-fatal",
+            "# a comment",
+            "link down",
+            "wire loss=1",
+        ] {
+            assert!(tell(refused).is_err(), "{refused}");
         }
+        tell("lose chance=0.5").unwrap();
+        tell("fail ALLOC_PD nth=1 device=1").unwrap();
+        tell("health 0x10 device=1").unwrap();
+        let alloc = Input::new(op::ALLOC_PD, 16);
+        assert_eq!(one.command(&alloc, 16).0, 0);
+        assert_eq!(two.command(&alloc, 16).0, 1);
+        assert_eq!(two.command(&alloc, 16).0, 0);
+        two.run();
+        let mut tell = |line: &str| execute(line, &mut [&mut one.hca, &mut two.hca]).unwrap();
+        let stat = tell("stat");
+        assert_eq!(stat[0]["injected"], json!({ "lose": 0 }));
+        let both = json!({ "lose": 0, "fail": 1, "health": 1 });
+        assert_eq!(stat[1]["injected"], both);
+        tell("end");
+        assert_eq!(tell("stat")[1]["injected"], json!({}));
+        for _ in 0..MAX_FAULTS {
+            tell("lose");
+        }
+        let full = execute("lose", &mut [&mut one.hca, &mut two.hca]);
+        assert!(full.unwrap_err().contains("`end` them"));
     }
 }

@@ -15,13 +15,13 @@ use crate::engine::command_queue::{self, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
 use crate::engine::counters::{OperationCounts, QCounters, Stats};
 use crate::engine::device_memory::{self, Access};
-use crate::engine::faults::DeviceFaults;
 use crate::engine::frame::Origin;
 use crate::engine::mkey::{Rights, Translation};
 use crate::engine::qp::{BlueFlame, Queue, Ring};
 use crate::engine::registers::{FIRST_UAR, NIC_STATE, Registers};
 use crate::engine::shaper::Shaper;
 use crate::engine::wqe::{self, LocalBuffers};
+use crate::fault::Injector;
 use crate::observed_frame::{FrameObserver, ObservedFrame};
 use crate::platform::Platform;
 use crate::profile::PortKind;
@@ -225,11 +225,6 @@ impl<P: Platform> Hca<P> {
     /// Returns a counter set.
     pub fn q_counters(&self, number: u32) -> Option<QCounters> {
         self.core.q_counters.get(number).copied()
-    }
-
-    /// Returns the injected faults for modification.
-    pub fn faults(&mut self) -> &mut DeviceFaults {
-        &mut self.core.faults
     }
 
     /// Returns the number of objects of each kind.
@@ -903,12 +898,14 @@ impl<P: Platform> Hca<P> {
     /// Shows a frame to the observer, with the causes that arose meanwhile.
     fn observe_frame(&mut self, packet: &Packet, direction: Direction, queue: Option<u32>) {
         let causes = self.core.frame_causes.take();
+        let injector = self.core.faults.injector.as_deref();
         if let Some(observer) = &mut self.frame_observer {
             observer.observe(&ObservedFrame {
                 packet,
                 direction,
                 queue,
                 causes: causes.as_deref().unwrap_or_default(),
+                faults: injector.map_or(&[], Injector::on_packet),
             });
         }
         self.core.frame_causes = causes;

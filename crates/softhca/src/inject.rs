@@ -44,6 +44,13 @@ impl<P: Platform> Hca<P> {
         self.set_injector(injector);
     }
 
+    /// Adds a fault: `action` happens to the next `count` things that it applies to.
+    pub fn inject_next(&mut self, action: Action, count: u64) {
+        if count != 0 {
+            self.add_faults(&Faults::of_next(action, count));
+        }
+    }
+
     fn set_injector(&mut self, injector: Injector) {
         self.core.faults.injector = Some(Box::new(injector));
         self.update_loopback();

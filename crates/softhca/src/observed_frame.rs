@@ -17,6 +17,8 @@ pub struct ObservedFrame<'a> {
     pub queue: Option<u32>,
     /// Why it was dropped or refused, or a work request has failed by it.
     pub causes: &'a [Cause],
+    /// Lines of the injected faults that it has set off.
+    pub faults: &'a [usize],
 }
 
 /// An observer of a device's frames ([`Hca::observe_frames`](crate::Hca::observe_frames)). It is

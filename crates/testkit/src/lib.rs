@@ -40,7 +40,7 @@
 //! [`Fabric::frames`] selects frames by sender, receiver, kind and position, for loss, delay,
 //! reordering, duplication or corruption.
 //! [`Node`] has the faults of a device: the link goes down, a queue pair or the device
-//! fails, the host disappears, the receiver is slow.
+//! fails, the host disappears, the receiver is slow; and those of a text, [`Node::inject`].
 //!
 //! # Determinism
 //!
@@ -71,6 +71,8 @@ mod faults;
 mod leaks;
 mod node;
 mod tap;
+
+pub use embedded::softhca::fault::ParseError;
 
 pub use capture::{Capture, CmMessage, Delivery, Frame, Kind, Packet};
 pub use fabric::{Builder, Fabric, Link};

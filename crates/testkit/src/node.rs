@@ -1,6 +1,7 @@
 //! A device of a fabric, and its faults.
 
 use embedded::Embedded;
+use embedded::softhca::fault::{Faults, ParseError};
 use ringverbs::cm::{self, manager::EventChannel};
 use ringverbs::{Context, Device, QueuePair, Result};
 
@@ -99,6 +100,28 @@ impl Node {
     /// receive are answered by an RNR NAK, and retried.
     pub fn hold_receives(&self, count: u32) {
         self.device.hold_receives(count);
+    }
+
+    /// Adds faults of the device, one on each line, in the language of those of unmodified
+    /// programs (`docs/faults.md`): `lose opcode=send nth=3`. Matchers of devices and programs
+    /// are ignored.
+    ///
+    /// # Errors
+    /// Says where the first thing is that cannot be understood, and why; no fault is added.
+    pub fn inject(&self, faults: &str) -> std::result::Result<(), ParseError> {
+        self.device.add_faults(&Faults::parse(faults)?);
+        Ok(())
+    }
+
+    /// Returns the faults of [`inject`](Self::inject) and [`hold_receives`](Self::hold_receives),
+    /// and how often each has happened.
+    pub fn injected(&self) -> Vec<(String, u64)> {
+        self.device.faults()
+    }
+
+    /// Ends these faults.
+    pub fn end_injected(&self) {
+        self.device.end_faults();
     }
 
     /// Returns the number of objects that exist on the device.

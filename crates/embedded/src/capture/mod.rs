@@ -21,7 +21,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use roce::packet::{LinkKind, Packet, View};
 use roce::pcap::{self, Direction, Record};
-use softhca::cause::Cause;
+use softhca::cause::{Cause, FrameDrop};
 use softhca::observed_frame::{FrameObserver, ObservedFrame};
 
 use crate::program_name;
@@ -226,6 +226,15 @@ impl Recorder {
                 _ => Ok(()),
             };
         }
+        for line in frame.faults {
+            let loses = |cause: &Cause| match cause {
+                Cause::Frame { cause, .. } => *cause == FrameDrop::Injected(*line),
+                _ => false,
+            };
+            if !frame.causes.iter().any(loses) {
+                let _ = write!(comment, "; the injected fault of line {line}");
+            }
+        }
         comment
     }
 
@@ -260,6 +269,7 @@ impl Recorder {
                 direction,
                 queue,
                 causes: cause.as_slice(),
+                faults: &[],
             },
         );
         self.flush();

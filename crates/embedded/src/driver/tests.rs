@@ -15,6 +15,7 @@ use roce::fabric::Fabric;
 use roce::packet::Pool;
 use softhca::Settings;
 use softhca::command::opcode as op;
+use softhca::fault::Action;
 use softhca::profile::Profile;
 use softhca::rule::Rule;
 use softhca::status::Status;
@@ -416,7 +417,10 @@ fn regions_are_checked() {
 #[test]
 fn refusals_of_the_device_are_in_the_error() {
     let mut driver = Driver::new();
-    driver.state.hca.faults().fail_commands(op::CREATE_CQ, 1);
+    driver
+        .state
+        .hca
+        .inject_next(Action::FailCommand(op::CREATE_CQ), 1);
     let command = driver.cq_command(15);
     let error = driver.refused(&command);
     let Class::Device(inner) = error.class() else {
@@ -459,7 +463,10 @@ fn an_object_that_the_device_does_not_destroy_stays() {
     let [mr] = regions(&driver)[..] else {
         panic!("one region expected");
     };
-    driver.state.hca.faults().fail_commands(op::DESTROY_MKEY, 1);
+    driver
+        .state
+        .hca
+        .inject_next(Action::FailCommand(op::DESTROY_MKEY), 1);
     assert_eq!(driver.refused(&destroy(OBJECT_MR, mr)).errno().raw(), EIO);
     assert_eq!(regions(&driver), [mr]);
     assert!(driver.state.objects.typed::<Mr>(driver.fd, mr).is_ok());
@@ -494,7 +501,10 @@ fn the_observer_is_told_refusals_and_events() {
     let told = Arc::clone(&causes);
     let observe = move |cause: &Cause| told.lock().unwrap().push(*cause);
     driver.state.observe(Some(Arc::new(observe)));
-    driver.state.hca.faults().fail_commands(op::CREATE_CQ, 1);
+    driver
+        .state
+        .hca
+        .inject_next(Action::FailCommand(op::CREATE_CQ), 1);
     let command = driver.cq_command(15);
     let error = driver.refused(&command);
     let Class::Device(inner) = error.class() else {

@@ -10,6 +10,7 @@ use roce::transport::{self, Counters};
 use softhca::Connection;
 use softhca::cause::WorkRequest;
 use softhca::engine::counters::{OperationCounts, QCounters};
+use softhca::fault::Action;
 
 use crate::cm::ManagementCounters;
 use crate::driver::cause::Observer;
@@ -184,7 +185,7 @@ impl Embedded {
     /// Answers the next `count` messages of reliable connections that need a receive with an
     /// RNR NAK, as if no receive were posted.
     pub fn hold_receives(&self, count: u32) {
-        self.command(|state| state.hca.faults().hold_receives(count));
+        self.command(|state| state.hca.inject_next(Action::Rnr, count.into()));
     }
 
     /// Returns a limit in simulated time, `after` from now; `None` if time is not simulated.

@@ -320,6 +320,19 @@ impl Embedded {
         self.command(|state| state.hca.add_faults(faults));
     }
 
+    /// Returns the faults of this device, and how often each has happened; without those that
+    /// happen once and have.
+    pub fn faults(&self) -> Vec<(String, u64)> {
+        let mut state = self.device.lock();
+        let Some(injector) = state.hca.injector() else {
+            return Vec::new();
+        };
+        let counts = injector.counts();
+        counts
+            .map(|(fault, count)| (fault.to_string(), count))
+            .collect()
+    }
+
     /// Ends the faults of this device.
     pub fn end_faults(&self) {
         self.command(|state| state.hca.end_faults());

@@ -654,9 +654,6 @@ impl<P: Platform> Host for Core<P> {
             let qp = self.qp(qpn)?;
             (xrc_srqn.or(qp.srqn), qp.recv_scatter_limit)
         };
-        if self.peer_retransmits(qpn) && self.faults.hold_receive() {
-            return None;
-        }
         if self.chaos.is_some() && self.is_not_ready(qpn) {
             return None;
         }

@@ -12,7 +12,7 @@ pub mod cq;
 pub mod device_memory;
 pub mod eq;
 pub mod ethernet;
-pub mod faults;
+pub(crate) mod faults;
 pub(crate) mod frame;
 pub(crate) mod header_change;
 pub(crate) mod host;

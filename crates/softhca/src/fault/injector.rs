@@ -9,7 +9,7 @@ use std::sync::Arc;
 use roce::fabric::Random;
 use roce::packet::{NakCode, Packet};
 
-use super::{Action, Fault, Faults, Matcher, PacketKind, Peer, QpName, Subject, Way};
+use super::{Action, Fault, Faults, MAX_FAULTS, Matcher, PacketKind, Peer, QpName, Subject, Way};
 
 /// Maximum number of packets that wait. Further ones are not delayed.
 const MAX_DELAYED: usize = 16_384;
@@ -81,6 +81,8 @@ struct Rule {
     matched: u64,
     /// It has happened, and happens once.
     is_over: bool,
+    /// How often it has happened.
+    happened: u64,
     random: Random,
     /// When the last packet that it delayed is due.
     last_due: u64,
@@ -89,19 +91,32 @@ struct Rule {
 }
 
 impl Rule {
-    fn new(fault: Fault, position: usize, now: u64) -> Self {
+    /// Creates a rule of the fault at a position of its text, after so many other rules.
+    fn new(fault: Fault, position: usize, others: u64, now: u64) -> Self {
         // Faults without a seed differ from each other, and are the same each time.
-        let seed = fault.matcher.seed.unwrap_or(position as u64 + 1);
+        let seed = fault.matcher.seed.unwrap_or(others + 1);
         Self {
             fault,
             position,
             set_at: now,
             matched: 0,
             is_over: false,
+            happened: 0,
             random: Random::new(seed),
             last_due: 0,
             held: HashMap::new(),
         }
+    }
+
+    /// Returns whether nothing that follows can match.
+    fn is_used_up(&self) -> bool {
+        self.matched >= *self.fault.matcher.nth.end()
+    }
+
+    /// Counts that it happens, and tells of it.
+    fn fire(&mut self, on_fired: &OnFired) {
+        self.happened += 1;
+        on_fired(self.position);
     }
 
     /// Counts what matches all but position and chance; returns whether these match, too.
@@ -159,6 +174,10 @@ pub struct Injector {
     /// Numbers of the device's queue pairs by order of creation.
     orders: HashMap<u32, u32>,
     created: u32,
+    /// Number of faults that were added.
+    added: u64,
+    /// Lines of the faults that the last packet has set off.
+    on_packet: Vec<usize>,
     /// Packets that are held back, by the time at which they are due and their order.
     delayed: BTreeMap<(u64, u64), (Way, Packet)>,
     sequence: u64,
@@ -193,6 +212,8 @@ impl Injector {
             on_fired,
             orders: HashMap::new(),
             created: 0,
+            added: 0,
+            on_packet: Vec::new(),
             delayed: BTreeMap::new(),
             sequence: 0,
             effects: VecDeque::new(),
@@ -211,11 +232,14 @@ impl Injector {
 
     /// Adds faults: those for which `is_meant`.
     pub fn add(&mut self, faults: &Faults, is_meant: impl Fn(&Fault) -> bool, now: u64) {
-        self.rules.retain(|rule| !rule.is_over);
-        let new = faults.list().iter().cloned().enumerate();
-        let new = new.filter(|(_, fault)| is_meant(fault));
+        let is_full = self.rules.len() >= MAX_FAULTS;
         self.rules
-            .extend(new.map(|(at, fault)| Rule::new(fault, at, now)));
+            .retain(|rule| !(rule.is_over || is_full && rule.is_used_up()));
+        let new = faults.list().iter().cloned().zip(self.added..).enumerate();
+        let new = new.filter(|(_, (fault, _))| is_meant(fault));
+        self.rules
+            .extend(new.map(|(at, (fault, others))| Rule::new(fault, at, others, now)));
+        self.added += faults.list().len() as u64;
         for Rule { fault, .. } in &self.rules {
             let subject = fault.action.subject();
             let once = fault.waits_for_packet();
@@ -233,6 +257,13 @@ impl Injector {
         self.rules.is_empty()
     }
 
+    /// Returns whether there are so many faults that more are refused.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        let left = self.rules.iter().filter(|it| !it.is_used_up());
+        left.count() >= MAX_FAULTS
+    }
+
     /// Returns whether any fault looks at packets.
     pub(crate) fn has_packets(&self) -> bool {
         self.has_packets
@@ -241,6 +272,16 @@ impl Injector {
     /// Returns whether any fault asks for the device's own queue pair of packets.
     pub(crate) fn needs_qp(&self) -> bool {
         self.needs_qp
+    }
+
+    /// Returns the faults that have not happened for good, and how often each has happened.
+    pub fn counts(&self) -> impl Iterator<Item = (&Fault, u64)> {
+        self.rules.iter().map(|rule| (&rule.fault, rule.happened))
+    }
+
+    /// Returns the lines of the faults that the last packet has set off.
+    pub(crate) fn on_packet(&self) -> &[usize] {
+        &self.on_packet
     }
 
     /// Counts a queue pair that was created.
@@ -255,6 +296,7 @@ impl Injector {
             lost: self.silenced,
             ..Interception::default()
         };
+        self.on_packet.clear();
         if self.silenced.is_some() {
             return result;
         }
@@ -282,14 +324,16 @@ impl Injector {
                 if rule.counts() {
                     rule.held.insert(qp, (packet.psn, now.saturating_add(by)));
                     result.refused = Some(Refused::NotReady);
-                    (self.on_fired)(rule.position);
+                    rule.fire(&self.on_fired);
+                    self.on_packet.push(rule.fault.line);
                 }
                 continue;
             }
             if !rule.counts() {
                 continue;
             }
-            (self.on_fired)(rule.position);
+            rule.fire(&self.on_fired);
+            self.on_packet.push(rule.fault.line);
             let later = |by| Some(now.saturating_add(by));
             match rule.fault.action {
                 Action::Lose => result.lost = Some(rule.fault.line),
@@ -326,7 +370,7 @@ impl Injector {
         let mut failed = None;
         for rule in &mut self.rules {
             if is_meant(&rule.fault.action) && rule.may_fire(now) && rule.counts() {
-                (self.on_fired)(rule.position);
+                rule.fire(&self.on_fired);
                 failed = failed.or(Some((rule.fault.line, rule.fault.action)));
             }
         }
@@ -404,7 +448,7 @@ impl Injector {
                 continue;
             }
             rule.is_over = true;
-            (self.on_fired)(rule.position);
+            rule.fire(&self.on_fired);
             self.effects.push_back(Effect {
                 action,
                 qp: number,

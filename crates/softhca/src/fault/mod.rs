@@ -86,6 +86,21 @@ impl Faults {
         parse::parse(text).map(|list| Self { list })
     }
 
+    /// Returns a fault of the next `count` things that an action applies to.
+    #[must_use]
+    pub fn of_next(action: Action, count: u64) -> Self {
+        let matcher = Matcher {
+            nth: 1..=count,
+            ..Matcher::default()
+        };
+        let fault = Fault {
+            line: 1,
+            action,
+            matcher,
+        };
+        Self { list: vec![fault] }
+    }
+
     /// Returns the faults.
     #[must_use]
     pub fn list(&self) -> &[Fault] {

@@ -15,6 +15,7 @@ use crate::cause::{
 };
 use crate::command::opcode as op;
 use crate::engine::mkey::{ANY_QPN, Accessor, Klm, Mkey, Rights, Translation};
+use crate::fault::Action;
 use crate::status::{CommandError, Status};
 use crate::testing::driver::{Driver, Input, Qp, SIGNALED, remote, segment, status};
 
@@ -179,7 +180,7 @@ fn a_refused_command_names_what_broke_which_rule() {
         let found = (error.status(), error.what, error.value, error.rule);
         assert_eq!(found, *expected, "{error}");
     }
-    driver.hca.faults().fail_commands(op::NOP, 1);
+    driver.hca.inject_next(Action::FailCommand(op::NOP), 1);
     let error = refused(&mut driver, &Input::new(op::NOP, 16));
     assert_eq!(
         (error.status(), error.rule),

@@ -2,6 +2,7 @@
 
 use crate::command::opcode as op;
 use crate::command::protection::{ENCRYPTION_KEY, LOGIN};
+use crate::fault::Action;
 use crate::platform::Memory;
 use crate::testing::driver::{Driver, Input, word};
 
@@ -161,7 +162,7 @@ fn an_unknown_command_fails() {
 #[test]
 fn an_injected_fault_occurs_as_often_as_requested() {
     let mut driver = Driver::new("ib");
-    driver.hca.faults().fail_commands(op::ALLOC_PD, 1);
+    driver.hca.inject_next(Action::FailCommand(op::ALLOC_PD), 1);
     let alloc = Input::new(op::ALLOC_PD, 16);
     assert_eq!(driver.command(&alloc, 16).0, 1);
     assert_eq!(driver.command(&alloc, 16).0, 0);

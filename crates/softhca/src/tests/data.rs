@@ -4,6 +4,7 @@ use roce::rule::{Rule, Violation};
 
 use crate::cause::Misuse;
 use crate::command::opcode as op;
+use crate::fault::Action;
 use crate::testing::driver::{
     Cq, Driver, Input, SIGNALED, SOLICITED, remote, segment, status, word,
 };
@@ -601,7 +602,7 @@ fn a_message_is_retransmitted_after_a_returned_receive() {
         memory,
         &[(0, 1), (1, 2), (2, 3)],
     );
-    driver.hca.faults().return_receives(2);
+    driver.hca.inject_next(Action::ReturnReceive, 2);
     // Receives of a queue pair's own queue are not returned.
     driver.post_recv(&mut a, &segment(64, key, memory));
     driver.post(&mut b, 0x0a, 0, &segment(8, key, memory));

@@ -73,6 +73,30 @@ fn a_sender_waits_for_a_slow_receiver() {
 }
 
 #[test]
+fn nodes_take_faults_of_a_text() {
+    let fabric = Fabric::roce(2).unwrap();
+    let (mut a, mut b) = pair(&fabric);
+    let [sender, receiver] = [0, 1].map(|node| fabric.node(node));
+    let error = sender.inject("lose\nlose nth=x").unwrap_err();
+    assert_eq!((error.line, error.column), (2, 10));
+    assert_eq!(sender.injected(), []);
+    sender.inject("lose opcode=send nth=1..2").unwrap();
+    receiver.inject("rnr nth=2\nduplicate").unwrap();
+    for number in 0..2 {
+        b.qp.receive(b.buffer(&[0; 8]), number).unwrap();
+        a.qp.send(a.buffer(&[5; 8]), number).unwrap();
+        assert!(a.complete().result.is_ok());
+        assert!(b.complete().result.is_ok());
+    }
+    let expected = [("lose opcode=send nth=1..2".to_owned(), 2)];
+    assert_eq!(sender.injected(), expected);
+    assert_eq!(fabric.capture().count(Kind::RnrNak), 2, "one, twice");
+    assert_eq!(receiver.injected()[0], ("rnr nth=2".to_owned(), 1));
+    receiver.end_injected();
+    assert_eq!(receiver.injected(), []);
+}
+
+#[test]
 fn a_dead_peer_exhausts_retries() {
     let fabric = Fabric::roce(2).unwrap();
     let (mut a, mut b) = pair(&fabric);

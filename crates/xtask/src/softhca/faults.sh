@@ -50,7 +50,7 @@ ibv_asyncwatch -d $RDMA_DEV > /tmp/async 2>&1 &
 watch=$!
 sleep 1
 start
-echo "@tell link down"
+echo "@tell link-down"
 check "link down: the port is down" until_true 20 state DOWN
 check "link down: a port event" until_true 20 grep -q IBV_EVENT_PORT_ERR /tmp/async
 # The sender of the message in flight fails; the other program may wait forever.
@@ -59,7 +59,7 @@ check "link down: a program ends by itself" until_true 40 one_has_exited
 check "link down: its retries are exceeded" retries_exceeded /tmp/client /tmp/server
 kill $server $client 2> /dev/null
 wait $server $client 2> /dev/null
-echo "@tell link up"
+echo "@tell link-up"
 check "link up: the port is active" until_true 20 state ACTIVE
 check "link up: a port event" until_true 20 grep -q IBV_EVENT_PORT_ACTIVE /tmp/async
 kill $watch
@@ -78,7 +78,7 @@ fi
 check "after the link: a ping-pong" pingpong
 
 # A command that fails once.
-echo "@tell command CREATE_QP 1"
+echo "@tell fail CREATE_QP nth=1"
 sleep 1
 timeout 20 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID > /tmp/server 2>&1
 check "a failed command: the program is told" grep -q "Couldn't create QP" /tmp/server
@@ -132,9 +132,9 @@ if got == getattr(e, wanted):
 else:
     print('@fail a failed %s: event %s' % (what, got), flush=True)
 P
-python3 /tmp/events.py "queue pair" "qp-error QPN" IBV_EVENT_QP_FATAL ||
+python3 /tmp/events.py "queue pair" "qp-error qp=QPN" IBV_EVENT_QP_FATAL ||
     echo "@fail a failed queue pair: no event"
-python3 /tmp/events.py "completion queue" "cq-error of QPN" IBV_EVENT_CQ_ERR ||
+python3 /tmp/events.py "completion queue" "cq-error qp=QPN" IBV_EVENT_CQ_ERR ||
     echo "@fail a failed completion queue: no event"
 check "after failed queues: a ping-pong" pingpong
 
@@ -147,23 +147,24 @@ srq_pingpong() {
     timeout 60 ibv_srq_pingpong -d $RDMA_DEV -g $RDMA_GID -n 100 -c 127.0.0.1 && wait $server
 }
 echo "@mark"
-echo "@tell return-receive 50"
+echo "@tell return-receive nth=1..50"
 sleep 1
 check "receives that come back: a ping-pong over shared queues" srq_pingpong
 echo "@counted receives_returned=50-50 cqes_with_error=50-50 : receives that come back"
 
 # Corrupted packets are detected and retransmitted.
 echo "@mark"
-echo "@tell wire corrupt=0.05"
+echo "@tell corrupt chance=0.05"
 sleep 1
 check "a wire that corrupts: a ping-pong" pingpong
-echo "@counted corrupted=1- bad_icrc=1- retransmitted=1- : a wire that corrupts"
+echo "@counted corrupt=1- bad_icrc=1- retransmitted=1- : a wire that corrupts"
 # A wire that loses all packets: one message, retransmitted until the retry limit.
 timeout 90 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 10 -s 64 > /tmp/server 2>&1 &
 server=$!
 until_true 30 listens
+echo "@tell end"
 echo "@mark"
-echo "@tell wire loss=1"
+echo "@tell lose"
 sleep 1
 timeout 60 ibv_rc_pingpong -d $RDMA_DEV -g $RDMA_GID -n 10 -s 64 127.0.0.1 > /tmp/client 2>&1
 check "a wire that loses all: the retries are exceeded" retries_exceeded /tmp/client
@@ -171,12 +172,14 @@ echo "@counted retransmitted=7-7 timeouts=8-8 : a wire that loses all, retry cou
 kill $server 2> /dev/null
 wait $server 2> /dev/null
 # A wire that delays and reorders.
+echo "@tell end"
 echo "@mark"
-echo "@tell wire delay=2000000 jitter=2000000 reorder=0.05"
+echo "@tell delay 2ms..4ms"
+echo "@tell reorder 10ms chance=0.05"
 sleep 1
 check "a wire that delays: a ping-pong" pingpong
-echo "@counted reordered=1- : a wire that delays"
-echo "@tell wire"
+echo "@counted reorder=1- : a wire that delays"
+echo "@tell end"
 sleep 1
 
 # A health syndrome is reported, and the device keeps working.

@@ -20,9 +20,9 @@ if [ -n "$RDMA_ADDR1" ]; then
     ping -c 2 -I $RDMA_ADDR $RDMA_ADDR1 > /tmp/ping 2>&1 ||
         busybox ping -c 2 -I $RDMA_ADDR $RDMA_ADDR1 > /tmp/ping 2>&1
 fi
-for hca in 0 1; do
-    echo "@tell $hca wire loss=0.01 reorder=0.01 duplicate=0.005"
-done
+echo "@tell lose chance=0.01"
+echo "@tell reorder 50us chance=0.01"
+echo "@tell duplicate chance=0.005"
 
 port=18600
 # pair NAME GID-OPTION PROGRAM...: runs the server on the second HCA, the client on the
@@ -96,5 +96,5 @@ if [ -n "$RDMA_ADDR1" ]; then
     fi
 fi
 # Checks that packets went over the wire and were lost, reordered and duplicated.
-echo "@seen lost reordered duplicated retransmitted"
+echo "@seen lose reorder duplicate retransmitted"
 sleep 1
