@@ -320,8 +320,8 @@ impl Embedded {
         self.command(|state| state.hca.add_faults(faults));
     }
 
-    /// Returns the faults of this device, and how often each has happened; without those that
-    /// happen once and have.
+    /// Returns the faults of this device, and how often each has happened. One that happens once
+    /// is forgotten when others are added.
     pub fn faults(&self) -> Vec<(String, u64)> {
         let mut state = self.device.lock();
         let Some(injector) = state.hca.injector() else {

@@ -274,7 +274,8 @@ impl Injector {
         self.needs_qp
     }
 
-    /// Returns the faults that have not happened for good, and how often each has happened.
+    /// Returns the faults, and how often each has happened. One that happens once is forgotten
+    /// when others are added.
     pub fn counts(&self) -> impl Iterator<Item = (&Fault, u64)> {
         self.rules.iter().map(|rule| (&rule.fault, rule.happened))
     }
