@@ -42,6 +42,7 @@ const NOT_WRITABLE: &str = "this user may not write in the directory, or not sea
 const NO_DIRECTORY: &str = "the path, or a part of it, is not a directory";
 pub(crate) const OTHER_VERSION: &str = "a process of another version of ringverbs uses the \
     directory; end it, run the same version, or name another directory";
+const NO_PROC: &str = "/proc is not mounted, by which the directory is used";
 const TOO_LONG: &str =
     "the path of the directory is too long for the system (4095 bytes, 255 a name)";
 pub(crate) const LINK: &str = "the directory is a symbolic link, which may lead elsewhere \
@@ -137,6 +138,10 @@ impl Directory {
                 return Err(invalid(WRITABLE));
             }
         }
+        // Sockets in it are bound, and removed files opened, by this path.
+        if !Path::new("/proc/self/fd").exists() {
+            return Err(invalid(NO_PROC));
+        }
         // Later accesses are by the effective user as well.
         let access = AccessFlags::W_OK | AccessFlags::X_OK;
         faccessat(&fd, ".", access, AtFlags::AT_EACCESS)
@@ -206,8 +211,10 @@ impl Directory {
             if !is_own(&ours, EntryKind::File) {
                 return Ok(None);
             }
-            let Ok(file) = Flock::lock(file, kind) else {
-                return Ok(None);
+            let file = match Flock::lock(file, kind) {
+                Ok(file) => file,
+                Err((_, nix::Error::EWOULDBLOCK)) => return Ok(None),
+                Err((_, errno)) => return Err(to_errno(errno)),
             };
             // Whoever releases a lock removes the file, possibly the one locked here.
             let now = self.stat(name);
@@ -323,7 +330,8 @@ impl Directory {
     /// Returns whether a process holds the lock on a file of this user.
     pub(crate) fn is_locked(&self, name: &str) -> bool {
         let file = self.open_own(name);
-        file.is_some_and(|file| Flock::lock(file, FlockArg::LockSharedNonblock).is_err())
+        let tried = file.map(|file| Flock::lock(file, FlockArg::LockSharedNonblock));
+        matches!(tried, Some(Err((_, nix::Error::EWOULDBLOCK))))
     }
 
     /// Returns `None` if the name exists but is not a file of this user, and otherwise the

@@ -10,7 +10,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use uverbs::Errno;
 
 use crate::config;
-use crate::process::ProcessState;
+use crate::process::{ProcessState, report_failed_call};
 use crate::tree;
 
 /// Opens an attribute, by its path below `/sys`, for reading.
@@ -33,7 +33,8 @@ pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
 /// Returns a file with this text.
 pub(crate) fn open_text(text: &str) -> Result<RawFd, Errno> {
     let failed = |errno: nix::Error| Errno::new(errno as i32);
-    let file = memfd_create(c"ringverbs-sysfs", MFdFlags::MFD_CLOEXEC).map_err(failed)?;
+    let file = memfd_create(c"ringverbs-sysfs", MFdFlags::MFD_CLOEXEC).map_err(failed);
+    let file = file.inspect_err(|errno| report_failed_call(*errno))?;
     let mut file = File::from(file);
     let written = (file.write_all(text.as_bytes())).and_then(|()| file.rewind());
     written.map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EIO)))?;

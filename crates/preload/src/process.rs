@@ -493,7 +493,8 @@ impl ProcessState {
         let program = Arc::new(ProgramDescriptors {
             kernel: OnceLock::new(),
         });
-        let (kernel, fd) = device.open(Arc::<ProgramDescriptors>::clone(&program))?;
+        let opened = device.open(Arc::<ProgramDescriptors>::clone(&program));
+        let (kernel, fd) = opened.inspect_err(|errno| report_failed_call(*errno))?;
         // Succeeds: the value is new.
         let _ = program.kernel.set(Arc::downgrade(&kernel));
         usage::count_open();
@@ -611,6 +612,26 @@ pub(crate) fn report_shared_channel() {
 fn report(sentence: &str) {
     if !REPORTED.swap(true, Ordering::Relaxed) {
         print_error(sentence);
+    }
+}
+
+/// Says that a system call of the devices has failed.
+fn failed_call(errno: Errno) -> String {
+    let reason = std::io::Error::from_raw_os_error(errno.raw());
+    match errno.raw() {
+        libc::EMFILE | libc::ENFILE => "no descriptor is left: allow more (ulimit -n)".to_owned(),
+        libc::EPERM | libc::ENOSYS => format!(
+            "a system call that the devices need is refused, perhaps by a filter (seccomp): {reason}"
+        ),
+        _ => format!("a system call that the devices need has failed: {reason}"),
+    }
+}
+
+/// Reports, once, a failed system call.
+pub(crate) fn report_failed_call(errno: Errno) {
+    static REPORTED: AtomicBool = AtomicBool::new(false);
+    if !REPORTED.swap(true, Ordering::Relaxed) {
+        print_error(&failed_call(errno));
     }
 }
 
@@ -862,7 +883,7 @@ fn join() -> Result<&'static [Embedded], Errno> {
                 };
                 (*errno, reason.to_owned())
             }
-            Error::Refused { errno, .. } => (*errno, error.to_string()),
+            Error::Refused { errno, .. } => (*errno, failed_call(*errno)),
             Error::Invalid { what, .. } => (Errno::new(libc::EACCES), (*what).to_owned()),
             _ => (Errno::new(libc::EIO), error.to_string()),
         };

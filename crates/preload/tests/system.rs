@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use testing::hosts::free_port;
+use testing::hosts::{free_port, succeeds};
 
 fn gids(provider: Provider) {
     for devices in ["roce,ib,roce", "roce:lo", "roce:127.51.0.1"] {
@@ -274,4 +274,72 @@ with_each_provider! {
     gid_tables_have_other_shapes: shapes;
     numbers_follow_from_a_seed: seeds;
     each_gid_carries_packets: each_gid;
+}
+
+/// What the devices need is missing: a sentence says so, and the program has no devices.
+#[test]
+fn missing_rights_and_resources_are_named() {
+    const FILTER: &str = "a system call that the devices need is refused, perhaps by a filter";
+    let _turn = turn();
+    if !installed(&["ibv_devinfo"]) {
+        return;
+    }
+    let world = World::new(Provider::Stock, "roce");
+    let Some(denied) = compiled("cc", "denied.c", &[], &world.directory) else {
+        return;
+    };
+    let denied = denied.display();
+    let without = |call: libc::c_long, errno: i32| format!("{denied} {call} {errno} ibv_devinfo");
+    let mut lines = vec![
+        (without(libc::SYS_memfd_create, libc::EPERM), FILTER),
+        (without(libc::SYS_memfd_create, libc::ENOSYS), FILTER),
+        (without(libc::SYS_flock, libc::EPERM), FILTER),
+        (without(libc::SYS_eventfd2, libc::ENOSYS), FILTER),
+        (without(libc::SYS_socket, libc::EPERM), FILTER),
+    ];
+    let script = |name: &str, text: &str| {
+        let path = world.directory.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let few = script("few.sh", "ulimit -n 10; exec ibv_devinfo");
+    lines.push((
+        format!("sh {few}"),
+        "no descriptor is left: allow more (ulimit -n)",
+    ));
+    let mount = script("mount.sh", "umount -l /proc && exec ibv_devinfo");
+    // As root, or in a user namespace.
+    let unshare = ["unshare --mount sh", "unshare --map-root-user --mount sh"];
+    let may = |it: &&str| {
+        let (program, options) = it.split_once(' ').unwrap();
+        succeeds(program, &format!("{options} -c true"))
+    };
+    match unshare.into_iter().find(may) {
+        Some(unshare) => {
+            lines.push((format!("{unshare} {mount}"), "/proc is not mounted"));
+        }
+        None => testing::skip!("mount namespaces are not permitted"),
+    }
+    for (line, sentence) in lines {
+        let mut program = world.start(&line, "output.txt");
+        let status = program.end();
+        let said = program.said();
+        assert!(
+            status.is_some_and(|it| it != 0),
+            "{line}: {status:?} {said}"
+        );
+        let named = said.lines().filter(|it| it.starts_with("ringverbs: "));
+        assert_eq!(named.count(), 1, "{line}: {said}");
+        assert!(said.contains(sentence), "{line}: {said}");
+    }
+    // They are there for speed, or do without.
+    for call in [
+        libc::SYS_process_vm_readv,
+        libc::SYS_membarrier,
+        libc::SYS_pidfd_open,
+    ] {
+        world
+            .start(&without(call, libc::ENOSYS), "output.txt")
+            .good();
+    }
 }

@@ -58,8 +58,11 @@ const SOCKET_INTERVAL: Duration = Duration::from_millis(1);
 /// Longest time without a search for processes that frames for all should reach, and the age
 /// from which the directory's modification time tells later changes apart.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(100);
-/// How long a process that has taken a number may need to write its version.
-const MAX_VERSION_WAIT: Duration = Duration::from_millis(200);
+/// How long a process that has taken a number may need to write its version: it may wait for a
+/// processor.
+const MAX_VERSION_WAIT: Duration = Duration::from_secs(5);
+/// How long it may need to replace that of a killed process, which had the number before.
+const MAX_OLD_VERSION_WAIT: Duration = Duration::from_millis(200);
 /// First multicast LID.
 const MULTICAST_LID: u16 = 0xc000;
 const _: () = assert!(MAX_NUMBER < MULTICAST_LID);
@@ -296,7 +299,11 @@ fn check_versions(directory: &Directory, own: u16) -> Result<()> {
                 break;
             }
             // It may have taken its number just now.
-            if !text.is_empty() || begin.elapsed() > MAX_VERSION_WAIT {
+            let max_wait = match text.is_empty() {
+                true => MAX_VERSION_WAIT,
+                false => MAX_OLD_VERSION_WAIT,
+            };
+            if begin.elapsed() > max_wait {
                 tracing::warn!(process = number, version = text, "{OTHER_VERSION}");
                 return Err(Errno::new(libc::EPROTONOSUPPORT));
             }
@@ -1033,7 +1040,6 @@ mod tests {
         std::fs::remove_dir_all(&path).unwrap();
     }
 
-    /// One without a version is of one that had none.
     #[test]
     fn processes_of_another_version_are_refused() {
         let path = std::env::temp_dir().join(format!("segment-version-{}", std::process::id()));
@@ -1043,7 +1049,7 @@ mod tests {
             let directory = Arc::clone(&directory);
             Segment::join(directory, &fabric, Pool::new(), &poll)
         };
-        for other in ["", "1", "3"] {
+        for other in ["1", "3"] {
             let lock = directory.lock(&lock_name(7)).unwrap().unwrap();
             directory.write(&lock_name(7), other).unwrap();
             let refused = join().map(drop).unwrap_err();
@@ -1051,6 +1057,20 @@ mod tests {
             // It has ended.
             drop(lock);
             join().unwrap();
+        }
+        // It takes some time, in the place of one of another version or of none.
+        for (before, time) in [("1", 20), ("", 300)] {
+            let lock = directory.lock(&lock_name(7)).unwrap().unwrap();
+            directory.write(&lock_name(7), before).unwrap();
+            std::thread::scope(|scope| {
+                let joined = scope.spawn(|| join().map(drop));
+                std::thread::sleep(Duration::from_millis(time));
+                directory
+                    .write(&lock_name(7), &VERSION.to_string())
+                    .unwrap();
+                joined.join().unwrap().unwrap();
+            });
+            drop(lock);
         }
         std::fs::remove_dir_all(&path).unwrap();
     }
