@@ -131,6 +131,12 @@ const OPTIONS: &[(&str, &[&str], [&str; 3], &str)] = &[
         "No such file|directory",
     ),
     (
+        "--record",
+        &["--embedded"],
+        ["nowhere/x", "/proc/x", "file/x"],
+        "No such file|directory",
+    ),
+    (
         "--capture-snap",
         &["--embedded", "--capture=x"],
         ["", "0", "-1"],
@@ -157,12 +163,20 @@ const OPTIONS: &[(&str, &[&str], [&str; 3], &str)] = &[
 ];
 
 /// The same of `run` alone.
-const OF_RUN: &[(&str, &[&str], [&str; 3], &str)] = &[(
-    "--require-rdma",
-    &["--embedded"],
-    ["x", "-1", "1KiB"],
-    "use a number of bytes",
-)];
+const OF_RUN: &[(&str, &[&str], [&str; 3], &str)] = &[
+    (
+        "--require-rdma",
+        &["--embedded"],
+        ["x", "-1", "1KiB"],
+        "use a number of bytes",
+    ),
+    (
+        "--timeline",
+        &["--embedded"],
+        ["nowhere/x", ".", "/proc/x"],
+        "No such file|directory",
+    ),
+];
 
 /// The same of `env` alone.
 const OF_ENV: &[(&str, &[&str], [&str; 3], &str)] = &[(

@@ -311,6 +311,8 @@ pub enum RunError {
     Faults(PathBuf, String),
     /// The capture cannot be written.
     Capture(PathBuf, std::io::Error),
+    /// The timeline cannot be written.
+    Timeline(timeline::TimelineError),
     /// The record cannot be written.
     Record(PathBuf, std::io::Error),
     /// The file of suppressions cannot be read.
@@ -411,6 +413,7 @@ impl fmt::Display for RunError {
             }
             Self::Faults(path, reason) => write!(f, "--faults: {}:{reason}", path.display()),
             Self::Capture(path, error) => write!(f, "--capture: {}: {error}", path.display()),
+            Self::Timeline(error) => write!(f, "--timeline: {error}"),
             Self::Record(path, error) => write!(f, "--record: {}: {error}", path.display()),
             Self::Suppressions(path, error) => {
                 write!(f, "--suppressions: {}: {error}", path.display())
@@ -456,7 +459,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     };
     let mut settings = Settings::of(&args.options)?;
     let timeline = args.timeline.as_deref().map(timeline::Files::create);
-    let timeline = timeline.transpose()?;
+    let timeline = timeline.transpose().map_err(RunError::Timeline)?;
     if let Some(files) = &timeline {
         settings.set("RINGVERBS_CAPTURE", files.capture().into());
         settings.set(RECORD, files.record().into());
