@@ -172,8 +172,6 @@ fn mistakes(provider: Provider) {
         return;
     };
     for (mistake, status) in [
-        // It writes to itself: its end fails first.
-        ("right", "Work Request Flushed Error"),
         ("local", "local protection error"),
         ("no-receive", "RNR retry counter exceeded"),
     ] {
