@@ -20,6 +20,7 @@ mod packaging;
 mod perf;
 mod pingpong;
 mod poller;
+mod replay;
 mod run;
 mod running;
 mod side;
@@ -53,8 +54,10 @@ enum Command {
     Pingpong(pingpong::Args),
     /// Measure latency and bandwidth: within this process, or with another one
     Perf(perf::Args),
-    /// Decode the queues of a running program on rxe, read-only
+    /// List a program's verbs calls, or decode the queues of a running one on rxe, read-only
     Trace(trace::Args),
+    /// Replay records of run --record on an embedded device, and compare
+    Replay(replay::Args),
     /// Run a program that uses libibverbs with ringverbs as the provider of its
     /// devices
     Run(run::Args),
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         Command::Pingpong(args) => pingpong::run(&args),
         Command::Perf(args) => perf::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Check(args) => run::check::run(&args),
         Command::Env(args) => run::environment::run(&args),

@@ -26,6 +26,11 @@ pub fn stdout() -> impl Write {
     TerminalWriter::new(anstream::stdout())
 }
 
+/// As [`stdout`], standard error.
+pub fn stderr() -> impl Write {
+    TerminalWriter::new(anstream::stderr())
+}
+
 /// Returns `text` escaped and in a style.
 pub fn paint(style: Style, text: impl std::fmt::Display) -> String {
     format!("{style}{}{style:#}", escaped(text))

@@ -1,5 +1,5 @@
 //! Records of the verbs calls, posts and completions of programs: with both providers, by posts of
-//! each kind, on a full disk, and where no file can be made.
+//! each kind, replayed, on a full disk, and where no file can be made.
 
 #[macro_use]
 mod common;
@@ -9,6 +9,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use common::*;
+use embedded::{Drive, Network};
+use replay::{Options, Outcome, Record};
 use serde_json::Value;
 use testing::hosts::{free_port, succeeds};
 
@@ -44,6 +46,33 @@ fn take(world: &World) -> Vec<Vec<Value>> {
         assert!(path.ends_with(&name), "{name}");
     }
     records.into_iter().map(|(_, lines)| lines).collect()
+}
+
+/// Replays records, given their lines.
+fn replayed(records: &[Vec<Value>]) -> Outcome {
+    let read = |lines: &Vec<Value>| {
+        let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
+        Record::read(lines.join("\n").as_bytes()).unwrap()
+    };
+    let records: Vec<Record> = records.iter().map(read).collect();
+    let network = Network::new(Drive::Thread).unwrap();
+    replay::replay(&records, &network, &Options::default()).unwrap()
+}
+
+/// Replays records of correct programs: nothing differs, and all completions come.
+fn check_replay(records: &[Vec<Value>], name: &str) {
+    let outcome = replayed(records);
+    assert_eq!(outcome.differences, [], "{name}: {outcome:#?}");
+    assert_eq!(outcome.failures, [], "{name}");
+    let count = |kind| -> usize { records.iter().map(|it| of_type(it, kind).len()).sum() };
+    assert_eq!(outcome.completions, count("completion") as u64, "{name}");
+    assert_eq!(outcome.posts, count("post") as u64, "{name}");
+    let known = |what: &String| what == "driver_ioctl" || what.contains("that was refused");
+    assert!(
+        outcome.left_out.keys().all(known),
+        "{name}: {:?}",
+        outcome.left_out
+    );
 }
 
 fn of_type<'a>(record: &'a [Value], kind: &str) -> Vec<&'a Value> {
@@ -126,6 +155,7 @@ fn programs(provider: Provider) {
         let both = take(&world);
         assert_eq!(both.len(), 2);
         both.iter().for_each(|record| check(record, line));
+        check_replay(&both, line);
         let writes = of_type(&both[1], "post");
         let writes = writes.iter().filter(|it| it["opcode"] == "RDMA_WRITE");
         if line.starts_with("ib_write_bw") {
@@ -156,6 +186,7 @@ fn programs(provider: Provider) {
     world.pair(&format!("{line} -s"), &format!("{line} -c"));
     let both = take(&world);
     assert_eq!(both.len(), 2);
+    check_replay(&both, "rping");
     for record in &both {
         let reads_and_sends = of_type(record, "post");
         assert!(reads_and_sends.len() > 10);
@@ -171,15 +202,29 @@ fn mistakes(provider: Provider) {
     let Some(program) = compiled("cc", "faults.c", &["-libverbs"], &world.directory) else {
         return;
     };
-    for (mistake, status) in [
-        ("local", "local protection error"),
-        ("no-receive", "RNR retry counter exceeded"),
+    for (mistake, status, reason) in [
+        ("local", "local protection error", "with key"),
+        (
+            "no-receive",
+            "RNR retry counter exceeded",
+            "no receive posted",
+        ),
     ] {
         let line = format!("{} {mistake}", program.display());
         world.start(&recorded(&world, &line), "output.txt").end();
-        let [record] = &take(&world)[..] else {
+        let taken = take(&world);
+        let [record] = &taken[..] else {
             panic!("not one record");
         };
+        let outcome = replayed(&taken);
+        assert_eq!(outcome.differences, [], "{mistake}: {outcome:#?}");
+        let failures = outcome.failures.iter().map(|it| it.to_string());
+        let failures: Vec<String> = failures.collect();
+        let is_it = |it: &String| it.contains(status) && it.contains(reason);
+        assert!(
+            reason.is_empty() || failures.iter().any(is_it),
+            "{failures:?}"
+        );
         let completions = of_type(record, "completion");
         let failed = completions.iter().find(|it| it["status"] == status);
         let failed = failed.unwrap_or_else(|| panic!("{mistake}: {completions:?}"));
@@ -188,6 +233,7 @@ fn mistakes(provider: Provider) {
         let posts = of_type(record, "post");
         assert!(posts.iter().any(|it| it["wr_id"] == failed["wr_id"]));
     }
+    refused_by_the_peer(&world);
     // Below the hooks of the other observers, which see the same.
     let line = format!("{} local", program.display());
     let mut explained = World::new(provider, "roce");
@@ -205,6 +251,40 @@ fn mistakes(provider: Provider) {
     let posted = posted.is_some_and(|rest| rest.contains("by main (faults"));
     assert!(posted, "{explanations}");
     world.finish();
+}
+
+/// A write to another process, whose region does not permit it.
+fn refused_by_the_peer(world: &World) {
+    let Some(program) = compiled("cc", "other_end.c", &["-libverbs"], &world.directory) else {
+        return;
+    };
+    let (program, directory) = (program.display(), world.directory.display());
+    let script = world.directory.join("pair.sh");
+    let commands = format!(
+        "cd {directory} && mkfifo there back\n\
+         {program} server right < there > back &\n\
+         {program} client right > there < back && wait"
+    );
+    fs::write(&script, commands).unwrap();
+    let line = recorded(world, &format!("sh {}", script.display()));
+    world.start(&line, "output.txt").good();
+    let both = take(world);
+    let outcome = replayed(&both);
+    assert_eq!(
+        (both.len(), &outcome.differences),
+        (2, &Vec::new()),
+        "{outcome:#?}"
+    );
+    let failed = outcome.failures[0].to_string();
+    let (reason, of_peer) = failed.split_once("; the other end: ").unwrap();
+    assert!(
+        reason.contains("wr_id 0x5e: remote access error: "),
+        "{failed}"
+    );
+    assert!(
+        of_peer.contains("LOCAL_WRITE, not REMOTE_WRITE"),
+        "{failed}"
+    );
 }
 
 with_each_provider! {

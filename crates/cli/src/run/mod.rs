@@ -315,6 +315,8 @@ pub enum RunError {
     Timeline(timeline::TimelineError),
     /// The record cannot be written.
     Record(PathBuf, std::io::Error),
+    /// `trace` is given `--record`.
+    RecordTwice,
     /// The file of suppressions cannot be read.
     Suppressions(PathBuf, std::io::Error),
     /// The variable's value cannot be printed, for this reason.
@@ -414,6 +416,10 @@ impl fmt::Display for RunError {
             Self::Faults(path, reason) => write!(f, "--faults: {}:{reason}", path.display()),
             Self::Capture(path, error) => write!(f, "--capture: {}: {error}", path.display()),
             Self::Timeline(error) => write!(f, "--timeline: {error}"),
+            Self::RecordTwice => f.write_str(
+                "--record: trace lists the record itself; `run --record` writes it, and `trace FILE` \
+                 lists it",
+            ),
             Self::Record(path, error) => write!(f, "--record: {}: {error}", path.display()),
             Self::Suppressions(path, error) => {
                 write!(f, "--suppressions: {}: {error}", path.display())
@@ -513,6 +519,27 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         }
     };
     Err(RunError::Exec(program.clone(), error).into())
+}
+
+/// Runs a program whose processes send their records to a socket.
+pub fn recorded(options: &Options, command: &[OsString], socket: &Path) -> Result<End, Error> {
+    let [program, arguments @ ..] = command else {
+        return Ok(End::Exited(0)); // required
+    };
+    if options.record.is_some() {
+        return Err(RunError::RecordTwice.into());
+    }
+    check_program(program, false)?;
+    let mut settings = Settings::of(options)?;
+    settings.set_record(socket.to_owned())?;
+    let faults = settings.count_faults()?;
+    let mut command = Command::new(program);
+    command.args(arguments).envs(settings.variables(variable));
+    let end = supervise::run(&mut command);
+    let end = end.map_err(|error| RunError::Exec(program.clone(), error))?;
+    end_left_connections(options);
+    faults.iter().for_each(FaultReport::print);
+    Ok(end)
 }
 
 /// Tells the peers on other hosts of the program's processes that were killed, if no other process

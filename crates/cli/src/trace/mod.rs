@@ -1,4 +1,6 @@
-//! `ringverbs trace`: decodes the queues of a running program.
+//! `ringverbs trace`: lists the verbs calls of a program, or decodes the queues of a running one.
+//!
+//! The list is that of a record ([`calls`]): of a program that is run ([`program`]), or from a file.
 //!
 //! A program on rxe, with any library, maps its queues from
 //! `/dev/infiniband/uverbsN`. `trace` finds the mappings in `/proc/PID/maps` and copies
@@ -6,18 +8,26 @@
 //! stopped, attached to or written. The kernel requires permission to trace the
 //! process.
 
+mod calls;
 mod process;
+mod program;
 mod queue;
 mod text;
 
 use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fmt;
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::thread;
 use std::time::Duration;
 
 use crate::error::Error;
 use crate::out;
+use crate::run::Options;
+use calls::Selection;
 pub use process::TraceError;
 use process::{Mapping, Process};
 use queue::{Queue, QueueKind};
@@ -25,14 +35,20 @@ use queue::{Queue, QueueKind};
 /// Arguments of `trace`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Reading the memory of another process requires permission to trace it: the same \
+`trace -- PROGRAM` runs a program as `run` does, with the same options, and lists its calls on \
+standard error; `trace record-4711.jsonl` lists those of a record of `run --record`.
+`trace PID` decodes the queues of a running program on rxe. Reading the memory of another process requires permission to trace it: the same \
 user (and kernel.yama.ptrace_scope=0), or root.
 The queues are copied while the program and the driver run, so an entry may be \
 half written. Only queues of rxe are supported.")]
 pub struct Args {
-    /// The program's process ID
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
-    pid: u32,
+    /// The process ID of a running program, or a record
+    #[arg(required_unless_present = "command", value_name = "PID|FILE")]
+    target: Option<Target>,
+    /// List only these, separated by commas: call, post, completion, types of objects (qp, cq, mr)
+    /// or calls (create_qp)
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    only: Vec<String>,
     /// Show only the queue mapped at this offset of the device (as listed)
     #[arg(short, long, value_parser = parse_offset, value_name = "OFFSET")]
     queue: Option<u64>,
@@ -51,6 +67,48 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    options: Options,
+    /// The program to run, and its arguments
+    #[arg(last = true, conflicts_with_all = ["target", "queue", "kind", "follow", "json"])]
+    command: Vec<OsString>,
+}
+
+/// What is traced.
+#[derive(Clone, Debug)]
+enum Target {
+    Process(u32),
+    Record(PathBuf),
+}
+
+impl FromStr for Target {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        match text.parse() {
+            Ok(0) => Err("this is no process ID"),
+            Ok(process) => Ok(Self::Process(process)),
+            Err(_) => Ok(Self::Record(text.into())),
+        }
+    }
+}
+
+/// The record that cannot be read, and why.
+#[derive(Debug)]
+struct UnreadableRecord(PathBuf, replay::RecordError);
+
+impl fmt::Display for UnreadableRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.0.display(), self.1)
+    }
+}
+
+impl std::error::Error for UnreadableRecord {}
+
+impl From<UnreadableRecord> for Error {
+    fn from(error: UnreadableRecord) -> Self {
+        Self::subcommand(error)
+    }
 }
 
 /// Parses a number, in decimal or, with 0x, in hexadecimal.
@@ -61,9 +119,18 @@ fn parse_offset(text: &str) -> Result<u64, std::num::ParseIntError> {
     }
 }
 
-/// Finds and prints the queues.
+/// Lists calls, or finds and prints queues.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
-    let process = Process::open(args.pid)?;
+    let selection = Selection(args.only.clone());
+    match &args.target {
+        None => program::run(&args.options, &args.command, selection),
+        Some(Target::Record(path)) => program::list(path, &selection),
+        Some(Target::Process(pid)) => queues(args, *pid),
+    }
+}
+
+fn queues(args: &Args, pid: u32) -> Result<ExitCode, Error> {
+    let process = Process::open(pid)?;
     let mut mappings = process.mappings()?;
     if let Some(offset) = args.queue {
         mappings.retain(|mapping| mapping.offset == offset);
@@ -72,7 +139,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let queues: Vec<Queue> = mappings.iter().filter_map(read).collect();
     if queues.is_empty() {
         return Err(TraceError::NoQueue {
-            pid: args.pid,
+            pid,
             mappings: mappings.len(),
         }
         .into());
