@@ -1,8 +1,10 @@
 //! Running programs on embedded devices, as arguments name them.
 
+use std::fmt;
 use std::path::Path;
 
 use embedded::RunningProcesses;
+use uverbs::Errno;
 
 use crate::error::Error;
 
@@ -17,8 +19,26 @@ pub fn find(target: &Path) -> Result<RunningProcesses, Error> {
         Err(_) if name == HOSTS => RunningProcesses::on_hosts(),
         Err(_) => RunningProcesses::in_directory(target),
     };
-    found.map_err(Error::subcommand)
+    found.map_err(|error| match name.parse() {
+        Ok(process) if error.errno().raw() != libc::EINVAL => {
+            Error::subcommand(Unreadable(process, error.errno()))
+        }
+        _ => Error::subcommand(error),
+    })
 }
+
+/// The environment of a process cannot be read: it has ended, or is another user's.
+#[derive(Debug)]
+struct Unreadable(u32, Errno);
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(process, errno) = self;
+        write!(f, "process {process}: {errno}")
+    }
+}
+
+impl std::error::Error for Unreadable {}
 
 /// Says that processes have not answered.
 pub fn silent(count: usize) -> String {

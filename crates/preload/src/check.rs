@@ -24,6 +24,7 @@ mod watched;
 mod windows;
 mod writes;
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::os::fd::RawFd;
@@ -79,10 +80,11 @@ pub(crate) enum Rule {
     ShortTimeout,
     NoRetries,
     EndlessRetries,
+    LimitNotSetAgain,
 }
 
 impl Rule {
-    const ALL: [Self; 25] = [
+    const ALL: [Self; 26] = [
         Self::BufferChanged,
         Self::OverlappingAccess,
         Self::ReceiveOverwritten,
@@ -108,6 +110,7 @@ impl Rule {
         Self::ShortTimeout,
         Self::NoRetries,
         Self::EndlessRetries,
+        Self::LimitNotSetAgain,
     ];
 
     /// Returns its name in reports and suppressions.
@@ -138,6 +141,7 @@ impl Rule {
             Self::ShortTimeout => "short-timeout",
             Self::NoRetries => "no-retries",
             Self::EndlessRetries => "endless-retries",
+            Self::LimitNotSetAgain => "limit-not-set-again",
         }
     }
 
@@ -153,7 +157,8 @@ impl Rule {
             | Self::NoTimeout
             | Self::ShortTimeout
             | Self::NoRetries
-            | Self::EndlessRetries => "advice",
+            | Self::EndlessRetries
+            | Self::LimitNotSetAgain => "advice",
             _ => "error",
         }
     }
@@ -212,6 +217,8 @@ pub(crate) struct Checker {
     windows: Mutex<Windows>,
     /// Advice is reported, too.
     advises: bool,
+    /// How often the limits of shared receive queues were set, by device and handle.
+    limits: Mutex<HashMap<(usize, u32), u32>>,
 }
 
 impl Checker {
@@ -240,6 +247,7 @@ impl Checker {
             lost: AtomicU64::new(0),
             windows: Mutex::default(),
             advises: config.advice,
+            limits: Mutex::default(),
         })
     }
 
@@ -465,6 +473,17 @@ impl Checker {
             return;
         }
         let (number, advice) = match *change {
+            ObjectChange::ReceiveLimitSet { handle } => {
+                *lock(&self.limits).entry((device, handle)).or_default() += 1;
+                return;
+            }
+            ObjectChange::Destroyed { handle, events, .. } => {
+                let count = lock(&self.limits).remove(&(device, handle));
+                if count == Some(1) && events != 0 {
+                    Self::limit_was_not_set_again(explainer, device, handle);
+                }
+                return;
+            }
             ObjectChange::QueuePairCreated {
                 number,
                 entries,
@@ -493,6 +512,26 @@ impl Checker {
                 origins: vec![("called", Origin::here())],
             });
         }
+    }
+
+    /// Reports a shared receive queue that had one event about its limit, and was used without
+    /// another.
+    fn limit_was_not_set_again(explainer: &Explainer, device: usize, handle: u32) {
+        let Some(Stranger::Destroyed(object, destroyed)) =
+            explainer.objects.stranger(device, -1, handle)
+        else {
+            return;
+        };
+        explainer.report_error(Finding {
+            rule: Rule::LimitNotSetAgain,
+            device,
+            queue_pair: None,
+            message: format!(
+                "{object}: its limit was set once, and not again after the event that it was \
+                 reached"
+            ),
+            origins: vec![("destroyed", destroyed), ("created", object.created)],
+        });
     }
 
     /// Handles a region that was deregistered.

@@ -317,6 +317,8 @@ pub enum RunError {
     Record(PathBuf, std::io::Error),
     /// `trace` is given `--record`.
     RecordTwice,
+    /// A signal of this number has ended the search for a seed.
+    Stopped(u32),
     /// The file of suppressions cannot be read.
     Suppressions(PathBuf, std::io::Error),
     /// The variable's value cannot be printed, for this reason.
@@ -421,6 +423,9 @@ impl fmt::Display for RunError {
                  lists it",
             ),
             Self::Record(path, error) => write!(f, "--record: {}: {error}", path.display()),
+            Self::Stopped(signal) => {
+                write!(f, "stopped by signal {signal}; the program was killed")
+            }
             Self::Suppressions(path, error) => {
                 write!(f, "--suppressions: {}: {error}", path.display())
             }

@@ -165,8 +165,8 @@ impl Runner<'_> {
             if let Some(status) = group.0.try_wait()? {
                 return Ok(Some(End::from(status)));
             }
-            if let Ok(Some(_)) = self.signals.read_signal() {
-                return Err(io::Error::from(io::ErrorKind::Interrupted).into());
+            if let Ok(Some(signal)) = self.signals.read_signal() {
+                return Err(RunError::Stopped(signal.ssi_signo).into());
             }
             if Instant::now() > end {
                 return Ok(None);

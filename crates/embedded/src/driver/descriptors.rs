@@ -76,6 +76,11 @@ pub enum ObjectChange {
         /// Its key.
         key: u32,
     },
+    /// The limit of a shared receive queue was set, for one event.
+    ReceiveLimitSet {
+        /// Handle of the queue.
+        handle: u32,
+    },
     /// An object of a context was created, whatever its type.
     Created {
         /// Its handle.

@@ -24,6 +24,7 @@ use crate::driver::cause::{
     system, unsupported,
 };
 use crate::driver::command::{Input, make};
+use crate::driver::descriptors::ObjectChange;
 use crate::driver::event::{EventFile, FileKind};
 use crate::driver::files::File;
 use crate::driver::object::{Object, ObjectData, Pd, Summary};
@@ -308,6 +309,10 @@ impl State {
         let (number, kind) = (srq.number, srq.kind);
         if limit {
             self.arm_srq(number, kind, requested.srq_limit)?;
+        }
+        if let Some(changes) = self.objects.changes.as_mut().filter(|_| limit) {
+            let handle = requested.srq_handle;
+            changes.push(ObjectChange::ReceiveLimitSet { handle });
         }
         Ok(())
     }

@@ -6,6 +6,38 @@
 
 #include "check.h"
 
+/* Sends a message to itself, so that the limit of the shared receive queue is reached, and sets it
+ * again, or not. */
+static void reach_limit(struct ibv_qp *qp, struct ibv_srq *srq, int again)
+{
+	static char bytes[256];
+	struct ibv_mr *mr = ibv_reg_mr(qp->pd, bytes, sizeof(bytes), IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_srq_attr limit = { .srq_limit = 1 };
+	struct ibv_async_event event;
+	struct ibv_sge list;
+	struct ibv_recv_wr receive = { .sg_list = &list, .num_sge = 1 }, *bad;
+	struct ibv_send_wr send = { .sg_list = &list, .num_sge = 1, .opcode = IBV_WR_SEND,
+				    .send_flags = IBV_SEND_SIGNALED }, *bad_send;
+	struct ibv_wc completion;
+
+	CHECK(mr);
+	list = (struct ibv_sge){ (uintptr_t)bytes, 64, mr->lkey };
+	CHECK(!ibv_post_srq_recv(srq, &receive, &bad));
+	CHECK(!ibv_modify_srq(srq, &limit, IBV_SRQ_LIMIT));
+	list.addr += 128;
+	CHECK(!ibv_post_send(qp, &send, &bad_send));
+	for (int polled = 0; polled < 2;)
+		polled += ibv_poll_cq(qp->send_cq, 1, &completion);
+	CHECK(!ibv_get_async_event(qp->context, &event));
+	CHECK(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED);
+	ibv_ack_async_event(&event);
+	list.addr -= 128;
+	CHECK(!ibv_post_srq_recv(srq, &receive, &bad));
+	if (again)
+		CHECK(!ibv_modify_srq(srq, &limit, IBV_SRQ_LIMIT));
+	CHECK(!ibv_dereg_mr(mr));
+}
+
 int main(int count, char **arguments)
 {
 	struct ibv_device **devices = ibv_get_device_list(NULL);
@@ -21,7 +53,9 @@ int main(int count, char **arguments)
 		.path_mtu = IBV_MTU_1024, .max_rd_atomic = 1, .max_dest_rd_atomic = 1,
 		.min_rnr_timer = 12, .timeout = 14, .retry_cnt = 6, .rnr_retry = 6,
 	};
+	struct ibv_srq_init_attr ask_srq = { .attr = { .max_wr = 4, .max_sge = 1 } };
 	struct ibv_gid_entry entry;
+	struct ibv_srq *srq = NULL;
 	struct ibv_qp *qp;
 	struct ibv_pd *pd;
 	int index = -1;
@@ -44,6 +78,10 @@ int main(int count, char **arguments)
 		ask.cap.max_recv_wr = 20000;
 	if (!strcmp(what, "long-inline-data"))
 		ask.cap.max_inline_data = 400;
+	if (count > 1 && !strcmp(arguments[1], "limit-not-set-again")) {
+		srq = ask.srq = ibv_create_srq(pd, &ask_srq);
+		CHECK(srq);
+	}
 	qp = ibv_create_qp(pd, &ask);
 	CHECK(qp);
 	attr.ah_attr.port_num = 1;
@@ -73,7 +111,10 @@ int main(int count, char **arguments)
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT |
 					IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 					IBV_QP_MAX_QP_RD_ATOMIC));
-	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(ask.send_cq) && !ibv_dealloc_pd(pd));
+	if (srq)
+		reach_limit(qp, srq, count > 2);
+	CHECK(!ibv_destroy_qp(qp) && (!srq || !ibv_destroy_srq(srq)));
+	CHECK(!ibv_destroy_cq(ask.send_cq) && !ibv_dealloc_pd(pd));
 	CHECK(!ibv_close_device(context));
 	return 0;
 }
