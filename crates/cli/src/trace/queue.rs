@@ -1,8 +1,9 @@
 //! Queues and entries as they are printed.
 
 use rxe::inspect::{Completion, Kind, ReceiveEntry, Remote, SendEntry, Snapshot};
-use rxe::{Opcode, SendFlags, Sge};
+use rxe::{SendFlags, Sge};
 use serde::Serialize;
+use uverbs::{completed_opcode_name, opcode_name};
 
 use super::process::{Mapping, Process};
 
@@ -185,12 +186,8 @@ impl EntryContent {
     fn completion(Completion(wc): Completion) -> Self {
         Self::Completion {
             wr_id: wc.wr_id,
-            status: name_or_number(WC_STATUSES, wc.status, "status"),
-            opcode: match wc.opcode {
-                128 => "RECV".into(),
-                129 => "RECV_RDMA_WITH_IMM".into(),
-                other => name_or_number(WC_OPCODES, other, "opcode"),
-            },
+            status: status(wc.status),
+            opcode: name_or_number(completed_opcode_name(wc.opcode), wc.opcode, "opcode"),
             byte_len: wc.byte_len,
             qp_num: wc.qp_num,
             src_qp: wc.src_qp,
@@ -207,16 +204,13 @@ impl EntryContent {
         ];
         let flags = flags.iter().filter(|(flag, _)| entry.flags.contains(*flag));
         let state = match entry.state_name() {
-            Some("error") => format!(
-                "error: {}",
-                name_or_number(WC_STATUSES, entry.status, "status")
-            ),
+            Some("error") => format!("error: {}", status(entry.status)),
             Some(name) => name.into(),
             None => format!("state {}", entry.state),
         };
         Self::Send {
             wr_id: entry.wr_id,
-            opcode: name_or_number(WR_OPCODES, entry.opcode.0, "opcode"),
+            opcode: name_or_number(opcode_name(entry.opcode.0), entry.opcode.0, "opcode"),
             flags: flags.map(|(_, name)| *name).collect(),
             state,
             length: entry.data.length,
@@ -244,13 +238,16 @@ fn elements(list: &[Sge]) -> Vec<Element> {
     list.iter().map(element).collect()
 }
 
-/// Returns the name of a number in a table, or `kind` and the number.
-fn name_or_number(table: &[&str], number: u32, kind: &str) -> String {
-    let name = usize::try_from(number).ok().and_then(|at| table.get(at));
-    match name {
-        Some(name) if !name.is_empty() => (*name).to_owned(),
-        _ => format!("{kind} {number}"),
-    }
+/// Returns the name of a number, or `kind` and the number.
+fn name_or_number(name: Option<&str>, number: u32, kind: &str) -> String {
+    name.map_or_else(|| format!("{kind} {number}"), str::to_owned)
+}
+
+fn status(status: u32) -> String {
+    let name = usize::try_from(status)
+        .ok()
+        .and_then(|at| WC_STATUSES.get(at));
+    name_or_number(name.copied(), status, "status")
 }
 
 /// Work completion statuses (`enum ibv_wc_status`).
@@ -281,57 +278,17 @@ const WC_STATUSES: &[&str] = &[
     "TM_RNDV_INCOMPLETE",
 ];
 
-/// Completed send operations (`enum ibv_wc_opcode`).
-const WC_OPCODES: &[&str] = &[
-    "SEND",
-    "RDMA_WRITE",
-    "RDMA_READ",
-    "COMP_SWAP",
-    "FETCH_ADD",
-    "BIND_MW",
-    "LOCAL_INV",
-    "TSO",
-    "FLUSH",
-    "ATOMIC_WRITE",
-];
-
-/// Send operations (`enum ibv_wr_opcode`).
-const WR_OPCODES: &[&str] = &[
-    "RDMA_WRITE",
-    "RDMA_WRITE_WITH_IMM",
-    "SEND",
-    "SEND_WITH_IMM",
-    "RDMA_READ",
-    "ATOMIC_CMP_AND_SWP",
-    "ATOMIC_FETCH_AND_ADD",
-    "LOCAL_INV",
-    "BIND_MW",
-    "SEND_WITH_INV",
-    "",
-    "",
-    "",
-    "",
-    "FLUSH",
-    "ATOMIC_WRITE",
-];
-
-const _: () = {
-    assert!(Opcode::BIND_MW.0 == 8 && Opcode::ATOMIC_WRITE.0 == 15);
-};
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn unknown_codes_are_shown_as_numbers() {
-        assert_eq!(name_or_number(WR_OPCODES, 2, "opcode"), "SEND");
-        assert_eq!(name_or_number(WR_OPCODES, 11, "opcode"), "opcode 11");
-        assert_eq!(
-            name_or_number(WC_STATUSES, u32::MAX, "status"),
-            "status 4294967295"
-        );
-        assert_eq!(WR_OPCODES.len(), 16);
+        let opcode = |number| name_or_number(opcode_name(number), number, "opcode");
+        assert_eq!(opcode(2), "SEND");
+        assert_eq!(opcode(13), "opcode 13");
+        assert_eq!(status(5), "WR_FLUSH_ERR");
+        assert_eq!(status(u32::MAX), "status 4294967295");
         assert_eq!(WC_STATUSES.len(), 24);
     }
 

@@ -16,6 +16,7 @@ use uverbs::abi::ids::*;
 use uverbs::abi::ioctl::Attr;
 use uverbs::abi::later::*;
 use uverbs::abi::write::cmd::*;
+use uverbs::abi::write::extended::*;
 use uverbs::abi::write::*;
 use uverbs::kernel::Kernel;
 use uverbs::{Context, QpAttrMask as Mask, QpType};
@@ -38,10 +39,6 @@ use crate::embedded::raw::*;
 const ARENA: usize = 64;
 /// Number of commands of a sequence.
 pub const COMMANDS: u32 = 120;
-const EX_CREATE_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_FLOW;
-const EX_DESTROY_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_DESTROY_FLOW;
-const EX_CREATE_WQ_TABLE: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_RWQ_IND_TBL;
-const EX_MODIFY_WQ: u32 = CMD_FLAG_EXTENDED | EX_CMD_MODIFY_WQ;
 const GROUPS: [[u8; 16]; 2] = [
     [0xff; 16],
     [0xff, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
@@ -558,7 +555,7 @@ impl RandomDriver<'_> {
                 rate_limit: 0,
                 reserved: 0,
             };
-            let mut command = Command::write(CMD_FLAG_EXTENDED | CMD_MODIFY_QP, &it, 8);
+            let mut command = Command::write(EX_MODIFY_QP, &it, 8);
             command.out(ATTR_UHW_OUT, 8);
             return command;
         }

@@ -11,7 +11,7 @@ use softhca::rule::Rule;
 use softhca::status::{CommandError, Status};
 use uverbs::abi::ids;
 use uverbs::abi::write::cmd;
-use uverbs::{AsyncEventType, Errno};
+use uverbs::{AsyncEventType, Errno, QpState};
 
 pub use crate::management::{DropCause, ReasonDrop};
 
@@ -271,8 +271,7 @@ impl fmt::Display for Cause {
 
 /// Returns the name of an `ibv_qp_state`.
 fn state_name(state: u8) -> &'static str {
-    let names = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
-    names.get(usize::from(state)).unwrap_or(&"no state")
+    uverbs::state_name(QpState(state)).unwrap_or("no state")
 }
 
 /// Returns the function of libibverbs that gives a command.

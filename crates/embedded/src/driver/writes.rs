@@ -9,6 +9,7 @@ use uverbs::abi::ids::{
     ATTR_CORE_IN, ATTR_CORE_OUT, ATTR_UHW_OUT, OBJECT_AH, OBJECT_PD, OBJECT_RWQ_IND_TBL,
 };
 use uverbs::abi::write::cmd::*;
+use uverbs::abi::write::extended::*;
 use uverbs::abi::write::{
     AllocMw, AllocMwResp, AllocPd, AllocPdResp, AttachMcast, CMD_FLAG_EXTENDED, CreateAh,
     CreateAhResp, CreateCompChannel, CreateCompChannelResp, CreateFlow, CreateFlowResp,
@@ -30,15 +31,6 @@ use crate::driver::files::File;
 use crate::driver::object::{Object, ObjectData, Pd, Summary};
 use crate::driver::request::Request;
 use crate::driver::state::State;
-
-const EX_QUERY_DEVICE: u32 = CMD_FLAG_EXTENDED | CMD_QUERY_DEVICE;
-const EX_MODIFY_QP: u32 = CMD_FLAG_EXTENDED | CMD_MODIFY_QP;
-const EX_MODIFY_CQ: u32 = CMD_FLAG_EXTENDED | EX_CMD_MODIFY_CQ;
-const EX_MODIFY_WQ: u32 = CMD_FLAG_EXTENDED | EX_CMD_MODIFY_WQ;
-const EX_CREATE_WQ_TABLE: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_RWQ_IND_TBL;
-const EX_DESTROY_WQ_TABLE: u32 = CMD_FLAG_EXTENDED | EX_CMD_DESTROY_RWQ_IND_TBL;
-const EX_CREATE_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_FLOW;
-const EX_DESTROY_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_DESTROY_FLOW;
 
 /// Attributes of a queue pair that both modify commands support, and the one
 /// that only the extended command supports.

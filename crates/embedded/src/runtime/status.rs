@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 use roce::packet::ip_of_gid;
-use uverbs::{Command, Error, QpState, QpType};
+use uverbs::{Command, Error, QpState, QpType, state_name};
 
 use crate::driver::object::{Cq, Object, Qp};
 use crate::driver::state::State;
@@ -238,7 +238,9 @@ fn describe_queue_pair(state: &State, qp: &Qp, text: &mut String) {
     let connection = state.hca.connection(qp.number);
     let current = match depths {
         Some(depths) => depths.state.to_string(),
-        None => state_name(qp.attributes.qp_state).to_owned(),
+        None => state_name(QpState(qp.attributes.qp_state))
+            .unwrap_or("-")
+            .to_owned(),
     };
     let connected = connection.filter(|it| it.state.receives());
     let peer = connected.as_ref().map(|it| format!("{:#x}", it.peer));
@@ -256,20 +258,6 @@ fn describe_queue_pair(state: &State, qp: &Qp, text: &mut String) {
         depths.map_or(0, |it| it.sends),
         posted.unwrap_or_else(absent),
     );
-}
-
-/// Returns the name of a state as verbs number it.
-fn state_name(state: u8) -> &'static str {
-    match QpState(state) {
-        QpState::RESET => "RESET",
-        QpState::INIT => "INIT",
-        QpState::RTR => "RTR",
-        QpState::RTS => "RTS",
-        QpState::SQD => "SQD",
-        QpState::SQE => "SQE",
-        QpState::ERR => "ERR",
-        _ => "-",
-    }
 }
 
 /// Returns the counters of a device: of traffic always, of errors if they are not 0.

@@ -214,15 +214,7 @@ impl QueuePair {
 
     /// Returns the name of the state that the program has set last.
     pub(crate) fn state_name(&self) -> &'static str {
-        match *lock(&self.state) {
-            QpState::RESET => "RESET",
-            QpState::INIT => "INIT",
-            QpState::RTR => "RTR",
-            QpState::RTS => "RTS",
-            QpState::SQD => "SQD",
-            QpState::SQE => "SQE",
-            _ => "ERR",
-        }
+        uverbs::state_name(*lock(&self.state)).unwrap_or("ERR")
     }
 
     /// Returns the post that the device has seen as this work request.

@@ -14,12 +14,12 @@ use uverbs::abi::later::{
     ATTR_REG_MR_PD_HANDLE, ATTR_REG_MR_RESP_LKEY, ATTR_REG_MR_RESP_RKEY, METHOD_REG_MR,
 };
 use uverbs::abi::write::cmd::*;
+use uverbs::abi::write::extended::*;
 use uverbs::abi::write::{
-    AhAttr, AllocMw, AllocMwResp, AllocPdResp, AttachMcast, CMD_FLAG_EXTENDED, CreateAh,
-    CreateAhResp, CreateFlowResp, CreateQpResp, DestroyFlow, ExCreateRwqIndTableResp,
-    ExDestroyRwqIndTable, ExModifyCq, ExModifyQp, ExModifyWq, ModifyQp, ModifySrq, OpenQp,
-    OpenXrcdResp, QpDest, QueryQp, QuerySrq, RegMr, RegMrResp, ReregMr, ReregMrResp, ResizeCq,
-    ResizeCqResp,
+    AhAttr, AllocMw, AllocMwResp, AllocPdResp, AttachMcast, CreateAh, CreateAhResp, CreateFlowResp,
+    CreateQpResp, DestroyFlow, ExCreateRwqIndTableResp, ExDestroyRwqIndTable, ExModifyCq,
+    ExModifyQp, ExModifyWq, ModifyQp, ModifySrq, OpenQp, OpenXrcdResp, QpDest, QueryQp, QuerySrq,
+    RegMr, RegMrResp, ReregMr, ReregMrResp, ResizeCq, ResizeCqResp,
 };
 use uverbs::{QpAttrMask, QpCap};
 use zerocopy::FromBytes;
@@ -458,15 +458,6 @@ impl Call {
 
     /// As [`fill`](Self::fill), of a write command.
     fn fill_write(&mut self) {
-        const EX: u32 = CMD_FLAG_EXTENDED;
-        const EX_MODIFY_QP: u32 = EX | CMD_MODIFY_QP;
-        const EX_QUERY_DEVICE: u32 = EX | CMD_QUERY_DEVICE;
-        const EX_MODIFY_CQ: u32 = EX | EX_CMD_MODIFY_CQ;
-        const EX_MODIFY_WQ: u32 = EX | EX_CMD_MODIFY_WQ;
-        const EX_CREATE_WQ_TABLE: u32 = EX | EX_CMD_CREATE_RWQ_IND_TBL;
-        const EX_DESTROY_WQ_TABLE: u32 = EX | EX_CMD_DESTROY_RWQ_IND_TBL;
-        const EX_CREATE_FLOW: u32 = EX | EX_CMD_CREATE_FLOW;
-        const EX_DESTROY_FLOW: u32 = EX | EX_CMD_DESTROY_FLOW;
         let command = self.request.input::<u64>(ATTR_WRITE_CMD);
         let command = command.unwrap_or_default() as u32;
         match command {

@@ -2,83 +2,44 @@
 
 use crate::explain::json::quoted;
 
-/// Returns the name of a number in a list, or the number, as JSON.
-fn name(names: &[&str], number: u32) -> String {
-    let found = names.get(number as usize).filter(|name| !name.is_empty());
-    found.map_or_else(|| number.to_string(), |name| quoted(name))
+/// Returns the name of a number, or the number, as JSON.
+fn named(name: Option<&str>, number: impl ToString) -> String {
+    name.map_or_else(|| number.to_string(), quoted)
 }
 
 /// Returns the name of an `ibv_wr_opcode`.
 pub(super) fn operation(opcode: u32) -> String {
-    name(
-        &[
-            "RDMA_WRITE",
-            "RDMA_WRITE_WITH_IMM",
-            "SEND",
-            "SEND_WITH_IMM",
-            "RDMA_READ",
-            "ATOMIC_CMP_AND_SWP",
-            "ATOMIC_FETCH_AND_ADD",
-            "LOCAL_INV",
-            "BIND_MW",
-            "SEND_WITH_INV",
-            "TSO",
-            "DRIVER1",
-            "",
-            "",
-            "FLUSH",
-            "ATOMIC_WRITE",
-        ],
-        opcode,
-    )
+    named(uverbs::opcode_name(opcode), opcode)
 }
 
 /// Returns the name of an `ibv_wc_opcode`.
 pub(super) fn completed_operation(opcode: u32) -> String {
-    match opcode {
-        128 => quoted("RECV"),
-        129 => quoted("RECV_RDMA_WITH_IMM"),
-        _ => name(
-            &[
-                "SEND",
-                "RDMA_WRITE",
-                "RDMA_READ",
-                "COMP_SWAP",
-                "FETCH_ADD",
-                "BIND_MW",
-                "LOCAL_INV",
-                "TSO",
-                "FLUSH",
-                "ATOMIC_WRITE",
-            ],
-            opcode,
-        ),
-    }
+    named(uverbs::completed_opcode_name(opcode), opcode)
 }
 
 /// Returns the name of an `ibv_wc_status`.
 pub(super) fn status(status: u32) -> String {
-    let name = uverbs::status_name(status);
-    name.map_or_else(|| status.to_string(), quoted)
+    named(uverbs::status_name(status), status)
 }
 
 /// Returns the name of an `ibv_qp_type`.
 pub(super) fn queue_pair_type(kind: u32) -> String {
-    match kind {
-        8 => quoted("RAW_PACKET"),
-        9 => quoted("XRC_SEND"),
-        10 => quoted("XRC_RECV"),
-        0xff => quoted("DRIVER"),
-        _ => name(&["", "", "RC", "UC", "UD"], kind),
-    }
+    let name = match kind {
+        2 => Some("RC"),
+        3 => Some("UC"),
+        4 => Some("UD"),
+        8 => Some("RAW_PACKET"),
+        9 => Some("XRC_SEND"),
+        10 => Some("XRC_RECV"),
+        0xff => Some("DRIVER"),
+        _ => None,
+    };
+    named(name, kind)
 }
 
 /// Returns the name of an `ibv_qp_state`.
 pub(super) fn state(state: u8) -> String {
-    name(
-        &["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"],
-        state.into(),
-    )
+    named(uverbs::state_name(uverbs::QpState(state)), state)
 }
 
 /// Returns the list of names of `ibv_access_flags`.

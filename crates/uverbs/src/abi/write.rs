@@ -69,6 +69,29 @@ pub mod cmd {
     pub const EX_CMD_MODIFY_CQ: u32 = 57;
 }
 
+/// Numbers of extended commands, with [`CMD_FLAG_EXTENDED`].
+pub mod extended {
+    use super::CMD_FLAG_EXTENDED;
+    use super::cmd::*;
+
+    /// Queries a device.
+    pub const EX_QUERY_DEVICE: u32 = CMD_FLAG_EXTENDED | CMD_QUERY_DEVICE;
+    /// Modifies a queue pair.
+    pub const EX_MODIFY_QP: u32 = CMD_FLAG_EXTENDED | CMD_MODIFY_QP;
+    /// Modifies a completion queue.
+    pub const EX_MODIFY_CQ: u32 = CMD_FLAG_EXTENDED | EX_CMD_MODIFY_CQ;
+    /// Modifies a work queue.
+    pub const EX_MODIFY_WQ: u32 = CMD_FLAG_EXTENDED | EX_CMD_MODIFY_WQ;
+    /// Creates an indirection table.
+    pub const EX_CREATE_WQ_TABLE: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_RWQ_IND_TBL;
+    /// Destroys an indirection table.
+    pub const EX_DESTROY_WQ_TABLE: u32 = CMD_FLAG_EXTENDED | EX_CMD_DESTROY_RWQ_IND_TBL;
+    /// Creates a flow.
+    pub const EX_CREATE_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_CREATE_FLOW;
+    /// Destroys a flow.
+    pub const EX_DESTROY_FLOW: u32 = CMD_FLAG_EXTENDED | EX_CMD_DESTROY_FLOW;
+}
+
 kernel_structs! {
     /// `struct ib_uverbs_async_event_desc`: one record read from an asynchronous event
     /// file. `element` is the user handle of the queue, or the port number.
