@@ -24,6 +24,7 @@ mod replay;
 mod run;
 mod running;
 mod side;
+mod temporary;
 mod timeline;
 mod top;
 mod trace;

@@ -18,7 +18,11 @@ impl Scratch {
         let name = format!("ringverbs-one-{name}-{}", std::process::id());
         let scratch = Self(env::temp_dir().join(name));
         fs::create_dir(&scratch.0).unwrap();
-        fs::copy(dist.join("ringverbs"), scratch.command()).unwrap();
+        // Not by this process: a child that another test begins would have the copy open for
+        // writing, and it could not be executed meanwhile.
+        let mut copy = Command::new("cp");
+        let copied = copy.arg(dist.join("ringverbs")).arg(scratch.command());
+        assert!(copied.status().unwrap().success());
         Some(scratch)
     }
 

@@ -3,7 +3,7 @@
 use testing::modules::Modules;
 
 /// The rooms, folders or files, each with those below it. All other files are below them.
-const ROOMS: [(&str, &[&str]); 9] = [
+const ROOMS: [(&str, &[&str]); 10] = [
     ("engine", &[]),
     ("hca", &["engine"]),
     ("command", &["engine", "hca"]),
@@ -11,6 +11,7 @@ const ROOMS: [(&str, &[&str]); 9] = [
     ("health", &["engine", "hca"]),
     ("late", &["engine", "hca"]),
     ("inject", &["engine", "hca"]),
+    ("queue_depths", &["engine", "hca"]),
     ("control", &["hca"]),
     ("vfio", &["control", "hca"]),
 ];

@@ -69,8 +69,8 @@ fn only_one_module_reads_the_environment() {
         .partition(|it| it.starts_with("crates/uverbs/src/environment.rs: "));
     assert!(!own.is_empty());
     // That of another process.
-    let expected = "crates/cli/src/fault.rs: \
-                    let environment = fs::read(format!(\"/proc/{process}/environ\"));";
+    let expected = "crates/embedded/src/runtime/control.rs: let environment = \
+                    fs::read(format!(\"/proc/{process}/environ\")).map_err(refused)?;";
     assert_eq!(
         others,
         [expected],

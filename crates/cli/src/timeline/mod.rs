@@ -21,7 +21,6 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -29,6 +28,7 @@ use crate::capture::merge::is_same;
 use crate::capture::reader::{MAGIC, ReadError};
 use crate::error::Error;
 use crate::out;
+use crate::temporary::TemporaryFolder;
 use diagram::Diagram;
 use page::Totals;
 
@@ -160,28 +160,10 @@ fn read(diagram: &mut Diagram, path: &Path) -> Result<(), TimelineError> {
     }
 }
 
-/// Creates a directory for temporary files, which only this user may read.
-fn new_directory() -> io::Result<PathBuf> {
-    let process = std::process::id();
-    let mut number = 0;
-    loop {
-        let name = format!("ringverbs-timeline-{process}-{number}");
-        let path = std::env::temp_dir().join(name);
-        // Fails if it exists, whoever has made it.
-        match fs::DirBuilder::new().mode(0o700).create(&path) {
-            Ok(()) => return Ok(path),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 100 => {
-                number += 1;
-            }
-            Err(error) => return Err(error),
-        }
-    }
-}
-
 /// The files of a run of which a page is made at its end.
 pub struct Files {
     output: PathBuf,
-    directory: PathBuf,
+    folder: TemporaryFolder,
 }
 
 impl Files {
@@ -193,29 +175,30 @@ impl Files {
         };
         let output = std::path::absolute(output).map_err(failed(output))?;
         File::create(&output).map_err(failed(&output))?;
-        let directory = new_directory().map_err(failed(&std::env::temp_dir()))?;
-        Ok(Self { output, directory })
+        let folder = TemporaryFolder::new("timeline");
+        let folder = folder.map_err(|(path, error)| TimelineError::File(path, error))?;
+        Ok(Self { output, folder })
     }
 
     /// Where the program's processes capture.
     pub fn capture(&self) -> PathBuf {
-        self.directory.join("frames.pcapng")
+        self.folder.path().join("frames.pcapng")
     }
 
     /// Where they record verbs calls.
     pub fn record(&self) -> PathBuf {
-        self.directory.join("calls.jsonl")
+        self.folder.path().join("calls.jsonl")
     }
 
     /// Where they explain.
     pub fn explanations(&self) -> PathBuf {
-        self.directory.join("why.json")
+        self.folder.path().join("why.json")
     }
 
     /// Writes the page.
     pub fn finish(self) -> Result<(), TimelineError> {
-        let failed = |error| TimelineError::File(self.directory.clone(), error);
-        let entries = fs::read_dir(&self.directory).map_err(failed)?;
+        let failed = |error| TimelineError::File(self.folder.path().to_owned(), error);
+        let entries = fs::read_dir(self.folder.path()).map_err(failed)?;
         let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
         let is_input = |path: &PathBuf| {
             let extension = path.extension().and_then(OsStr::to_str);
@@ -224,11 +207,5 @@ impl Files {
         let mut inputs: Vec<PathBuf> = paths.filter(is_input).collect();
         inputs.sort();
         write(&self.output, &inputs)
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.directory);
     }
 }

@@ -2,11 +2,10 @@
 //! records.
 
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,33 +19,10 @@ use super::calls::{self, Selection};
 use crate::error::Error;
 use crate::out;
 use crate::run::{self, Options};
+use crate::temporary::TemporaryFolder;
 
 /// How long processes that outlive the program are listened to.
 const LISTENING: Duration = Duration::from_millis(200);
-
-/// A directory with the socket, removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn create() -> io::Result<Self> {
-        let name = format!("ringverbs-trace-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        // Left by an earlier process of this number that was killed.
-        let _ = fs::remove_dir_all(&path);
-        DirBuilder::new().mode(0o700).create(&path)?;
-        Ok(Self(path))
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.0.join("record")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Prints lines of all processes.
 struct List {
@@ -125,8 +101,9 @@ pub fn run(
     command: &[OsString],
     selection: Selection,
 ) -> Result<ExitCode, Error> {
-    let folder = Folder::create()?;
-    let listener = UnixListener::bind(folder.socket())?;
+    let folder = TemporaryFolder::new("trace").map_err(|(_, error)| error)?;
+    let socket = folder.path().join("record");
+    let listener = UnixListener::bind(&socket)?;
     let list = Arc::new(List {
         selection,
         state: Mutex::default(),
@@ -140,9 +117,9 @@ pub fn run(
         thread::spawn(move || accept(&listener, &list))
     };
     before.thread_set_mask().map_err(io::Error::from)?;
-    let end = run::recorded(options, command, &folder.socket());
+    let end = run::recorded(options, command, &socket);
     list.has_ended.store(true, Ordering::Relaxed);
-    let woken = UnixStream::connect(folder.socket()).is_ok();
+    let woken = UnixStream::connect(&socket).is_ok();
     if woken {
         let _ = acceptor.join();
     }
