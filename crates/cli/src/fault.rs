@@ -5,11 +5,9 @@ use std::fmt;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use embedded::softhca::fault::{Faults, ParseError};
-use embedded::{FaultAnswer, FaultState, RunningProcesses};
+use embedded::{FaultAnswer, FaultState};
 
 use crate::error::Error;
 use crate::run::faults::{read, times};
@@ -99,24 +97,11 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     };
     let expected = processes.set_faults(Some(&text));
     let expected = expected.map_err(Error::subcommand)?;
-    let found = wait_for_answers(&processes, &text, expected);
+    let found = processes.wait_for_fault_answers(&text, expected);
     print(&text, &found)?;
     match expected.saturating_sub(found.len()) {
         0 => Ok(ExitCode::SUCCESS),
         silent => Err(Error::subcommand(FaultError::Silent(silent))),
-    }
-}
-
-/// Waits until so many processes have answered, at most two seconds.
-fn wait_for_answers(processes: &RunningProcesses, text: &str, expected: usize) -> Vec<FaultAnswer> {
-    const MAX_WAIT: Duration = Duration::from_secs(2);
-    let end = Instant::now() + MAX_WAIT;
-    loop {
-        let found = processes.fault_answers(text);
-        if found.len() >= expected || Instant::now() >= end {
-            return found;
-        }
-        thread::sleep(Duration::from_millis(5));
     }
 }
 

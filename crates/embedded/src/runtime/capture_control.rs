@@ -16,8 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use uverbs::{Command, Error};
 
@@ -26,7 +25,6 @@ use crate::random::random;
 use crate::runtime::control::{Controlled, Place, RunningProcesses};
 use crate::runtime::network::refused;
 use crate::wires::control_file;
-use crate::wires::segment::MAX_MEMBERS;
 
 /// The name of the files.
 const NAME: &str = "capture-control";
@@ -316,23 +314,10 @@ impl RunningProcesses {
         told: usize,
         is_final: impl Fn(&CaptureAnswer) -> bool,
     ) -> (Vec<CaptureAnswer>, usize) {
-        let expected = self.expected(told);
-        let end = Instant::now() + MAX_WAIT;
-        loop {
-            let answers = (0..MAX_MEMBERS).filter_map(|number| {
-                let text = control_file::answer_of(&self.directory, NAME, number)?;
-                let answer = parse_answer(&text, id)?;
-                let is_meant = self.contains(answer.process) && is_final(&answer);
-                is_meant.then_some(answer)
-            });
-            let mut answers: Vec<CaptureAnswer> = answers.collect();
-            if answers.len() >= expected || Instant::now() >= end {
-                answers.sort_unstable_by_key(|it| it.process);
-                let silent = expected.saturating_sub(answers.len());
-                return (answers, silent);
-            }
-            thread::sleep(Duration::from_millis(2));
-        }
+        self.answers(NAME, told, MAX_WAIT, |text| {
+            let answer = parse_answer(text, id).filter(&is_final)?;
+            Some((answer.process, answer))
+        })
     }
 }
 

@@ -6,6 +6,8 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use uverbs::{Command, Errno, Error};
 
@@ -15,7 +17,8 @@ use crate::runtime::capture_control::CaptureControl;
 use crate::runtime::device::Device;
 use crate::runtime::faults::FaultControl;
 use crate::runtime::status::StatusControl;
-use crate::wires::udp;
+use crate::wires::segment::MAX_MEMBERS;
+use crate::wires::{control_file, udp};
 
 /// A process's place among those that the files of a directory control.
 #[derive(Clone, Debug)]
@@ -177,5 +180,44 @@ impl RunningProcesses {
     /// Returns how many of so many processes that were told are to answer.
     pub(crate) fn expected(&self, told: usize) -> usize {
         self.only.map_or(told, |_| told.min(1))
+    }
+
+    /// Waits for the answers of so many processes that were told, by files of this name, but not
+    /// longer than `max_wait`. `parse` returns the number of the process as well; `None` if its
+    /// answer is to something else. Returns the answers, by process, and how many are missing.
+    pub(crate) fn answers<T>(
+        &self,
+        name: &str,
+        told: usize,
+        max_wait: Duration,
+        parse: impl Fn(&str) -> Option<(u32, T)>,
+    ) -> (Vec<T>, usize) {
+        let expected = self.expected(told);
+        let read = || {
+            let texts = (0..MAX_MEMBERS)
+                .filter_map(|number| control_file::answer_of(&self.directory, name, number));
+            let answers = texts.filter_map(|text| parse(&text));
+            Vec::from_iter(answers.filter(|(process, _)| self.contains(*process)))
+        };
+        let mut answers = wait_for_answers(expected, max_wait, read);
+        answers.sort_unstable_by_key(|(process, _)| *process);
+        let silent = expected.saturating_sub(answers.len());
+        (answers.into_iter().map(|it| it.1).collect(), silent)
+    }
+}
+
+/// Reads answers until there are so many, but not longer than `max_wait`.
+pub(crate) fn wait_for_answers<T>(
+    expected: usize,
+    max_wait: Duration,
+    read: impl Fn() -> Vec<T>,
+) -> Vec<T> {
+    let end = Instant::now() + max_wait;
+    loop {
+        let answers = read();
+        if answers.len() >= expected || Instant::now() >= end {
+            return answers;
+        }
+        thread::sleep(Duration::from_millis(2));
     }
 }

@@ -9,12 +9,13 @@ use std::path::Path;
 use std::process;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use softhca::fault::{Fault, Faults, MAX_FAULTS, OnFired, QpName, Subject};
 use uverbs::{Command, Error};
 
 use crate::program_name;
-use crate::runtime::control::{Place, RunningProcesses};
+use crate::runtime::control::{Place, RunningProcesses, wait_for_answers};
 use crate::runtime::device::Device;
 use crate::runtime::embedded::Embedded;
 use crate::runtime::network::{Network, refused};
@@ -166,6 +167,9 @@ fn inject(
     states
 }
 
+/// How long a command waits for answers.
+const MAX_WAIT: Duration = Duration::from_secs(2);
+
 /// The name of the file with the faults of running processes.
 const NAME: &str = "faults";
 
@@ -296,6 +300,13 @@ impl RunningProcesses {
             is_meant.then_some(FaultAnswer { process, counts })
         });
         answers.collect()
+    }
+
+    /// As above, of so many processes that are to answer, which are waited for at most two
+    /// seconds.
+    #[must_use]
+    pub fn wait_for_fault_answers(&self, text: &str, expected: usize) -> Vec<FaultAnswer> {
+        wait_for_answers(expected, MAX_WAIT, || self.fault_answers(text))
     }
 
     /// Returns the text of the faults that are set.

@@ -20,8 +20,7 @@
 use std::fmt::Write as _;
 use std::process;
 use std::sync::{Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 use roce::packet::ip_of_gid;
@@ -33,7 +32,6 @@ use crate::program_name;
 use crate::runtime::control::{Controlled, Place, RunningProcesses};
 use crate::runtime::network::refused;
 use crate::wires::control_file;
-use crate::wires::segment::MAX_MEMBERS;
 
 /// The name of the files.
 const NAME: &str = "status";
@@ -406,21 +404,10 @@ impl RunningProcesses {
         let asked = now();
         let question = format!("{asked}\n");
         let told = control_file::replace(&self.directory, NAME, None, Some(&question));
-        let expected = self.expected(told.map_err(refused(Command::Open))?);
-        let end = Instant::now() + MAX_WAIT;
-        loop {
-            let answers = (0..MAX_MEMBERS).filter_map(|number| {
-                let text = control_file::answer_of(&self.directory, NAME, number)?;
-                parse(&text, asked).filter(|it| self.contains(it.process))
-            });
-            let mut answers: Vec<ProcessStatus> = answers.collect();
-            if answers.len() >= expected || Instant::now() >= end {
-                answers.sort_unstable_by_key(|it| it.process);
-                let silent = expected.saturating_sub(answers.len());
-                return Ok((answers, silent));
-            }
-            thread::sleep(Duration::from_millis(2));
-        }
+        let told = told.map_err(refused(Command::Open))?;
+        Ok(self.answers(NAME, told, MAX_WAIT, |text| {
+            parse(text, asked).map(|it| (it.process, it))
+        }))
     }
 
     /// Removes the question of [`status`](Self::status), so that processes that start later do
