@@ -37,6 +37,7 @@ mod cm;
 mod directory;
 mod drive;
 mod driver;
+mod file_size;
 mod first_time;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod hostile;
@@ -68,6 +69,7 @@ pub use driver::inherited::InheritedContext;
 pub use driver::memory::{GatherObserver, ScatterObserver, last_accesses, observe_data};
 pub use driver::moved::may_be_registered;
 pub use driver::pinned::Loss;
+pub use file_size::file_size_limit;
 pub use runtime::capture_control::{CaptureAnswer, CaptureState};
 pub use runtime::control::RunningProcesses;
 pub use runtime::embedded::{Activity, Embedded};

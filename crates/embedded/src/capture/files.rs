@@ -6,9 +6,8 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use nix::sys::resource::{Resource, getrlimit};
-
 use super::options::CaptureRing;
+use crate::file_size::file_size_limit;
 
 /// The files of a capture.
 #[derive(Debug)]
@@ -73,10 +72,8 @@ impl Files {
 
     /// Appends blocks. If that fails, the file ends with the block before them.
     pub(super) fn write(&mut self, blocks: &[u8]) -> io::Result<()> {
-        // The kernel would end the process (SIGXFSZ).
-        let limit = getrlimit(Resource::RLIMIT_FSIZE).map_or(u64::MAX, |(limit, _)| limit);
         let length = blocks.len() as u64;
-        let result = match self.written + length > limit {
+        let result = match self.written + length > file_size_limit() {
             true => Err(io::Error::from_raw_os_error(libc::EFBIG)),
             false => self.file.write_all(blocks),
         };

@@ -1,13 +1,9 @@
-//! The limit on the size of files (`ulimit -f`).
-//!
-//! It holds for files in memory too: the kernel ends a process that makes one longer
-//! (SIGXFSZ).
+//! Whether the limit on the size of files has room for those of a device.
 
 use std::fmt;
 
-use nix::sys::resource::{Resource, getrlimit};
-
 use crate::driver::files::ContextFile;
+use crate::file_size::file_size_limit;
 
 /// The limit of this process on the size of files leaves no room for those of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,9 +22,7 @@ impl FileSizeLimit {
 
     /// Returns the limit if it is too low.
     pub fn exceeded() -> Option<Self> {
-        let needed = Self::needed();
-        // Without an answer the system's error says what is wrong.
-        let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE).ok()?;
+        let (limit, needed) = (file_size_limit(), Self::needed());
         (limit < needed).then_some(Self { limit, needed })
     }
 }

@@ -21,10 +21,9 @@
 use std::fs;
 use std::process;
 
-use nix::sys::resource::{Resource, getrlimit};
-
 use crate::Result;
 use crate::directory::Directory;
+use crate::file_size::file_size_limit;
 use crate::refuse;
 use crate::wires::segment::connect_to_each;
 
@@ -76,9 +75,7 @@ fn answer_name(name: &str, number: u16) -> String {
 /// it says that there is none.
 pub(crate) fn answer(directory: &Directory, name: &str, number: u16, text: &str) {
     let content = first_line(name) + text + END;
-    // The kernel would end the process (SIGXFSZ).
-    let limit = getrlimit(Resource::RLIMIT_FSIZE).map_or(u64::MAX, |(limit, _)| limit);
-    if content.len() > MAX_ANSWER || content.len() as u64 > limit {
+    if content.len() > MAX_ANSWER || content.len() as u64 > file_size_limit() {
         return tracing::debug!("no room for an answer about {name}");
     }
     if let Err(errno) = directory.replace(&answer_name(name, number), &content) {

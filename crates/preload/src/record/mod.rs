@@ -175,7 +175,8 @@ fn now() -> u64 {
 /// Where lines go.
 #[derive(Debug)]
 enum Target {
-    File(File),
+    /// The file of this process, and its path.
+    File(File, PathBuf),
     Stream(UnixStream),
 }
 
@@ -190,12 +191,13 @@ impl Target {
         let mut options = OpenOptions::new();
         options.mode(0o600).custom_flags(libc::O_NONBLOCK);
         let file = options.write(true).create(true).truncate(true);
-        file.open(embedded::process_path(path)).map(Self::File)
+        let path = embedded::process_path(path);
+        file.open(&path).map(|file| Self::File(file, path))
     }
 
     fn as_raw_fd(&self) -> c_int {
         match self {
-            Self::File(file) => file.as_raw_fd(),
+            Self::File(file, _) => file.as_raw_fd(),
             Self::Stream(stream) => stream.as_raw_fd(),
         }
     }
@@ -204,7 +206,7 @@ impl Target {
     /// `written` bytes before them.
     fn write(&mut self, lines: &[u8], written: u64) -> io::Result<()> {
         match self {
-            Self::File(file) => {
+            Self::File(file, _) => {
                 let mut done = 0;
                 let result = write_counted(file, lines, written, &mut done);
                 if result.is_err() {
@@ -251,16 +253,9 @@ fn write_counted(file: &mut File, bytes: &[u8], length: u64, done: &mut usize) -
     Ok(())
 }
 
-/// Returns how much longer a file of `length` bytes may be (`ulimit -f`). Where it may not, the
-/// system would end the process (SIGXFSZ).
+/// Returns how much longer a file of `length` bytes may be.
 fn room_after(length: u64) -> io::Result<usize> {
-    let mut limit = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: 0,
-    };
-    // SAFETY: the limit is writable.
-    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
-    match limit.rlim_cur.saturating_sub(length) {
+    match embedded::file_size_limit().saturating_sub(length) {
         0 => Err(io::Error::from_raw_os_error(libc::EFBIG)),
         room => Ok(usize::try_from(room).unwrap_or(usize::MAX)),
     }
@@ -318,16 +313,15 @@ impl Output {
         match target.write(&lines, self.written) {
             Ok(()) => self.written += lines.len() as u64,
             Err(error) => {
-                self.target = None;
-                let path = path().unwrap_or(Path::new(""));
-                let path = match path.extension() {
-                    Some(_) | None if self.written != 0 => embedded::process_path(path),
-                    _ => path.to_owned(),
+                let path = match target {
+                    Target::File(_, path) => path,
+                    Target::Stream(_) => path().unwrap_or(Path::new("")),
                 };
                 print_error(&format!(
                     "{}: the record ends here: {error}",
                     path.display()
                 ));
+                self.target = None;
             }
         }
         // The allocation is kept for the next lines.
