@@ -248,6 +248,34 @@ pub(crate) unsafe fn shared_queue(queue: *const SharedQueue) -> (u32, RawFd) {
     unsafe { ((*queue).handle, (*(*queue).context).command_fd) }
 }
 
+/// As above, of a completion queue.
+///
+/// # Safety
+/// As above.
+pub(crate) unsafe fn completion_queue(queue: *mut c_void) -> (u32, RawFd) {
+    let queue = queue.cast::<Cq>();
+    // SAFETY: guaranteed by the caller.
+    unsafe { ((*queue).handle, (*(*queue).context).command_fd) }
+}
+
+/// Returns what explains the process, and the number of the device of a completion queue; `None`
+/// if nothing does, or it is no device of this process.
+///
+/// # Safety
+/// As above.
+unsafe fn explained(queue: *mut c_void) -> Option<(&'static Explainer, usize)> {
+    let explainer = process::explainer()?;
+    // SAFETY: guaranteed by the caller.
+    let (_, fd) = unsafe { completion_queue(queue) };
+    let Lookup::Open(context) = table::find(fd) else {
+        return None;
+    };
+    match context.kind {
+        ObjectKind::Device(device) => Some((explainer, device)),
+        _ => None,
+    }
+}
+
 /// Called after a poll of a queue. Returns false if it is a parent process's.
 ///
 /// # Safety
@@ -259,10 +287,7 @@ unsafe fn polled(queue: *mut c_void, found: bool) -> bool {
         return true;
     }
     // SAFETY: guaranteed by the caller.
-    let (handle, fd) = unsafe {
-        let queue = queue.cast::<Cq>();
-        ((*queue).handle, (*(*queue).context).command_fd)
-    };
+    let (handle, fd) = unsafe { completion_queue(queue) };
     process::idle(queue as usize, handle, fd)
 }
 
@@ -347,11 +372,10 @@ unsafe fn check_completions(queue: *mut c_void, completions: impl Iterator<Item 
         return;
     }
     // SAFETY: guaranteed by the caller.
-    let fd = unsafe { (*(*queue.cast::<Cq>()).context).command_fd };
-    let (Some(explainer), Lookup::Open(context)) = (process::explainer(), table::find(fd)) else {
+    let Some((explainer, device)) = (unsafe { explained(queue) }) else {
         return;
     };
-    if let (Some(checker), ObjectKind::Device(device)) = (&explainer.checker, context.kind) {
+    if let Some(checker) = &explainer.checker {
         let _scope = internal::enter();
         completions.for_each(|it| checker.completed(explainer, device, &it));
     }
@@ -412,11 +436,7 @@ unsafe fn is_destroyed(queue: *mut c_void) -> bool {
         return false;
     }
     // SAFETY: guaranteed by the caller.
-    let fd = unsafe { (*(*queue.cast::<Cq>()).context).command_fd };
-    let (Some(explainer), Lookup::Open(context)) = (process::explainer(), table::find(fd)) else {
-        return false;
-    };
-    let ObjectKind::Device(device) = context.kind else {
+    let Some((explainer, device)) = (unsafe { explained(queue) }) else {
         return false;
     };
     let _scope = internal::enter();
@@ -519,15 +539,11 @@ unsafe fn begin_reading(queue: *mut c_void) {
 unsafe fn checked_queue(
     queue: *mut c_void,
 ) -> Option<(&'static Explainer, usize, Arc<CompletionQueue>)> {
-    let explainer = process::explainer().filter(|_| !internal::is_in_handler())?;
+    if internal::is_in_handler() {
+        return None;
+    }
     // SAFETY: guaranteed by the caller.
-    let fd = unsafe { (*(*queue.cast::<Cq>()).context).command_fd };
-    let Lookup::Open(context) = table::find(fd) else {
-        return None;
-    };
-    let ObjectKind::Device(device) = context.kind else {
-        return None;
-    };
+    let (explainer, device) = unsafe { explained(queue) }?;
     let _scope = internal::enter();
     let known = (explainer.objects).completion_queue(device, queue.addr() as u64)?;
     Some((explainer, device, known))

@@ -757,10 +757,6 @@ impl Call {
             add("rkey", rkey);
             format!("mr {lkey:#x}")
         };
-        let core = |length: usize| {
-            let attribute = request.attribute(ATTR_CORE_OUT)?;
-            hooks::read_bytes(attribute.data, length.min(attribute.len.into()))
-        };
         let mut queue_pair = None;
         let (handle, name) = match *about {
             About::Creates("qp", id) => {
@@ -809,16 +805,16 @@ impl Call {
                 (handle, format!("{kind} {handle}"))
             }
             About::Writes("mr") => {
-                let answer: RegMrResp = of_bytes(core(size_of::<RegMrResp>())?)?;
+                let answer: RegMrResp = request.output(ATTR_CORE_OUT)?;
                 (answer.mr_handle, keys(answer.lkey, answer.rkey))
             }
             About::Writes("mw") => {
-                let answer: AllocMwResp = of_bytes(core(size_of::<AllocMwResp>())?)?;
+                let answer: AllocMwResp = request.output(ATTR_CORE_OUT)?;
                 add("rkey", answer.rkey);
                 (answer.mw_handle, format!("mw {:#x}", answer.rkey))
             }
             About::Writes("qp") => {
-                let answer: CreateQpResp = of_bytes(core(size_of::<CreateQpResp>())?)?;
+                let answer: CreateQpResp = request.output(ATTR_CORE_OUT)?;
                 let user_handle = self.core::<OpenQp>().user_handle;
                 queue_pair = Some((answer.qpn, user_handle));
                 (answer.qp_handle, format!("qp {:#x}", answer.qpn))
@@ -835,8 +831,8 @@ impl Call {
                     "xrcd" => std::mem::offset_of!(OpenXrcdResp, xrcd_handle),
                     _ => 0,
                 };
-                let bytes = core(at + size_of::<u32>())?;
-                let handle: u32 = of_bytes(bytes.get(at..)?.to_vec())?;
+                let words: [u32; 3] = request.output(ATTR_CORE_OUT)?;
+                let handle = *words.get(at / size_of::<u32>())?;
                 (handle, format!("{kind} {handle}"))
             }
             _ => return None,

@@ -75,10 +75,7 @@ unsafe fn polled(queue: *mut c_void, completions: impl Iterator<Item = Polled>) 
     let Some(recorder) = current() else { return };
     let _scope = internal::enter();
     // SAFETY: guaranteed by the caller.
-    let (handle, fd) = unsafe {
-        let queue = queue.cast::<Cq>();
-        ((*queue).handle, (*(*queue).context).command_fd)
-    };
+    let (handle, fd) = unsafe { hooks::completion_queue(queue) };
     let (time, mut has_failed) = (now(), false);
     let lines: Vec<String> = completions
         .map(|it| {
