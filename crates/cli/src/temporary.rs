@@ -36,6 +36,14 @@ impl TemporaryFolder {
         }
     }
 
+    /// Writes a file in it, and returns the file's path.
+    #[cfg(test)]
+    pub fn file(&self, name: &str, content: &[u8]) -> PathBuf {
+        let path = self.0.join(name);
+        fs::write(&path, content).unwrap();
+        path
+    }
+
     /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.0

@@ -119,6 +119,7 @@ mod tests {
     use embedded::roce::pcap::Record;
 
     use super::*;
+    use crate::temporary::TemporaryFolder;
 
     /// Returns a capture with a frame for each time, on an interface of that name.
     fn capture(name: &str, times: &[u64]) -> Vec<u8> {
@@ -141,29 +142,6 @@ mod tests {
         out
     }
 
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Self {
-            let id = std::process::id();
-            let path = std::env::temp_dir().join(format!("ringverbs-merge-{id}-{name}"));
-            fs::create_dir_all(&path).unwrap();
-            Self(path)
-        }
-
-        fn file(&self, name: &str, content: &[u8]) -> PathBuf {
-            let path = self.0.join(name);
-            fs::write(&path, content).unwrap();
-            path
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
     /// Returns the times of the frames, and the names of their interfaces in comments.
     fn read(path: &Path) -> Vec<(u64, u32)> {
         let mut input = Reader::open(path).unwrap();
@@ -176,27 +154,27 @@ mod tests {
 
     #[test]
     fn captures_are_joined_by_time() {
-        let folder = Folder::new("order");
+        let folder = TemporaryFolder::new("order").unwrap();
         let late = 1 << 40;
         let a = folder.file("a", &capture("a", &[1, 4, late]));
         let b = folder.file("b", &capture("b", &[2, 3, late + 1]));
         let empty = folder.file("empty", &capture("empty", &[]));
         let nothing = folder.file("nothing", b"");
-        let out = folder.0.join("out");
+        let out = folder.path().join("out");
         merge(&out, &[b, empty, nothing, a]).unwrap();
         let expected = [(1, 0), (2, 1), (3, 1), (4, 0), (late, 0), (late + 1, 1)];
         assert_eq!(read(&out), expected);
         // The result is an input, too.
-        let again = folder.0.join("again");
+        let again = folder.path().join("again");
         merge(&again, std::slice::from_ref(&out)).unwrap();
         assert_eq!(fs::read(&again).unwrap(), fs::read(&out).unwrap());
     }
 
     #[test]
     fn a_capture_may_end_anywhere() {
-        let folder = Folder::new("cut");
+        let folder = TemporaryFolder::new("cut").unwrap();
         let whole = capture("a", &[1, 2, 3]);
-        let out = folder.0.join("out");
+        let out = folder.path().join("out");
         let mut counts = Vec::new();
         for end in 0..=whole.len() {
             let cut = folder.file("cut", &whole[..end]);
@@ -212,8 +190,8 @@ mod tests {
 
     #[test]
     fn what_is_no_capture_is_refused() {
-        let folder = Folder::new("refused");
-        let out = folder.0.join("out");
+        let folder = TemporaryFolder::new("refused").unwrap();
+        let out = folder.path().join("out");
         let whole = capture("a", &[1, 2]);
         let refused = |name: &str, content: &[u8]| {
             merge(&out, &[folder.file(name, content)])
@@ -242,6 +220,6 @@ mod tests {
                 .contains("OUT is one")
         );
         assert_eq!(fs::read(&own).unwrap(), whole);
-        assert!(merge(&out, &[folder.0.join("absent")]).is_err());
+        assert!(merge(&out, &[folder.path().join("absent")]).is_err());
     }
 }

@@ -28,7 +28,7 @@ pub struct Lane {
     pub peer: Option<String>,
 }
 
-/// What happened.
+/// The kind of an event, with its data.
 pub enum What {
     /// A frame was sent or received.
     Packet(Box<Packet>, Direction),
@@ -47,7 +47,7 @@ pub struct Event {
     pub cause: Option<Box<str>>,
 }
 
-/// What a diagram shows in one place: an arrow or a mark.
+/// An arrow or a mark of a diagram.
 pub struct Entry {
     /// The event that begins it, in [`Diagram::events`].
     pub event: usize,

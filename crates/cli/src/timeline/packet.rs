@@ -74,7 +74,7 @@ struct Transport {
     management: Option<(u8, u16)>,
 }
 
-/// What is kept of a frame.
+/// The headers of a frame.
 pub struct Packet {
     /// Equal in the frame that was sent, in its repetitions, and in the frames that were received.
     pub key: u64,

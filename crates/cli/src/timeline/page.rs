@@ -13,7 +13,7 @@ use crate::escape::escaped;
 
 /// Largest page in bytes.
 pub const MAX_PAGE: usize = 1_000_000;
-/// What is reserved for a gap after each entry, and for totals.
+/// Bytes reserved for a gap after each entry, and for totals.
 const GAP: usize = 24;
 const RESERVED: usize = 4096;
 /// Entries before and after one with an error that are kept.
@@ -27,7 +27,7 @@ const TEMPLATE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// What a page shows, and what it leaves out.
+/// Numbers of events that a page shows and leaves out.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     pub entries: usize,

@@ -27,7 +27,7 @@ pub enum Severity {
     Error,
 }
 
-/// What a line tells.
+/// The kind of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LineKind {
     /// A call that makes, changes or destroys an object.

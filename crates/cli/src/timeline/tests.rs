@@ -1,8 +1,5 @@
 //! Pages of records and of captures, whatever these contain.
 
-use std::fs;
-use std::path::PathBuf;
-
 use embedded::roce::packet::LinkKind;
 use embedded::roce::pcap::{self, Direction, Record};
 use serde_json::{Value, json};
@@ -45,34 +42,13 @@ fn capture(frames: &[(u64, bool, Vec<u8>, &str)]) -> Vec<u8> {
     out
 }
 
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let id = std::process::id();
-        let path = std::env::temp_dir().join(format!("ringverbs-timeline-test-{id}-{name}"));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn file(&self, name: &str, content: &[u8]) -> PathBuf {
-        let path = self.0.join(name);
-        fs::write(&path, content).unwrap();
-        path
-    }
-
+impl TemporaryFolder {
     /// Returns the data in the page of a file.
     fn page(&self, content: &[u8]) -> (Value, Vec<Value>) {
         let mut diagram = Diagram::default();
         read(&mut diagram, &self.file("input", content)).unwrap();
         diagram.join();
         data(&render(&diagram).0)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -106,7 +82,7 @@ fn arrows_lead_to_receptions() {
         (70, false, send_only(2, 2), RECEIVER),
         (80, true, send_only(3, 3), SENDER),
     ]);
-    let (about, entries) = Folder::new("arrows").page(&content);
+    let (about, entries) = TemporaryFolder::new("arrows").unwrap().page(&content);
     let shown: Vec<_> = entries
         .iter()
         .map(|it| {
@@ -152,7 +128,7 @@ fn a_packet_that_others_overtook_is_lost() {
         (30, false, send_only(2, 2), RECEIVER),
         (40, true, send_only(2, 3), SENDER),
     ]);
-    let (_, entries) = Folder::new("overtaken").page(&content);
+    let (_, entries) = TemporaryFolder::new("overtaken").unwrap().page(&content);
     let lost: Vec<_> = entries.iter().map(|it| it["x"].as_u64()).collect();
     // The last one may have been on its way when the capture ended.
     assert_eq!(lost, [Some(1), None, None]);
@@ -178,7 +154,7 @@ fn events_around_errors_and_at_both_ends_are_kept() {
         };
         lines.push_str(&record_line(time, status));
     }
-    let (about, entries) = Folder::new("many").page(lines.as_bytes());
+    let (about, entries) = TemporaryFolder::new("many").unwrap().page(lines.as_bytes());
     assert_eq!(about["entries"], COUNT);
     assert!((1_000..COUNT as usize).contains(&entries.len()));
     let times: Vec<u64> = entries.iter().map(|it| it["t"].as_u64().unwrap()).collect();
@@ -208,7 +184,7 @@ fn text_of_programs_is_text() {
     };
     let kinds = ["record", "call", "post", "completion", "report"];
     let text: Vec<String> = kinds.iter().map(|kind| line(kind)).collect();
-    let folder = Folder::new("hostile");
+    let folder = TemporaryFolder::new("hostile").unwrap();
     let mut diagram = Diagram::default();
     read(
         &mut diagram,
@@ -234,7 +210,7 @@ fn text_of_programs_is_text() {
 
 #[test]
 fn any_byte_may_be_wrong() {
-    let folder = Folder::new("bytes");
+    let folder = TemporaryFolder::new("bytes").unwrap();
     let whole = capture(&[
         (10, true, send_only(2, 1), SENDER),
         (20, false, send_only(2, 1), RECEIVER),

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::View;
 use super::rates::{self, Rates};
 
-/// What is seen at a time.
+/// The document of one look.
 #[derive(Serialize)]
 pub struct Document<'a> {
     processes: Vec<Process<'a>>,

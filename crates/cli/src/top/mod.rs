@@ -46,7 +46,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// What is seen at a time.
+/// The answers to one look.
 pub(super) struct View {
     processes: Vec<ProcessStatus>,
     /// Processes that have not answered.

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::View;
 
-/// What a device does in a second.
+/// Operations and bytes of a device per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
     /// Send work requests.

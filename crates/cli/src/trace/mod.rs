@@ -74,7 +74,7 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
-/// What is traced.
+/// The process to look into, or the record to list.
 #[derive(Clone, Debug)]
 enum Target {
     Process(u32),

@@ -68,7 +68,7 @@ impl List {
                     self.print(&line);
                     line.clear();
                 }
-                // What was read stays in the line.
+                // The line keeps the bytes that were read.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if self.has_ended.load(Ordering::Relaxed) {
                         return Ok(());
@@ -86,7 +86,7 @@ fn accept(listener: &UnixListener, list: &Arc<List>) {
     while let Ok((stream, _)) = listener.accept() {
         let list = Arc::clone(list);
         if list.has_ended.load(Ordering::Relaxed) && listener.set_nonblocking(true).is_err() {
-            // What has connected before is accepted, then this fails.
+            // Processes that have connected are accepted; then this fails.
             break;
         }
         // A process whose record cannot be read goes on.
