@@ -11,7 +11,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::*;
-use testing::hosts::{free_port, succeeds};
+use testing::hosts::free_port;
 use testing::pcapng::{Frame, frames, frames_before_kill};
 
 /// Returns a line that captures a program.
@@ -189,24 +189,9 @@ fn a_full_disk_ends_the_capture_but_not_the_program() {
         return;
     }
     let world = World::new(Provider::Stock, "roce");
-    let small = world.directory.join("small");
-    fs::create_dir(&small).unwrap();
-    let mount = format!("mount -t tmpfs -o size=64k none {}", small.display());
-    if !succeeds("unshare", &format!("-rm {mount}")) {
-        return testing::skip!("no user namespace");
-    }
-    let line = format!("ibv_rc_pingpong -g 1 -n 500 -p {}", free_port());
-    let script = world.directory.join("client.sh");
-    let file = small.join("frames.pcapng");
-    let commands = format!(
-        "{mount} && RINGVERBS_CAPTURE={} {line} localhost && cp {}/* {}",
-        file.display(),
-        small.display(),
-        world.directory.display()
-    );
-    fs::write(&script, commands).unwrap();
-    let client = format!("unshare -rm sh {}", script.display());
-    let said = world.pair(&line, &client);
+    let Some(said) = world.pair_on_small_disk("RINGVERBS_CAPTURE", "frames.pcapng") else {
+        return;
+    };
     let reason = ".pcapng: the capture ends here: No space left on device";
     assert_eq!(said.matches(reason).count(), 1, "{said}");
     assert!(said.contains("500 iters in"), "{said}");

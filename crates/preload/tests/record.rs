@@ -12,7 +12,7 @@ use common::*;
 use embedded::{Drive, Network};
 use replay::{Options, Outcome, Record};
 use serde_json::Value;
-use testing::hosts::{free_port, succeeds};
+use testing::hosts::free_port;
 
 /// Returns a line that records a program.
 fn recorded(world: &World, line: &str) -> String {
@@ -299,23 +299,9 @@ fn a_full_disk_ends_the_record_but_not_the_program() {
         return;
     }
     let world = World::new(Provider::Stock, "roce");
-    let small = world.directory.join("small");
-    fs::create_dir(&small).unwrap();
-    let mount = format!("mount -t tmpfs -o size=64k none {}", small.display());
-    if !succeeds("unshare", &format!("-rm {mount}")) {
-        return testing::skip!("no user namespace");
-    }
-    let line = format!("ibv_rc_pingpong -g 1 -n 500 -p {}", free_port());
-    let script = world.directory.join("client.sh");
-    let file = small.join("record.jsonl");
-    let commands = format!(
-        "{mount} && RINGVERBS_RECORD={} {line} localhost && cp {}/* {}",
-        file.display(),
-        small.display(),
-        world.directory.display()
-    );
-    fs::write(&script, commands).unwrap();
-    let said = world.pair(&line, &format!("unshare -rm sh {}", script.display()));
+    let Some(said) = world.pair_on_small_disk("RINGVERBS_RECORD", "record.jsonl") else {
+        return;
+    };
     let reason = ".jsonl: the record ends here: No space left on device";
     assert_eq!(said.matches(reason).count(), 1, "{said}");
     assert!(said.contains("500 iters in"), "{said}");

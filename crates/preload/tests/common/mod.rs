@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use testing::hosts::{free_port, has_listener};
+use testing::hosts::{free_port, has_listener, succeeds};
 
 /// Much longer than anything takes, except on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
@@ -111,6 +111,29 @@ impl World {
                 .env("RDMAV_DRIVERS", self.directory.join("libringverbs"));
         }
         command
+    }
+
+    /// Runs a ping-pong whose client writes a file, which a variable names, to a disk of 64 KiB,
+    /// and copies what is on the disk to the directory. Returns what both have printed; `None`
+    /// if there is no such disk.
+    pub fn pair_on_small_disk(&self, variable: &str, file: &str) -> Option<String> {
+        let small = self.directory.join("small");
+        fs::create_dir(&small).unwrap();
+        let mount = format!("mount -t tmpfs -o size=64k none {}", small.display());
+        if !succeeds("unshare", &format!("-rm {mount}")) {
+            testing::skip!("no user namespace");
+            return None;
+        }
+        let line = format!("ibv_rc_pingpong -g 1 -n 500 -p {}", free_port());
+        let script = self.directory.join("client.sh");
+        let commands = format!(
+            "{mount} && {variable}={} {line} localhost && cp {}/* {}",
+            small.join(file).display(),
+            small.display(),
+            self.directory.display()
+        );
+        fs::write(&script, commands).unwrap();
+        Some(self.pair(&line, &format!("unshare -rm sh {}", script.display())))
     }
 
     /// Starts a program, with its output in a file.
