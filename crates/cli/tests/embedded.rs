@@ -5,6 +5,8 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -12,6 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use testing::hosts::free_port;
 use testing::program;
 
@@ -265,6 +269,52 @@ fn info_prints_the_embedded_device() {
 }
 
 /// Another device than the named one would be a surprise.
+/// Starts `top` on an empty network until it asks. Returns it, and the file that asks.
+fn start_top(shared: &SharedDirectory, prefix: &[&str]) -> (Child, PathBuf) {
+    std::fs::DirBuilder::new()
+        .mode(0o700)
+        .create(&shared.directory)
+        .unwrap();
+    let directory = shared.directory.to_str().unwrap();
+    let command = [prefix, &[env!("CARGO_BIN_EXE_ringverbs"), "top", directory]].concat();
+    let mut child = Command::new(command[0]);
+    let child = child.args(&command[1..]).stdin(Stdio::null());
+    let child = child.stdout(Stdio::null()).spawn().unwrap();
+    let question = shared.directory.join("status");
+    let end = Instant::now() + TIMEOUT;
+    while !question.exists() {
+        assert!(Instant::now() < end, "it does not ask");
+        sleep(Duration::from_millis(5));
+    }
+    (child, question)
+}
+
+#[test]
+fn top_that_a_signal_ends_leaves_no_question() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
+        let shared = SharedDirectory::new("top");
+        let (child, question) = start_top(&shared, &["sh", "-c", r#"ulimit -c 0; exec "$@""#, "-"]);
+        send(&child, signal);
+        let ended = finish(child).status;
+        assert_eq!(ended.signal(), Some(signal), "{ended:?}");
+        assert!(!question.exists(), "{signal}");
+    }
+    // As nohup starts it.
+    let shared = SharedDirectory::new("top");
+    let (mut child, question) = start_top(&shared, &["sh", "-c", r#"trap "" HUP; exec "$@""#, "-"]);
+    send(&child, libc::SIGHUP);
+    sleep(Duration::from_millis(100));
+    assert_eq!(child.try_wait().unwrap(), None);
+    send(&child, libc::SIGTERM);
+    assert_eq!(finish(child).status.signal(), Some(libc::SIGTERM));
+    assert!(!question.exists());
+}
+
+fn send(child: &Child, signal: i32) {
+    let pid = Pid::from_raw(child.id().try_into().unwrap());
+    kill(pid, Signal::try_from(signal).unwrap()).unwrap();
+}
+
 #[test]
 fn device_name_that_is_not_utf8_is_refused() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringverbs"));

@@ -1,6 +1,7 @@
 //! `ringverbs top`: objects, rates and errors of running programs on embedded devices.
 
 mod json;
+mod question;
 mod rates;
 mod text;
 
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use console::Term;
 use embedded::{Network, ProcessStatus, RunningProcesses};
+use question::Question;
 
 use crate::error::Error;
 use crate::{out, running};
@@ -60,27 +62,19 @@ impl View {
     }
 }
 
-/// Removes the question when the command ends.
-struct Question(RunningProcesses);
-
-impl Drop for Question {
-    fn drop(&mut self) {
-        self.0.end_status();
-    }
-}
-
 /// Shows running programs, until it is ended by a signal.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let default = Network::default_directory;
     let target = args.target.clone().unwrap_or_else(default);
-    let question = Question(running::find(&target)?);
+    let question = Question::new(running::find(&target)?)?;
+    let look = || View::look(&question.processes());
     let mut before = None;
     if args.once {
         if let Some(interval) = args.interval {
-            before = Some(View::look(&question.0)?);
+            before = Some(look()?);
             thread::sleep(interval);
         }
-        let now = View::look(&question.0)?;
+        let now = look()?;
         match args.json {
             true => out::json(&json::document(before.as_ref(), &now))?,
             false => print(&text::lines(before.as_ref(), &now, usize::MAX), usize::MAX)?,
@@ -90,7 +84,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let interval = args.interval.unwrap_or(Duration::from_secs(1));
     let terminal = io::stdout().is_terminal().then(Term::stdout);
     loop {
-        let now = View::look(&question.0)?;
+        let now = look()?;
         let (rows, columns) = match terminal.as_ref().and_then(Term::size_checked) {
             Some((rows, columns)) => (rows.into(), columns.into()),
             None => (usize::MAX, usize::MAX),
