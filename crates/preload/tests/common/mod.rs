@@ -232,6 +232,15 @@ impl Drop for World {
     }
 }
 
+/// Returns whether rping, which has said this, was done and failed after that: its second thread
+/// may ask for an event when the first has closed their channel.
+pub fn ended_late(said: &str) -> bool {
+    let last = said.trim_end().lines().next_back();
+    let disconnected = ["client", "server"].map(|end| format!("{end} DISCONNECT EVENT..."));
+    last == Some("rdma_get_cm_event: Bad file descriptor")
+        && said.lines().any(|it| disconnected.iter().any(|said| it == said))
+}
+
 pub struct Running {
     pub child: Child,
     line: String,
@@ -261,9 +270,10 @@ impl Running {
     }
 
     pub fn good(&mut self) -> String {
-        let status = self.end();
-        assert_eq!(status, Some(0), "{}: {}", self.line, self.said());
-        self.said()
+        let (status, said) = (self.end(), self.said());
+        let good = status == Some(0) || ended_late(&said);
+        assert!(good, "{}: {status:?}: {said}", self.line);
+        said
     }
 }
 
