@@ -19,6 +19,7 @@ mod receives;
 mod receiving;
 mod remote;
 mod sends;
+mod shared;
 mod suppressions;
 mod watched;
 mod windows;
@@ -27,16 +28,18 @@ mod writes;
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
+use std::mem::MaybeUninit;
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use embedded::ObjectChange;
+use embedded::softhca::cause::WorkRequest;
 use uverbs::QpType;
 
 use crate::config::Config;
-use crate::explain::{Explainer, Finding, Origin, QueuePair, Stranger, lock};
+use crate::explain::{Explainer, Finding, Origin, Post, QueuePair, Stranger, lock};
 pub(crate) use completion_queue::CompletionQueue;
 use completion_queue::Entry;
 pub(crate) use freed::defer as defer_freeing;
@@ -59,6 +62,7 @@ pub(crate) enum Rule {
     ReceiveOverwritten,
     BufferUnmapped,
     RegionDeregistered,
+    WrongReceiveQueue,
     QueueNeverDrains,
     CompletionQueueTooSmall,
     EventsNotAcknowledged,
@@ -84,12 +88,13 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    const ALL: [Self; 26] = [
+    const ALL: [Self; 27] = [
         Self::BufferChanged,
         Self::OverlappingAccess,
         Self::ReceiveOverwritten,
         Self::BufferUnmapped,
         Self::RegionDeregistered,
+        Self::WrongReceiveQueue,
         Self::QueueNeverDrains,
         Self::CompletionQueueTooSmall,
         Self::EventsNotAcknowledged,
@@ -121,6 +126,7 @@ impl Rule {
             Self::ReceiveOverwritten => "receive-overwritten",
             Self::BufferUnmapped => "buffer-unmapped",
             Self::RegionDeregistered => "region-deregistered",
+            Self::WrongReceiveQueue => "wrong-receive-queue",
             Self::QueueNeverDrains => "queue-never-drains",
             Self::CompletionQueueTooSmall => "completion-queue-too-small",
             Self::EventsNotAcknowledged => "events-not-acknowledged",
@@ -369,6 +375,40 @@ impl Checker {
         posted
     }
 
+    /// Notes receives of a shared receive queue before the provider has them. Returns how many.
+    pub(crate) fn posting_shared(
+        explainer: &Explainer,
+        queue: (usize, u32),
+        receives: impl IntoIterator<Item = Received>,
+    ) -> usize {
+        shared::push(queue, receives, &explainer.objects)
+    }
+
+    /// Takes the last receives of a shared receive queue back, which the provider has refused.
+    pub(crate) fn refused_shared(queue: (usize, u32), count: usize) {
+        shared::take_back(queue, count);
+    }
+
+    /// Reports a receive that is posted to a queue pair with a shared receive queue.
+    pub(crate) fn wrong_receive_queue(
+        &self,
+        explainer: &Explainer,
+        (device, number): (usize, u32),
+        queue_pair: &Arc<QueuePair>,
+        origin: &Origin,
+    ) {
+        explainer.report_error(Finding {
+            rule: Rule::WrongReceiveQueue,
+            device,
+            queue_pair: Some((number, Arc::clone(queue_pair))),
+            message: format!(
+                "a receive is posted to queue pair {number:#x} by ibv_post_recv, but it has a \
+                 shared receive queue: its messages get the receives of that one"
+            ),
+            origins: vec![("posted", origin.clone())],
+        });
+    }
+
     /// Handles work requests that the provider has taken.
     pub(crate) fn accepted(&self, explainer: &Explainer, posting: Posting<'_>, posted: Posted) {
         let Some((finding, (queue, _))) = posted.finding.zip(posting.completions) else {
@@ -441,6 +481,7 @@ impl Checker {
         (read, acknowledged): (u32, u32),
     ) {
         lock(&self.windows).destroyed(device, handle);
+        shared::destroyed((device, handle));
         // Another thread may acknowledge them.
         if read == acknowledged || !is_single_threaded() {
             return;
@@ -780,6 +821,22 @@ impl Checker {
     }
 }
 
+/// Returns the receive of a shared receive queue that the device has seen as this work request.
+pub(crate) fn shared_receive(work: &WorkRequest) -> Option<Post> {
+    let buffer = work
+        .buffers()
+        .first()
+        .filter(|_| work.operation.is_none())?;
+    let (wr_id, origin) = shared::find(work.qpn, buffer.va)?;
+    Some(Post {
+        wr_id,
+        opcode: None,
+        buffer: Some(buffer.va),
+        remote: None,
+        origin,
+    })
+}
+
 /// Reports what is wrong with a completed receive.
 fn received(
     explainer: &Explainer,
@@ -789,15 +846,20 @@ fn received(
 ) {
     let Completed {
         received,
+        is_filled,
         overwritten,
     } = completed;
+    if is_filled {
+        let fault = fault_of_receive(explainer, (device, number), queue_pair, &received);
+        fault.into_iter().for_each(|it| explainer.report_error(it));
+    }
     if let Some(finding) = received.entry.and_then(Entry::polled) {
         explainer.report_error(finding);
     }
-    let Some((overwritten, later)) = overwritten else {
+    let Some((address, later)) = overwritten else {
         return;
     };
-    let (wr_id, address) = (received.wr_id, overwritten.address);
+    let wr_id = received.wr_id;
     explainer.report_error(Finding {
         rule: Rule::ReceiveOverwritten,
         device,
@@ -811,6 +873,42 @@ fn received(
             ("the later one: posted", later),
         ],
     });
+}
+
+/// Returns what is wrong with the buffers of a receive that has got data.
+fn fault_of_receive(
+    explainer: &Explainer,
+    (device, number): (usize, u32),
+    queue_pair: &Arc<QueuePair>,
+    received: &Received,
+) -> Option<Finding> {
+    let wr_id = received.wr_id;
+    let then = format!("after wr_id {wr_id:#x} was posted with it and before its completion");
+    received.buffers.iter().find_map(|(buffer, key)| {
+        let (length, address) = (buffer.end - buffer.start, buffer.start);
+        let what = format!("queue pair {number:#x}: {length} bytes at {address:#x}");
+        let mut origins = vec![("posted", received.origin.clone())];
+        let region = explainer.objects.region(device, *key);
+        let (rule, message) = match region.and_then(|region| region.deregistered) {
+            Some(deregistered) => {
+                origins.push(("deregistered", deregistered));
+                let message = format!("{what}: key {key:#x} was deregistered {then} was polled");
+                (Rule::RegionDeregistered, message)
+            }
+            None if is_unmapped(address) => {
+                let message = format!("{what} were unmapped, {then} was polled");
+                (Rule::BufferUnmapped, message)
+            }
+            None => return None,
+        };
+        Some(Finding {
+            rule,
+            device,
+            queue_pair: Some((number, Arc::clone(queue_pair))),
+            message,
+            origins,
+        })
+    })
 }
 
 /// Returns what is wrong with a completed send.
@@ -965,12 +1063,12 @@ fn is_single_threaded() -> bool {
     own.count() == 1
 }
 
-/// Returns whether memory may be changed by other mappings of the same pages, or by other
-/// processes. Not for the fast path.
-fn is_shared(address: u64) -> bool {
-    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else {
-        return true;
-    };
+/// Returns the mapping of an address: whether it is shared. Not for the fast path.
+///
+/// # Errors
+/// The mappings cannot be read.
+fn mapping_of(address: u64) -> std::io::Result<Option<bool>> {
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
     let of_line = |line: &str| {
         let mut words = line.split(' ');
         let (start, end) = words.next()?.split_once('-')?;
@@ -978,7 +1076,19 @@ fn is_shared(address: u64) -> bool {
         let contains = (number(start)?..number(end)?).contains(&address);
         contains.then(|| words.next().is_none_or(|flags| flags.ends_with('s')))
     };
-    maps.lines().find_map(of_line).unwrap_or(true)
+    Ok(maps.lines().find_map(of_line))
+}
+
+/// Returns whether memory may be changed by other mappings of the same pages, or by other
+/// processes. Not for the fast path.
+fn is_shared(address: u64) -> bool {
+    !matches!(mapping_of(address), Ok(Some(false)))
+}
+
+/// Returns whether there is no memory at an address, rather than memory that cannot be read.
+fn is_unmapped(address: u64) -> bool {
+    let is_readable = memory::read(address, &mut [MaybeUninit::uninit()]).is_some();
+    !is_readable && matches!(mapping_of(address), Ok(None))
 }
 
 /// The counts of the summary, and what was not checked.

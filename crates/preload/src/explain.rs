@@ -208,7 +208,8 @@ impl Reports {
         let queue_pair = queue_pair_of(cause);
         let known = queue_pair.and_then(|number| objects.queue_pair(device, number));
         let numbered = known.as_ref().filter(|it| !objects.has_unseen(it));
-        let post = (numbered.zip(work.as_ref())).and_then(|(it, work)| it.post_of(work));
+        let post = (numbered.zip(work.as_ref()))
+            .and_then(|(it, work)| it.post_of(work).or_else(|| check::shared_receive(work)));
         // The failure of the work request follows, with the same reason.
         if is_malformed_request(cause) && known.as_ref().is_some_and(|it| !it.is_raw()) {
             return None;
@@ -246,7 +247,13 @@ impl Reports {
         }
         let is_request = work.is_some_and(|work| work.operation.is_some());
         let is_foreign = access.is_some_and(|it| matches!(it.rule, AccessRule::Domain { .. }));
-        let rule = (checks && is_request && is_foreign).then_some(check::Rule::AnotherDomain);
+        // The key of a peer's request may be wrong, but that of a receive is the program's.
+        let is_own = |access: AccessError| {
+            let buffers = work.as_ref().map_or(&[][..], WorkRequest::buffers);
+            is_request || buffers.iter().any(|buffer| buffer.key == access.key)
+        };
+        let is_foreign = is_foreign && access.is_some_and(is_own);
+        let rule = (checks && is_foreign).then_some(check::Rule::AnotherDomain);
         let key = access.map(|access| access.key);
         let region = key.and_then(|key| Some((key, objects.region(device, key)?)));
         Some(Report {
@@ -706,6 +713,25 @@ impl Explainer {
         true
     }
 
+    /// Reports a post from a place to a shared receive queue that was destroyed, given by device
+    /// and handle. Returns whether it was.
+    pub(crate) fn post_to_destroyed_shared(
+        &self,
+        checker: &Checker,
+        (device, handle): (usize, u32),
+        site: usize,
+    ) -> bool {
+        let found = self.objects.stranger(device, -1, handle);
+        let Some(Stranger::Destroyed(object, destroyed)) = found else {
+            return false;
+        };
+        let what = format!("{object} is posted to");
+        let called = self.objects.call_from(site);
+        let origins = [destroyed, object.created];
+        checker.destroyed(self, device, (what, called), origins);
+        true
+    }
+
     /// Reports an error of the program.
     pub(crate) fn report_error(&self, finding: Finding) {
         let _scope = internal::enter();
@@ -1052,6 +1078,7 @@ mod tests {
             send_blocks: 1,
             signals_all: false,
             max_inline: 0,
+            shared_queue: None,
         }
     }
 

@@ -15,19 +15,20 @@ use std::arch::global_asm;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use crate::check::{
     self, BindInfo, Binding, Checker, CompletionQueue, IbvMw, Posted, Received, Sent, Sge,
 };
 use crate::explain::{Explainer, Objects, Origin, Post, QueuePair, lock, thread};
-use crate::hooks::{self, Context, Hooked, hooked};
+use crate::hooks::{self, Context, Hooked, SharedQueue, hooked};
 use crate::table::{self, Lookup, ObjectKind};
 use crate::{internal, process, record};
 
 /// Indices in `struct ibv_context_ops`.
 const BIND_MW: usize = 8;
+pub(crate) const POST_SRQ_RECV: usize = 20;
 pub(crate) const POST_SEND: usize = 25;
 pub(crate) const POST_RECV: usize = 26;
 
@@ -115,6 +116,7 @@ pub(crate) const INLINE: u32 = 1 << 3;
 pub(crate) const LONGEST_QUEUE: usize = 32768;
 
 pub(crate) type PostFunction = unsafe extern "C" fn(*mut IbvQp, *mut c_void, *mut c_void) -> c_int;
+type SharedPostFunction = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_void) -> c_int;
 type BuildFunction = unsafe extern "C" fn(*mut IbvQp, usize, usize, usize, usize);
 pub(crate) type CompleteFunction = unsafe extern "C" fn(*mut IbvQp) -> c_int;
 
@@ -192,6 +194,7 @@ pub(crate) const VARIANTS: usize = 8;
 post_hooks!(SENDS, post_send, "post_send");
 post_hooks!(RECEIVES, post_receive, "post_receive");
 post_hooks!(BINDINGS, bind_window, "bind_window");
+post_hooks!(SHARED_RECEIVES, post_shared_receive, "post_shared_receive");
 build_hooks!(BUILDS: 0 1 2 3 4 5 6 7 8 9 10);
 static ELEMENTS: Hooked<VARIANTS> = hooked!(set_sge: 0 1 2 3 4 5 6 7);
 static LISTS: Hooked<VARIANTS> = hooked!(set_sge_list: 0 1 2 3 4 5 6 7);
@@ -200,10 +203,11 @@ static COMPLETES: Hooked<VARIANTS> = hooked!(complete: 0 1 2 3 4 5 6 7);
 static ABORTS: Hooked<VARIANTS> = hooked!(abort: 0 1 2 3 4 5 6 7);
 
 /// Entries of a context's table that are hooked.
-pub(crate) static CONTEXT_HOOKS: [(usize, &Hooked<VARIANTS>); 3] = [
+pub(crate) static CONTEXT_HOOKS: [(usize, &Hooked<VARIANTS>); 4] = [
     (POST_SEND, &SENDS),
     (POST_RECV, &RECEIVES),
     (BIND_MW, &BINDINGS),
+    (POST_SRQ_RECV, &SHARED_RECEIVES),
 ];
 
 /// Returns the provider's function of a context's table, given what is called instead.
@@ -233,7 +237,7 @@ pub(crate) fn provider_of_builder(index: usize, function: *mut c_void) -> *mut c
 /// Indices in the queues of an [`IbvQp`].
 const SENDS_OF: usize = 0;
 const RECEIVES_OF: usize = 1;
-const SHARED_RECEIVES: usize = 2;
+const SHARED_QUEUE: usize = 2;
 
 /// A queue pair that the program posts to, by device and number.
 struct Posting {
@@ -368,7 +372,7 @@ unsafe fn posting_from(
         key: (device, number),
         queue_pair,
         completions,
-        has_own_receives: queues[SHARED_RECEIVES].is_null(),
+        has_own_receives: queues[SHARED_QUEUE].is_null(),
     }))
 }
 
@@ -525,6 +529,26 @@ unsafe fn receives_of(list: *mut c_void, posts: &[Post]) -> Vec<Received> {
     receives.collect()
 }
 
+/// Returns the number of work requests of a list before the first one that was refused.
+///
+/// # Safety
+/// A list of work requests, of sends if `sends`.
+unsafe fn accepted_of(list: *mut c_void, refused: *mut c_void, sends: bool) -> usize {
+    let mut accepted = 0;
+    let mut next = list;
+    while !next.is_null() && next != refused {
+        accepted += 1;
+        // SAFETY: an element of the list.
+        next = unsafe {
+            match sends {
+                true => (*next.cast::<SendWr>()).next.cast(),
+                false => (*next.cast::<RecvWr>()).next.cast(),
+            }
+        };
+    }
+    accepted
+}
+
 /// Posts a list, and returns what the provider has returned.
 ///
 /// # Safety
@@ -563,6 +587,12 @@ unsafe fn post(
     let noted = unsafe { note_list(&posting.explainer.objects, list, sends, site) };
     noted.iter().for_each(|post| lock(posts).push(post.clone()));
     let checker = posting.explainer.checker.as_ref();
+    let wrong = noted
+        .first()
+        .filter(|_| !sends && !posting.has_own_receives);
+    if let Some((checker, post)) = checker.zip(wrong) {
+        checker.wrong_receive_queue(posting.explainer, posting.key, known, &post.origin);
+    }
     let checked = checker.map(|checker| {
         if !sends {
             // SAFETY: guaranteed by the caller.
@@ -583,19 +613,7 @@ unsafe fn post(
     }
     if result != 0 {
         // SAFETY: the provider has set it to the first work request that it refused.
-        let refused = unsafe { *bad.cast::<*mut c_void>() };
-        let mut accepted = 0;
-        let mut next = list;
-        while !next.is_null() && next != refused {
-            accepted += 1;
-            // SAFETY: an element of the list.
-            next = unsafe {
-                match sends {
-                    true => (*next.cast::<SendWr>()).next.cast(),
-                    false => (*next.cast::<RecvWr>()).next.cast(),
-                }
-            };
-        }
+        let accepted = unsafe { accepted_of(list, *bad.cast::<*mut c_void>(), sends) };
         lock(posts).take_back(noted.len().saturating_sub(accepted));
         if let Some(post) = noted.get(accepted) {
             let rest = |(checker, posted): (_, Posted)| {
@@ -637,6 +655,75 @@ unsafe extern "C" fn post_receive<const N: usize>(
 ) -> c_int {
     // SAFETY: guaranteed by the caller.
     unsafe { post(RECEIVES.function(N), queue_pair, list, bad, (false, site)) }
+}
+
+/// Returns the turn of those that post to a shared receive queue, so that the order is the
+/// provider's.
+fn shared_order(queue: *const SharedQueue) -> &'static Mutex<()> {
+    static ORDERS: [Mutex<()>; 16] = [const { Mutex::new(()) }; 16];
+    &ORDERS[(queue.addr() >> 6) % ORDERS.len()]
+}
+
+unsafe extern "C" fn post_shared_receive<const N: usize>(
+    queue: *mut c_void,
+    list: *mut c_void,
+    bad: *mut c_void,
+    site: usize,
+) -> c_int {
+    // SAFETY: as in `post`.
+    let provider: SharedPostFunction = unsafe { std::mem::transmute(SHARED_RECEIVES.function(N)) };
+    let shared = queue.cast::<SharedQueue>();
+    // SAFETY: the program passes a queue.
+    let found = unsafe { shared_posting(shared) };
+    let Some((explainer, checker, key)) = found else {
+        // SAFETY: guaranteed by the caller.
+        return unsafe { provider(queue, list, bad) };
+    };
+    let _scope = internal::enter();
+    if explainer.post_to_destroyed_shared(checker, key, site) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { *bad.cast::<*mut c_void>() = list };
+        return libc::EINVAL;
+    }
+    let _order = lock(shared_order(shared));
+    // SAFETY: guaranteed by the caller.
+    let noted = unsafe { note_list(&explainer.objects, list, false, site) };
+    // SAFETY: as above.
+    let receives = unsafe { receives_of(list, &noted) };
+    let count = Checker::posting_shared(explainer, key, receives);
+    // SAFETY: guaranteed by the caller.
+    let result = unsafe { provider(queue, list, bad) };
+    if result != 0 {
+        // SAFETY: the provider has set it to the first work request that it refused.
+        let accepted = unsafe { accepted_of(list, *bad.cast::<*mut c_void>(), false) };
+        Checker::refused_shared(key, count.saturating_sub(accepted));
+    }
+    result
+}
+
+/// Returns the shared receive queue that the program posts to, by device and handle; `None` if it
+/// is not checked, or in a signal handler.
+///
+/// # Safety
+/// The queue must exist, or its memory, and its context must be open.
+unsafe fn shared_posting(
+    queue: *const SharedQueue,
+) -> Option<(&'static Explainer, &'static Checker, (usize, u32))> {
+    let explainer = process::explainer()?;
+    let checker = explainer.checker.as_ref()?;
+    if internal::is_in_handler() {
+        return None;
+    }
+    let _scope = internal::enter();
+    // SAFETY: guaranteed by the caller.
+    let (handle, fd) = unsafe { hooks::shared_queue(queue) };
+    let Lookup::Open(object) = table::find(fd) else {
+        return None;
+    };
+    match object.kind {
+        ObjectKind::Device(device) => Some((explainer, checker, (device, handle))),
+        _ => None,
+    }
 }
 
 /// `ibv_bind_mw`, whose provider posts a work request itself. The last argument begins with the

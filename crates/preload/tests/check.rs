@@ -114,6 +114,42 @@ const ERRORS_OF_OBJECTS: [(&str, &str, &str); 11] = [
     ("threads-builder", "two-threads", "\tibv_wr_start(qp);"),
 ];
 
+/// The same, of `c/check_shared.c`.
+const ERRORS_OF_SHARED_QUEUES: [(&str, &str, &str); 12] = [
+    (
+        "domain",
+        "another-domain",
+        "\tCHECK(!ibv_post_srq_recv(queue, &wr, &bad));",
+    ),
+    ("overwritten-whole", "receive-overwritten", ""),
+    ("overwritten-long", "receive-overwritten", ""),
+    ("overwritten-id", "receive-overwritten", ""),
+    (
+        "overwritten-list",
+        "receive-overwritten",
+        "\t\tCHECK(!ibv_post_srq_recv(srq, &first, &bad));",
+    ),
+    ("overwritten-two", "receive-overwritten", ""),
+    (
+        "deregistered",
+        "region-deregistered",
+        "\t\tCHECK(!ibv_dereg_mr(region));",
+    ),
+    ("unmapped", "buffer-unmapped", ""),
+    ("own-deregistered", "region-deregistered", ""),
+    ("own-unmapped", "buffer-unmapped", ""),
+    (
+        "again",
+        "use-after-destroy",
+        "\t\tCHECK(ibv_post_srq_recv(queue, &wr, &bad) && bad == &wr);",
+    ),
+    (
+        "bypassed",
+        "wrong-receive-queue",
+        "\t\tCHECK(ibv_post_recv(b[0], &wr, &bad));",
+    ),
+];
+
 /// The same, of `c/check_overlaps.c`.
 const ERRORS_OF_OVERLAPS: [(&str, &str, &str); 8] = [
     ("write-write", "overlapping-access", ""),
@@ -148,6 +184,9 @@ const RIGHT: [&str; 7] = [
 
 /// What is right in any case, of `c/check_objects.c`.
 const RIGHT_OF_OBJECTS: [&str; 1] = ["overwritten-same"];
+
+/// The same, of `c/check_shared.c`.
+const RIGHT_OF_SHARED_QUEUES: [&str; 3] = ["repeated-id", "repeated-same-id", "refused"];
 
 /// The same, of `c/check_overlaps.c`.
 const RIGHT_OF_OVERLAPS: [&str; 7] = [
@@ -259,6 +298,13 @@ fn finds_errors_of_objects(provider: Provider) {
     }
 }
 
+fn finds_errors_of_shared_queues(provider: Provider) {
+    let _turn = turn();
+    if let Some(cases) = Cases::new(provider, "roce", "check_shared.c") {
+        cases.finds(provider, &ERRORS_OF_SHARED_QUEUES, &RIGHT_OF_SHARED_QUEUES);
+    }
+}
+
 fn finds_overlaps(provider: Provider) {
     let _turn = turn();
     if let Some(cases) = Cases::new(provider, "roce", "check_overlaps.c") {
@@ -352,11 +398,13 @@ const PROGRAMS: CorrectPrograms = CorrectPrograms {
         "ibv_uc_pingpong -g 1 -n 200",
         "ibv_ud_pingpong -g 1 -n 200",
         "ibv_srq_pingpong -g 1 -n 200",
+        "ibv_srq_pingpong -g 1 -q 4 -n 200 -e",
         "ib_write_bw -x 1 -n 500",
         "ib_write_bw -b -q 4 -x 1 -n 200",
         "ib_write_lat -x 1 -n 200 -I 0",
         "ib_send_lat -x 1 -n 200 -I 0 -s 5000",
         "ib_send_bw -b -x 1 -n 200",
+        "ib_send_lat -x 1 -n 200 --use-srq",
         "ib_read_bw -x 1 -n 200",
         "ib_read_bw -q 2 -x 1 -n 200 -s 4096",
         "ib_read_lat -x 1 -n 200",
@@ -398,6 +446,7 @@ fn our_correct_programs() {
 with_each_provider! {
     errors_are_found: finds_errors;
     errors_of_objects_are_found: finds_errors_of_objects;
+    errors_of_shared_queues_are_found: finds_errors_of_shared_queues;
     overlaps_are_found: finds_overlaps;
     advice: gives_advice;
     reports: reports_have_options;

@@ -27,6 +27,8 @@ pub enum ObjectChange {
         signals_all: bool,
         /// Longest data in a send itself, in bytes.
         max_inline: u32,
+        /// Handle of its shared receive queue, unless it is a DC target.
+        shared_queue: Option<u32>,
     },
     /// A queue pair was moved to a state. RESET empties its queues.
     QueuePairModified {

@@ -76,6 +76,8 @@ pub(crate) struct Qp {
     pub(crate) send_blocks: u32,
     /// The context's register that it uses; `None` for an XRC target.
     pub(crate) register: Option<u32>,
+    /// Handle of its shared receive queue, unless it is a DC target.
+    pub(crate) shared_queue: Option<u32>,
     /// For an XRC target: the device's number of its XRC domain.
     pub(crate) domain: Option<u32>,
     /// For a DC target: its attributes.
@@ -103,6 +105,7 @@ impl Qp {
             signal_all: false,
             send_blocks: 0,
             register: None,
+            shared_queue: None,
             domain: None,
             target: None,
             packet: None,

@@ -271,6 +271,7 @@ impl ObjectData for Qp {
             send_blocks: self.send_blocks,
             signals_all: self.signal_all,
             max_inline,
+            shared_queue: self.shared_queue,
         })
     }
 

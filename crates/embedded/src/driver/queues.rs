@@ -357,6 +357,7 @@ impl State {
             signal_all: parsed.signals_all(),
             send_blocks: parsed.driver.sq_wqe_count,
             register,
+            shared_queue: parsed.srq,
             ..Qp::without_queues(number, QpType(kind), events)
         };
         let object = Object::new(fd, qp)

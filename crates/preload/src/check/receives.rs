@@ -1,11 +1,13 @@
 //! The receives of a queue pair whose completions the program has not polled.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::completion_queue::{CompletionQueue, Entry};
-use super::receiving::{self, Overwritten};
+use super::receiving;
 use super::sends::Sge;
+use super::shared;
 use crate::explain::{Objects, Origin};
 
 /// A receive whose completion was not polled.
@@ -14,6 +16,8 @@ pub(crate) struct Received {
     pub(super) wr_id: u64,
     pub(super) origin: Origin,
     elements: Vec<Sge>,
+    /// Addresses of its buffers in known regions, and the keys of those.
+    pub(super) buffers: Vec<(Range<u64>, u32)>,
     /// In the completion queue.
     pub(super) entry: Option<Entry>,
 }
@@ -22,8 +26,11 @@ pub(crate) struct Received {
 #[derive(Debug)]
 pub(super) struct Completed {
     pub(super) received: Received,
-    /// Its bytes that a later message has changed, and where the receive of that was posted.
-    pub(super) overwritten: Option<(Overwritten, Origin)>,
+    /// It is known to have got any bytes.
+    pub(super) is_filled: bool,
+    /// The first of its bytes that a later message has changed, and where the receive of that was
+    /// posted.
+    pub(super) overwritten: Option<(u64, Origin)>,
 }
 
 impl Received {
@@ -32,12 +39,33 @@ impl Received {
             wr_id,
             origin,
             elements,
+            buffers: Vec::new(),
             entry: None,
         }
     }
+
+    /// Looks for its buffers, and returns their addresses.
+    pub(super) fn locate(&mut self, device: usize, objects: &Objects) -> Vec<Range<u64>> {
+        let buffers = self.elements.iter().filter_map(|element| {
+            let start = objects.program_address(device, element)?;
+            let end = start.checked_add(element.length.into())?;
+            Some((start..end, element.lkey))
+        });
+        self.buffers = buffers.collect();
+        self.buffers
+            .iter()
+            .map(|(range, _)| range.clone())
+            .collect()
+    }
+
+    /// Returns the address in its first element.
+    pub(super) fn first_address(&self) -> Option<u64> {
+        self.elements.first().map(|element| element.address)
+    }
 }
 
-/// The receives of a queue pair that has its own queue of them, in their order.
+/// The receives of a queue pair, in their order; of one with a shared receive queue they are in
+/// [`shared`].
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveQueue {
     receives: VecDeque<Received>,
@@ -49,17 +77,31 @@ pub(crate) struct ReceiveQueue {
     queue_pair: Option<(usize, u32)>,
     /// They are not followed.
     ignores_messages: bool,
+    /// Device and handle of its shared receive queue.
+    shared: Option<shared::Key>,
 }
 
 impl ReceiveQueue {
-    /// Creates that of a queue pair. Messages are followed if it is a reliable one, given by
-    /// device and number.
-    pub(crate) fn new(entries: u32, queue_pair: Option<(usize, u32)>) -> Self {
-        Self {
+    /// Creates that of a queue pair, given by device and number, with the handle of its shared
+    /// receive queue. Messages are followed if it is a reliable one.
+    pub(crate) fn new(
+        entries: u32,
+        (device, number): (usize, u32),
+        shared: Option<u32>,
+        is_reliable: bool,
+    ) -> Self {
+        let queue = Self {
             capacity: entries as usize,
-            queue_pair,
+            queue_pair: is_reliable.then_some((device, number)),
+            shared: shared.map(|handle| (device, handle)),
             ..Self::default()
+        };
+        match queue.shared {
+            Some(shared) if is_reliable => shared::attach(number, shared),
+            Some(shared) => shared::ignore(shared),
+            None => {}
         }
+        queue
     }
 
     pub(crate) fn reset(&mut self) {
@@ -67,6 +109,9 @@ impl ReceiveQueue {
         self.is_lost = false;
         self.ignore_messages();
         self.ignores_messages = false;
+        if let Some(((_, qpn), shared)) = self.queue_pair.zip(self.shared) {
+            shared::attach(qpn, shared);
+        }
     }
 
     /// Stops until RESET.
@@ -80,7 +125,10 @@ impl ReceiveQueue {
     pub(super) fn ignore_messages(&mut self) {
         self.ignores_messages = true;
         if let Some((_, qpn)) = self.queue_pair {
-            receiving::forget(qpn);
+            match self.shared {
+                Some(shared) => shared::detach(qpn, shared),
+                None => receiving::forget(qpn),
+            }
         }
     }
 
@@ -103,12 +151,7 @@ impl ReceiveQueue {
             return false;
         }
         if let Some((device, number)) = self.followed() {
-            let elements = std::mem::take(&mut received.elements);
-            let buffers = elements.iter().filter_map(|element| {
-                let start = objects.program_address(device, element)?;
-                Some(start..start.checked_add(element.length.into())?)
-            });
-            receiving::push((device, number), buffers.collect());
+            receiving::push((device, number), received.locate(device, objects));
         }
         received.entry = queue.map(Entry::new);
         self.receives.push_back(received);
@@ -126,18 +169,24 @@ impl ReceiveQueue {
 
     /// Removes the oldest receive, which has completed, if it is this one.
     pub(super) fn complete(&mut self, wr_id: u64) -> Option<Completed> {
+        if let Some(shared) = self.shared {
+            let (_, qpn) = self.queue_pair?;
+            return shared::complete(shared, qpn, wr_id);
+        }
         let oldest = self.receives.pop_front()?;
         if oldest.wr_id != wr_id {
             self.lose();
             return None;
         }
-        let overwritten = self.followed().and_then(|(_, qpn)| receiving::pop(qpn));
+        let found = self.followed().and_then(|(_, qpn)| receiving::pop(qpn));
+        let (is_filled, overwritten) = found.unwrap_or_default();
         let overwritten = overwritten.and_then(|it| {
             let later = self.receives.get(it.by.checked_sub(1)?)?.origin.clone();
-            Some((it, later))
+            Some((it.address, later))
         });
         Some(Completed {
             received: oldest,
+            is_filled,
             overwritten,
         })
     }
@@ -149,7 +198,10 @@ mod tests {
 
     #[test]
     fn receives_complete_in_order() {
-        let (mut queue, objects) = (ReceiveQueue::new(3, None), Objects::default());
+        let (mut queue, objects) = (
+            ReceiveQueue::new(3, (0, 1), None, false),
+            Objects::default(),
+        );
         let received = |wr_id| Received::new(wr_id, Vec::new(), Origin::here());
         assert!((1..=3).all(|wr_id| queue.push(received(wr_id), None, &objects)));
         queue.take_back(1);

@@ -22,34 +22,54 @@ static QUEUES: Mutex<BTreeMap<u32, Queue>> = Mutex::new(BTreeMap::new());
 struct Queue {
     /// `None` if queue pairs of several devices have the number.
     device: Option<usize>,
-    receives: VecDeque<Receive>,
+    /// Later ones are described by their number of receives after one.
+    receives: VecDeque<Receive<usize>>,
     /// Index of the one that gets the next bytes, or whose message is complete.
     current: usize,
 }
 
-/// A receive.
-#[derive(Debug, Default)]
-struct Receive {
+/// A receive, of a queue that describes later receives by `L`.
+#[derive(Debug)]
+pub(super) struct Receive<L> {
     /// Addresses of its buffers.
     buffers: Vec<Range<u64>>,
     /// Number of bytes that it has got.
     length: u64,
-    /// Where later messages have come too, and the number of receives to that of the first one.
-    overwritten: Option<(usize, Range<u64>)>,
+    /// Where later messages have come too, and the receive of the first of them.
+    overwritten: Option<(L, Range<u64>)>,
     /// Copies of the bytes that it had received then, each with address and length.
     copies: Vec<(u64, usize, Content)>,
 }
 
 /// Bytes of a message that a later one has changed.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Overwritten {
+pub(super) struct Overwritten<L> {
     /// The first one that differs.
     pub(super) address: u64,
-    /// Number of receives from that of the message to that of the later one.
-    pub(super) by: usize,
+    /// The receive of the later one.
+    pub(super) by: L,
 }
 
-impl Receive {
+impl<L: Clone> Receive<L> {
+    pub(super) fn new(buffers: Vec<Range<u64>>) -> Self {
+        Self {
+            buffers,
+            length: 0,
+            overwritten: None,
+            copies: Vec::new(),
+        }
+    }
+
+    /// Notes bytes that it [expects](Self::expects).
+    pub(super) fn fill(&mut self, bytes: &Range<u64>) {
+        self.length += bytes.end - bytes.start;
+    }
+
+    /// Returns whether it has got any bytes.
+    pub(super) fn is_filled(&self) -> bool {
+        self.length != 0
+    }
+
     /// Returns the address of the next byte, and how many may follow it.
     fn next(&self) -> Option<Range<u64>> {
         let mut before = self.length;
@@ -64,7 +84,7 @@ impl Receive {
     }
 
     /// Returns whether bytes can be its next ones.
-    fn expects(&self, bytes: &Range<u64>) -> bool {
+    pub(super) fn expects(&self, bytes: &Range<u64>) -> bool {
         let next = self.next();
         next.is_some_and(|next| next.start == bytes.start && bytes.end <= next.end)
     }
@@ -79,9 +99,9 @@ impl Receive {
         })
     }
 
-    /// Notes that a later message, of the receive so many after this, comes to a range. Returns
-    /// whether this one has got any bytes there.
-    fn overwrite(&mut self, range: &Range<u64>, by: usize) -> bool {
+    /// Notes that a later message, of another receive, comes to a range. Returns whether this one
+    /// has got any bytes there.
+    pub(super) fn overwrite(&mut self, range: &Range<u64>, by: impl FnOnce() -> L) -> bool {
         if !self.received().any(|it| !common(&it, range).is_empty()) {
             return false;
         }
@@ -93,14 +113,14 @@ impl Receive {
                     Some((it.start, length, Content::of(it.start, length)?))
                 });
                 self.copies = copies.collect();
-                self.overwritten = Some((by, range.clone()));
+                self.overwritten = Some((by(), range.clone()));
             }
         }
         true
     }
 
     /// Returns where later messages have changed bytes.
-    fn changed(&self) -> Option<Overwritten> {
+    pub(super) fn changed(&self) -> Option<Overwritten<L>> {
         let (by, range) = self.overwritten.as_ref()?;
         self.copies.iter().find_map(|(start, length, content)| {
             let common = common(&(*start..start + *length as u64), range);
@@ -109,7 +129,7 @@ impl Receive {
             match content.compare_part(*start, part) {
                 Fate::Changed(offset) => Some(Overwritten {
                     address: start + offset as u64,
-                    by: *by,
+                    by: by.clone(),
                 }),
                 _ => None,
             }
@@ -135,21 +155,18 @@ pub(super) fn push((device, qpn): (usize, u32), buffers: Vec<Range<u64>>) {
         queue.receives.clear();
         return;
     }
-    queue.receives.push_back(Receive {
-        buffers,
-        ..Receive::default()
-    });
+    queue.receives.push_back(Receive::new(buffers));
 }
 
-/// Removes the oldest receive, whose completion is polled. Returns what a later message has
-/// changed of its own.
-pub(super) fn pop(qpn: u32) -> Option<Overwritten> {
+/// Removes the oldest receive, whose completion is polled. Returns whether it has got any bytes,
+/// and what a later message has changed of them.
+pub(super) fn pop(qpn: u32) -> Option<(bool, Option<Overwritten<usize>>)> {
     let mut queues = lock(&QUEUES);
     let queue = queues.get_mut(&qpn)?;
     let oldest = queue.receives.pop_front()?;
     queue.current = queue.current.saturating_sub(1);
     drop(queues);
-    oldest.changed()
+    Some((oldest.is_filled(), oldest.changed()))
 }
 
 /// Removes the last receives, which were refused.
@@ -175,16 +192,16 @@ pub(super) fn before_scatter(qpn: u32, bytes: Range<u64>) {
     let mut receives = queue.receives.iter().enumerate().skip(from);
     let expecting = receives.find(|(at, it)| {
         // The message of the current one may be complete.
-        (*at == from || it.length == 0) && it.expects(&bytes)
+        (*at == from || !it.is_filled()) && it.expects(&bytes)
     });
     let Some((current, _)) = expecting else {
         return;
     };
     queue.current = current;
-    queue.receives[current].length += bytes.end - bytes.start;
+    queue.receives[current].fill(&bytes);
     let earlier = queue.receives.range_mut(..current).enumerate().rev();
     for (at, receive) in earlier.take(MAX_COMPARED) {
-        if receive.overwrite(&bytes, current - at) {
+        if receive.overwrite(&bytes, || current - at) {
             break;
         }
     }
@@ -206,6 +223,10 @@ mod tests {
             before_scatter(qpn, self.range(part.clone()));
             self.0[part.start as usize..part.end as usize].fill(byte);
         }
+    }
+
+    fn pop(qpn: u32) -> Option<Overwritten<usize>> {
+        super::pop(qpn)?.1
     }
 
     #[test]

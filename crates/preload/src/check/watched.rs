@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use super::content::{Content, Fate};
 use super::ranges::{Key, Ranges};
 use super::receiving;
+use super::shared;
 use super::writes;
 use crate::explain::lock;
 use crate::process;
@@ -294,6 +295,7 @@ pub(super) fn before_scatter(qpn: u32, address: u64, length: usize, is_remote: b
     let last_message = MESSAGE.load(Ordering::SeqCst);
     let message_arrived = || {
         if !is_remote {
+            shared::before_scatter(qpn, &(address..end));
             receiving::before_scatter(qpn, address..end);
         }
         arrived(qpn);

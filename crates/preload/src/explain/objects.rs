@@ -330,6 +330,7 @@ impl Objects {
                 entries: [sends, receives],
                 send_blocks,
                 signals_all,
+                shared_queue,
                 ..
             } => {
                 let queue_pair = QueuePair {
@@ -349,7 +350,9 @@ impl Objects {
                     in_flight: Mutex::new(SendQueue::new(send_blocks, signals_all)),
                     receives_in_flight: Mutex::new(ReceiveQueue::new(
                         receives,
-                        (kind == QpType::RC).then_some((device, number)),
+                        (device, number),
+                        shared_queue,
+                        kind == QpType::RC,
                     )),
                 };
                 self.queue_pairs_created.fetch_add(1, Ordering::Relaxed);
