@@ -3,6 +3,7 @@
 //! ```text
 //! post ── hooks ──► SendQueue: bytes of each buffer ◄── before_gather, before_scatter ── device
 //! poll ── hooks ──► Checker: the same bytes? ──► Explainer ──► report
+//! doorbell ── device ──► WorkEvent: of queues that no hook sees ──► Checker
 //! ioctl ── ObjectChange ──► Objects ──► Checker: what is left when a context is closed?
 //! ```
 //!
@@ -12,6 +13,7 @@
 mod advice;
 mod completion_queue;
 mod content;
+mod device;
 mod freed;
 mod memory;
 mod ranges;

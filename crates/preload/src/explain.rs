@@ -39,6 +39,7 @@ use embedded::softhca::cause::{
 };
 use embedded::softhca::engine::eq::event;
 use embedded::softhca::rule::Rule;
+use embedded::softhca::work::WorkObserver;
 use embedded::{Embedded, ObjectChange, PeerFailure, ReasonHandler};
 
 use crate::check::{self, Checker};
@@ -564,6 +565,12 @@ impl Explainer {
                     self.write(&report, &mut reports.symbols);
                 }
             })));
+            if let Some(checker) = &self.checker {
+                device.observe_work(Some(WorkObserver::new(move |event| {
+                    let _scope = internal::enter();
+                    checker.seen_by_device(self, number, event);
+                })));
+            }
             if self.explains {
                 device.exchange_reasons(Arc::new(PeerExchange {
                     explainer: self,
@@ -744,8 +751,12 @@ impl Explainer {
         } = finding;
         let mut hasher = DefaultHasher::new();
         (device, rule).hash(&mut hasher);
-        if let Some((_, origin)) = origins.first() {
-            origin.stack.site().hash(&mut hasher);
+        match origins.first() {
+            Some((what, origin)) if what.ends_with("created") => {
+                origin.stack.addresses().hash(&mut hasher);
+            }
+            Some((_, origin)) => origin.stack.site().hash(&mut hasher),
+            None => {}
         }
         let reports = &mut *lock(&self.reports);
         let met = reports.errors.entry(hasher.finish()).or_default();

@@ -199,10 +199,25 @@ const RIGHT_OF_OVERLAPS: [&str; 7] = [
     "never",
 ];
 
+/// The same, of `examples/check_rust.rs`, a program of the Rust crate: without hooks, by what the
+/// device sees.
+const ERRORS_OF_RUST: [(&str, &str, &str); 3] = [
+    (
+        "small-receives",
+        "completion-queue-too-small",
+        "        Ok(self.context.completion_queue()",
+    ),
+    ("small-sends", "completion-queue-too-small", ""),
+    ("small-2", "completion-queue-too-small", ""),
+];
+
+const RIGHT_OF_RUST: [&str; 1] = ["in-time"];
+
 struct Cases {
     world: World,
     program: PathBuf,
-    /// Its text.
+    /// Name and text of its source.
+    name: String,
     source: String,
 }
 
@@ -214,9 +229,23 @@ impl Cases {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
         Some(Self {
             program: compiled("cc", program, options, &world.directory)?,
+            name: program.to_owned(),
             source: std::fs::read_to_string(path.join(program)).unwrap(),
             world,
         })
+    }
+
+    /// Of a program of the Rust crate, which cargo has built.
+    fn of_rust(provider: Provider, name: &str) -> Self {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("examples")
+            .join(name);
+        Self {
+            world: World::new(provider, "roce"),
+            program: built("../examples").join(name),
+            name: format!("{name}.rs"),
+            source: std::fs::read_to_string(source.with_extension("rs")).unwrap(),
+        }
     }
 
     fn run(&self, arguments: &str, variables: &[(&str, &str)]) -> Output {
@@ -258,8 +287,7 @@ impl Cases {
             assert!(rule == "leak" || reports == 1, "{error}: {said}");
             if !line.is_empty() {
                 let at = self.source.lines().position(|it| it.starts_with(line));
-                let program = self.program.file_name().unwrap().to_string_lossy();
-                let place = format!(" ({program}.c:{})\n", at.unwrap() + 1);
+                let place = format!(" ({}:{})\n", self.name, at.unwrap() + 1);
                 assert!(said.contains(&place), "{error}: no {place}: {said}");
             }
             // After a failed work request a queue pair is not followed.
@@ -310,6 +338,14 @@ fn finds_overlaps(provider: Provider) {
     if let Some(cases) = Cases::new(provider, "roce", "check_overlaps.c") {
         cases.finds(provider, &ERRORS_OF_OVERLAPS, &RIGHT_OF_OVERLAPS);
     }
+}
+
+/// Programs that write to the queues themselves use no provider.
+#[test]
+fn errors_of_rust_are_found() {
+    let _turn = turn();
+    let cases = Cases::of_rust(Provider::Stock, "check_rust");
+    cases.finds(Provider::Stock, &ERRORS_OF_RUST, &RIGHT_OF_RUST);
 }
 
 /// Advice of `c/check_advice.c`.

@@ -15,6 +15,7 @@ use crate::engine::command_queue::{self, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
 use crate::engine::counters::{OperationCounts, QCounters, Stats};
 use crate::engine::device_memory::{self, Access};
+use crate::engine::follow::Follower;
 use crate::engine::frame::Origin;
 use crate::engine::mkey::{Rights, Translation};
 use crate::engine::qp::{BlueFlame, Queue, Ring};
@@ -25,6 +26,7 @@ use crate::fault::Injector;
 use crate::observed_frame::{FrameObserver, ObservedFrame};
 use crate::platform::Platform;
 use crate::profile::PortKind;
+use crate::work::WorkObserver;
 
 pub use crate::settings::Settings;
 
@@ -265,6 +267,12 @@ impl<P: Platform> Hca<P> {
         self.core.observer = observer;
     }
 
+    /// Sets who is told of the work requests of queue pairs; `None` for nobody. It is called in
+    /// the midst of the work, and must not wait.
+    pub fn observe_work(&mut self, observer: Option<WorkObserver>) {
+        self.core.follower = observer.map(|observer| Box::new(Follower::new(observer)));
+    }
+
     /// Sets who is shown the frames that the device sends and receives; `None` for nobody. With
     /// an observer, requests to queue pairs of the same device are frames, too.
     pub fn observe_frames(&mut self, observer: Option<Box<dyn FrameObserver>>) {
@@ -477,6 +485,9 @@ impl<P: Platform> Hca<P> {
         for number in numbers {
             self.transport.destroy(number);
             self.core.queues.remove(number);
+            if let Some(follower) = &mut self.core.follower {
+                follower.empty(number);
+            }
             if let Some(chaos) = &mut self.core.chaos {
                 chaos.destroyed(number);
             }
@@ -709,6 +720,9 @@ impl<P: Platform> Hca<P> {
                 if copy.is_some() {
                     qp.blue_flame = copy;
                 }
+                if self.core.follower.is_some() {
+                    self.core.follow_sends(number);
+                }
                 self.transport.ring(number, transport::Queue::Send);
                 true
             }
@@ -731,7 +745,12 @@ impl<P: Platform> Hca<P> {
         self.core.stats.doorbells += 1;
         match (queue, self.core.queues.get(qpn)) {
             (transport::Queue::Receive, Some(Queue::Rq(_))) => self.core.flush_rq(qpn),
-            (transport::Queue::Receive, _) => self.transport.ring(qpn, queue),
+            (transport::Queue::Receive, _) => {
+                if self.core.follower.is_some() {
+                    self.core.follow_receives(qpn);
+                }
+                self.transport.ring(qpn, queue);
+            }
             (transport::Queue::Send, _) => {
                 self.ring_sends(qpn, None);
             }

@@ -32,6 +32,7 @@ pub mod testing;
 pub mod units;
 #[cfg(feature = "serve")]
 pub mod vfio;
+pub mod work;
 
 pub use hca::{Connection, Hca, Settings};
 pub use roce::rule;

@@ -11,6 +11,7 @@ use softhca::Connection;
 use softhca::cause::WorkRequest;
 use softhca::engine::counters::{OperationCounts, QCounters};
 use softhca::fault::Action;
+use softhca::work::WorkObserver;
 
 use crate::cm::ManagementCounters;
 use crate::driver::cause::Observer;
@@ -236,6 +237,12 @@ impl Embedded {
             self.runner.manager().drops().observe();
         }
         self.device.lock().observe(observer);
+    }
+
+    /// Sets who is told of the work requests of queue pairs, by the thread that drives the device;
+    /// `None` for nobody.
+    pub fn observe_work(&self, observer: Option<WorkObserver>) {
+        self.device.lock().hca.observe_work(observer);
     }
 
     /// From now on answers the peers of the device's queue pairs that ask why it has failed their

@@ -504,6 +504,14 @@ impl Objects {
         Some([gone.destroyed.clone(), gone.created.created.clone()])
     }
 
+    /// Returns where an object of a type with a number was created.
+    pub(crate) fn created_as(&self, device: usize, name: &str, number: u32) -> Option<Origin> {
+        let created = lock(&self.created);
+        let mut of_device = created.iter().filter(|((of, _), _)| *of == device);
+        let found = of_device.find(|(_, it)| it.name == name && it.number == number)?;
+        Some(found.1.created.clone())
+    }
+
     /// Removes and returns the objects of a context, oldest first.
     pub(crate) fn take_context(&self, device: usize, context: RawFd) -> Vec<Created> {
         let mut created = lock(&self.created);

@@ -16,6 +16,18 @@ const MAX_REPORTED: usize = 8;
 /// Beginnings of names of libraries whose frames are left out at the beginning of a stack.
 const LEFT_OUT: [&str; 4] = ["libibverbs", "libmlx5", "libringverbs", "librdmacm"];
 
+/// Crates of Rust programs, which make system calls in place of libibverbs.
+const CRATES: [&str; 6] = [
+    "ringverbs",
+    "ringverbs_uverbs",
+    "ringverbs_mlx5",
+    "ringverbs_rxe",
+    "ringverbs_ring",
+    "ringverbs_rdmacm",
+];
+/// Crates whose functions these call, and are called by.
+const STANDARD: [&str; 3] = ["core", "alloc", "std"];
+
 /// Addresses to which calls return, innermost first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stack(Vec<usize>);
@@ -42,14 +54,32 @@ impl Stack {
             .unwrap_or_default()
     }
 
+    /// Returns the addresses to tell calls by different ways apart: in Rust all system calls are
+    /// made at one place.
+    pub(crate) fn addresses(&self) -> &[usize] {
+        &self.0
+    }
+
     /// Returns the frames from the program's call of RDMA on, up to `main`.
     pub(crate) fn frames(&self, symbols: &mut Symbols) -> Vec<Frame> {
         let program = self.0.iter().skip_while(|address| is_left_out(**address));
         let mut frames = Vec::new();
-        for address in program.take(MAX_REPORTED) {
+        let mut reported = 0;
+        let mut is_before_program = true;
+        for address in program {
             symbols.resolve(*address, &mut frames);
-            let last: Option<&Frame> = frames.last();
-            if last.is_some_and(|frame| frame.function.as_deref() == Some("main")) {
+            let last = frames.last().and_then(|frame| frame.function.as_deref());
+            if is_before_program && last.is_some_and(|it| is_of(it, &CRATES)) {
+                frames.clear();
+                reported = 0;
+                continue;
+            }
+            // Generic functions may have no crate in their names.
+            let has_crate = |it: &str| it.split('<').next().is_some_and(|name| name.contains("::"));
+            let may_be_before = |it: &str| is_of(it, &STANDARD) || !has_crate(it);
+            is_before_program &= last.is_some_and(may_be_before);
+            reported += 1;
+            if last == Some("main") || reported == MAX_REPORTED {
                 break;
             }
         }
@@ -90,6 +120,13 @@ fn is_left_out(address: usize) -> bool {
     let own = module(is_left_out as *const () as usize).map(|(_, base)| base);
     let name = file_name(&name);
     own == Some(base) || LEFT_OUT.iter().any(|beginning| name.starts_with(beginning))
+}
+
+/// Returns whether a function is of one of several crates.
+fn is_of(function: &str, crates: &[&str]) -> bool {
+    // With its type, if it is a method of a trait.
+    let name = function.trim_start_matches('<').split("::").next();
+    name.is_some_and(|name| crates.contains(&name))
 }
 
 /// A frame of a call stack.

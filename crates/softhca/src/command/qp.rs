@@ -379,6 +379,9 @@ impl<P: Platform> Hca<P> {
         }
         self.core.queues.remove(qpn);
         self.transport.destroy(qpn);
+        if let Some(follower) = &mut self.core.follower {
+            follower.empty(qpn);
+        }
         if let Some(chaos) = &mut self.core.chaos {
             chaos.destroyed(qpn);
         }
@@ -495,6 +498,9 @@ impl<P: Platform> Hca<P> {
         let context = qp.context.clone();
         if let (Some(chaos), QpState::Reset) = (&mut self.core.chaos, to) {
             chaos.reset(qpn);
+        }
+        if let (Some(follower), QpState::Reset) = (&mut self.core.follower, to) {
+            follower.empty(qpn);
         }
         let config = self.config(qpn, &context[..]);
         if let Some(qp) = self.core.qp_mut(qpn) {

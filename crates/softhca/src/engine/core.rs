@@ -14,6 +14,7 @@ use super::cq::Cq;
 use super::device_memory::DeviceMemory;
 use super::eq::Eq;
 use super::faults::DeviceFaults;
+use super::follow::Follower;
 use super::late::LateCompletion;
 use super::mkey::{AbsentPage, BrokenRule, Mkey};
 use super::owners::ObjectOwners;
@@ -124,6 +125,8 @@ pub struct Core<P> {
     pub(crate) complaints: Vec<Misuse>,
     /// Is told all causes.
     pub(crate) observer: Option<Observer>,
+    /// Is told of work requests, if anybody is.
+    pub(crate) follower: Option<Box<Follower>>,
     /// Causes about the frame that is processed, with an observer of frames.
     pub(crate) frame_causes: Option<Vec<Cause>>,
 }
@@ -197,6 +200,7 @@ impl<P> Core<P> {
             paging: Paging::default(),
             complaints: Vec::new(),
             observer: None,
+            follower: None,
             frame_causes: None,
             settings,
         };

@@ -238,8 +238,12 @@ impl<P: Platform> Core<P> {
         });
     }
 
-    /// Describes a failed work request of a send queue.
-    fn failed_send(&self, qpn: u32, work: &SendWork<LocalBuffers>) -> Option<Cause> {
+    /// Describes a work request of a send queue.
+    pub(super) fn described_send(
+        &self,
+        qpn: u32,
+        work: &SendWork<LocalBuffers>,
+    ) -> Option<WorkRequest> {
         let config = &self.qp(qpn)?.config;
         let is_malformed = work.refused.is_some();
         let is_local = is_malformed || matches!(work.operation, Operation::Local);
@@ -255,7 +259,7 @@ impl<P: Platform> Core<P> {
             _ => false,
         });
         let (buffers, buffer_count) = work.local.listed();
-        Some(Cause::WorkRequest(WorkRequest {
+        Some(WorkRequest {
             qpn,
             service: config.service,
             number: Some(SendId::unpack(work.id).number),
@@ -268,13 +272,17 @@ impl<P: Platform> Core<P> {
             path: path.copied(),
             is_loopback,
             is_malformed,
-        }))
+        })
     }
 
-    /// Describes a failed work request of a receive queue.
-    fn failed_receive(&self, qpn: u32, work: &RecvWork<LocalBuffers>) -> Option<Cause> {
+    /// Describes a work request of a receive queue.
+    pub(super) fn described_receive(
+        &self,
+        qpn: u32,
+        work: &RecvWork<LocalBuffers>,
+    ) -> Option<WorkRequest> {
         let (buffers, buffer_count) = work.local.listed();
-        Some(Cause::WorkRequest(WorkRequest {
+        Some(WorkRequest {
             qpn,
             service: self.qp(qpn)?.service,
             // Those of an SRQ are not taken in the order of its ring.
@@ -288,7 +296,7 @@ impl<P: Platform> Core<P> {
             path: None,
             is_loopback: false,
             is_malformed: false,
-        }))
+        })
     }
 
     fn store(
@@ -588,6 +596,9 @@ impl<P: Platform> Host for Core<P> {
         let id = SendId::unpack(work.id);
         let Some(qp) = self.qp(qpn) else { return };
         let (cqn, uidx, counter_set) = (qp.send_cq, qp.uidx, qp.counter_set);
+        if self.follower.is_some() {
+            self.follow_send_done(qpn, &work, &done);
+        }
         if done.status() == Status::Success {
             if !id.signaled {
                 return;
@@ -623,7 +634,7 @@ impl<P: Platform> Host for Core<P> {
             }
         });
         if done.status() != Status::Flushed {
-            self.observe(|core| core.failed_send(qpn, &work));
+            self.observe(|core| core.described_send(qpn, &work).map(Cause::WorkRequest));
         }
         self.complete(
             cqn,
@@ -716,10 +727,13 @@ impl<P: Platform> Host for Core<P> {
     }
 
     fn recv_failed(&mut self, qpn: u32, work: &RecvWork<LocalBuffers>) {
-        self.observe(|core| core.failed_receive(qpn, work));
+        self.observe(|core| core.described_receive(qpn, work).map(Cause::WorkRequest));
     }
 
     fn recv_done(&mut self, qpn: u32, work: RecvWork<LocalBuffers>, done: RecvDone) -> bool {
+        if self.follower.is_some() {
+            self.follow_receive_done(qpn, &work, &done);
+        }
         let Some(qp) = self.qp(qpn) else { return false };
         let counter_set = qp.counter_set;
         // The SRQ that the receive was taken from; the last packet of the message may

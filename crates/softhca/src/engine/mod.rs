@@ -13,6 +13,7 @@ pub mod device_memory;
 pub mod eq;
 pub mod ethernet;
 pub(crate) mod faults;
+pub(crate) mod follow;
 pub(crate) mod frame;
 pub(crate) mod header_change;
 pub(crate) mod host;

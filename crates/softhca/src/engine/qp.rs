@@ -13,7 +13,7 @@ use roce::transport::{
 use super::buffer::Buffer;
 use super::core::Core;
 use super::eq::event;
-use super::wqe::{self, CqeScatter, LocalBuffers, WqeContext};
+use super::wqe::{self, CqeScatter, LocalBuffers, SendWqe, WqeContext};
 use crate::cause::Misuse;
 use crate::layout::rqc;
 use crate::platform::Platform;
@@ -257,15 +257,16 @@ fn violation(what: &'static str, value: impl TryInto<u64>, rule: Rule) -> Box<Vi
 }
 
 impl Ring {
-    /// Reads the WQE at the head of a send queue into `out`, with the blocks that its BlueFlame
-    /// copy has. Returns its length, and the first difference of the copy.
-    fn read_wqe<P: Platform>(
+    /// Reads the WQE at an index of a send queue into `out`, with the blocks that its BlueFlame
+    /// copy has; others follow up to `tail`. Returns its length, and the first difference of the
+    /// copy.
+    pub(super) fn read_wqe<P: Platform>(
         &self,
         platform: &P,
+        (index, tail): (u16, u16),
         copy: Option<&BlueFlame>,
         out: &mut [u8; wqe::MAX_SEND_WQE],
     ) -> Result<(usize, Option<Difference>), Box<Violation>> {
-        let index = self.head;
         let read = |n: u16, out: &mut [u8]| {
             let slot = index.wrapping_add(n) & self.mask();
             let at = self.offset + u64::from(slot) * wqe::BLOCK as u64;
@@ -288,7 +289,7 @@ impl Ring {
             return Err(violation(what, 0, Rule::NonZero));
         };
         let blocks = length.div_ceil(wqe::BLOCK) as u16;
-        let posted = self.tail.wrapping_sub(index);
+        let posted = tail.wrapping_sub(index);
         if blocks > posted {
             let what = "number of blocks of the work request";
             return Err(violation(what, blocks, Rule::AtMost(posted.into())));
@@ -369,7 +370,8 @@ impl<P: Platform> Core<P> {
             // be used when the index wraps around.
             .take_if(|copy| copy.index.wrapping_sub(index) as i16 <= 0)
             .filter(|copy| copy.index == index);
-        let (length, difference) = match ring.read_wqe(&self.platform, copy.as_ref(), out) {
+        let range = (index, ring.tail);
+        let (length, difference) = match ring.read_wqe(&self.platform, range, copy.as_ref(), out) {
             Ok(read) => read,
             Err(violation) => return FetchedWqe::Malformed(violation),
         };
@@ -443,6 +445,9 @@ impl<P: Platform> Core<P> {
         qpn: u32,
         bytes: &mut [u8; wqe::MAX_SEND_WQE],
     ) -> Option<SendWork<LocalBuffers>> {
+        if self.follower.is_some() {
+            self.follow_sends(qpn);
+        }
         let fetched = self.fetch(qpn, bytes);
         let strict = self.settings.strict;
         let qp = self.qp(qpn)?;
@@ -487,28 +492,36 @@ impl<P: Platform> Core<P> {
         };
         // A malformed one was not counted.
         let number = taken.wrapping_sub(u32::from(is_entry));
+        if self.follower.is_some() {
+            self.follow_begun(qpn, number);
+        }
+        self.stats.send_requests += 1;
+        if self.counts_operations {
+            self.operations.count(&work.operation, work.length);
+        }
+        // For local operations, `inline` holds the WQE rather than data.
+        let has_data = !matches!(work.operation, Operation::Local) && work.violation.is_none();
+        self.stats.sends_inline += u64::from(has_data && !work.local.inline.is_empty());
+        let scatters = work.signaled && work.operation == Operation::Read;
+        let mut send = self.send_work(qpn, work, number);
+        // Responses of atomics are always stored in memory: drivers differ in what they take the
+        // byte order in a CQE for (libmlx5 the host's, UCX big endian).
+        if scatters {
+            send.local.cqe_scatter = CqeScatter::up_to(limit);
+        }
+        if has_data {
+            send.length = self.convert_list(&mut send.local, send.length);
+        }
+        Some(send)
+    }
+
+    /// Returns the work request of a WQE, which has a number in its queue.
+    pub(super) fn send_work(&self, qpn: u32, work: SendWqe, number: u32) -> SendWork<LocalBuffers> {
         let id = SendId {
             index: work.index,
             opcode: work.opcode,
             signaled: work.signaled,
             number,
-        };
-        self.stats.send_requests += 1;
-        if self.counts_operations {
-            self.operations.count(&work.operation, work.length);
-        }
-        let mut local = work.local;
-        // For local operations, `inline` holds the WQE rather than data.
-        let has_data = !matches!(work.operation, Operation::Local) && work.violation.is_none();
-        self.stats.sends_inline += u64::from(has_data && !local.inline.is_empty());
-        // Responses of atomics are always stored in memory: drivers differ in what they take the
-        // byte order in a CQE for (libmlx5 the host's, UCX big endian).
-        if work.signaled && work.operation == Operation::Read {
-            local.cqe_scatter = CqeScatter::up_to(limit);
-        }
-        let length = match has_data {
-            true => self.convert_list(&mut local, work.length),
-            false => work.length,
         };
         let datagram = work.av.map(|av| Box::new(self.datagram(qpn, &av)));
         let refused = work.violation.map(|violation| {
@@ -517,7 +530,7 @@ impl<P: Platform> Core<P> {
                 violation: *violation,
             })
         });
-        let mut send = SendWork::new(id.pack(), work.operation, length, local);
+        let mut send = SendWork::new(id.pack(), work.operation, work.length, work.local);
         send.imm = work.immediate;
         send.fence = work.fence;
         send.solicited = work.solicited;
@@ -527,7 +540,7 @@ impl<P: Platform> Core<P> {
         send.datagram = datagram;
         send.stream = work.stream;
         send.refused = refused;
-        Some(send)
+        send
     }
 
     /// Returns the destination that an address vector describes.
@@ -625,6 +638,9 @@ impl<P: Platform> Core<P> {
 
     /// Returns the next receive request of a queue pair's own receive queue.
     pub(crate) fn next_qp_receive(&mut self, qpn: u32) -> Option<RecvWork<LocalBuffers>> {
+        if self.follower.is_some() {
+            self.follow_receives(qpn);
+        }
         let qp = match self.queues.get_mut(qpn) {
             Some(Queue::Qp(qp)) => qp,
             _ => return None,
@@ -698,7 +714,7 @@ fn take_second<P: Platform>(
 }
 
 /// Reads the WQE of an index.
-fn read_receive<P: Platform>(
+pub(super) fn read_receive<P: Platform>(
     platform: &P,
     ring: &Ring,
     index: u16,

@@ -16,3 +16,4 @@ mod scripts;
 mod signatures;
 mod tag_matching;
 mod windows;
+mod work;
