@@ -10,7 +10,8 @@ use roce::transport::{Refusal, Service};
 use crate::cause::FrameDrop;
 use crate::engine::qp::Queue;
 use crate::fault::{
-    Action, Effect, Fault, Faults, Injector, OnFired, PacketFacts, PacketKind, Refused, Way,
+    Action, Effect, Fault, Faults, Injector, OnDecision, OnFired, PacketFacts, PacketKind, Refused,
+    Way,
 };
 use crate::hca::Hca;
 use crate::platform::Platform;
@@ -26,11 +27,28 @@ impl<P: Platform> Hca<P> {
         on_fired: OnFired,
     ) {
         self.end_faults();
-        let mut injector = Injector::new(self.queue_pair_numbers(), on_fired);
+        let former = self.core.faults.injector.take();
+        let recording = former.and_then(|it| it.continued(Arc::clone(&on_fired)));
+        let mut injector = match recording {
+            Some(injector) => injector,
+            None => Injector::new(self.queue_pair_numbers(), on_fired),
+        };
         injector.add(faults, is_meant, self.core.platform.now());
-        if !injector.is_empty() {
+        if !injector.is_empty() || injector.is_recording() {
             self.set_injector(injector);
         }
+    }
+
+    /// Tells `on_decision` from now on what faults decide, also those that are set later.
+    pub fn record_faults(&mut self, on_decision: OnDecision) {
+        let now = self.core.platform.now();
+        let former = self.core.faults.injector.take();
+        let mut injector = match former {
+            Some(former) => *former,
+            None => Injector::new(self.queue_pair_numbers(), Arc::new(|_| {})),
+        };
+        injector.record_decisions(on_decision, now);
+        self.set_injector(injector);
     }
 
     /// Adds faults to those that are set.
@@ -70,7 +88,11 @@ impl<P: Platform> Hca<P> {
         }
         self.send_unaltered(now);
         if former.holds_link_down() {
+            former.record_link_up(now);
             self.set_cable(true);
+        }
+        if let Some(injector) = former.continued(Arc::new(|_| {})) {
+            self.core.faults.injector = Some(Box::new(injector));
         }
         self.update_loopback();
     }

@@ -1,6 +1,6 @@
 //! Injected faults of the device.
 
-use crate::fault::{Action, Injector};
+use crate::fault::{Call, Injector};
 use crate::status::{CommandError, Rule, Status, refuse};
 
 /// Injected faults, and the failure that the device shows.
@@ -20,27 +20,27 @@ impl DeviceFaults {
         opcode: u16,
         now: impl FnOnce() -> u64,
     ) -> Option<CommandError> {
-        let fails = self.injects(now, |it| *it == Action::FailCommand(opcode));
+        let fails = self.injects(now, Call::Command(opcode));
         fails.then(|| refuse(Status::Internal, "opcode", opcode, Rule::NoFault))
     }
 
     pub(crate) fn lose_event(&mut self, kind: u8, now: impl FnOnce() -> u64) -> bool {
-        self.injects(now, |it| *it == Action::LoseEvent(kind))
+        self.injects(now, Call::Event(kind))
     }
 
     pub(crate) fn lose_completion(&mut self, now: impl FnOnce() -> u64) -> bool {
-        self.injects(now, |it| *it == Action::LoseCompletion)
+        self.injects(now, Call::Completion)
     }
 
     pub(crate) fn return_receive(&mut self, now: impl FnOnce() -> u64) -> bool {
-        self.injects(now, |it| *it == Action::ReturnReceive)
+        self.injects(now, Call::Receive)
     }
 
     /// Returns whether a fault happens.
-    fn injects(&mut self, now: impl FnOnce() -> u64, is_meant: impl Fn(&Action) -> bool) -> bool {
+    fn injects(&mut self, now: impl FnOnce() -> u64, call: Call) -> bool {
         match &mut self.injector {
             None => false,
-            Some(injector) => injector.call(now(), is_meant).is_some(),
+            Some(injector) => injector.call(now(), call).is_some(),
         }
     }
 }

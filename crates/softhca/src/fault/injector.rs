@@ -9,7 +9,10 @@ use std::sync::Arc;
 use roce::fabric::Random;
 use roce::packet::{NakCode, Packet};
 
-use super::{Action, Fault, Faults, MAX_FAULTS, Matcher, PacketKind, Peer, QpName, Subject, Way};
+use super::log::Recorder;
+use super::{
+    Action, Fault, Faults, MAX_FAULTS, Matcher, OnDecision, PacketKind, Peer, QpName, Subject, Way,
+};
 
 /// Maximum number of packets that wait. Further ones are not delayed.
 const MAX_DELAYED: usize = 16_384;
@@ -57,6 +60,47 @@ pub(crate) struct Interception {
 pub(crate) enum Refused {
     Nak(NakCode),
     NotReady,
+}
+
+/// A call that faults may fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Call {
+    /// A verb, by its index.
+    Verb(usize),
+    /// A command, by its opcode.
+    Command(u16),
+    /// A registration, after which so many bytes are registered.
+    Registration(u64),
+    /// An event of a type.
+    Event(u8),
+    /// A completion.
+    Completion,
+    /// A receive of a shared receive queue.
+    Receive,
+}
+
+impl Call {
+    /// Returns whether an action is about it.
+    fn is_failed_by(self, action: &Action) -> bool {
+        match (self, *action) {
+            (Self::Verb(index), Action::FailVerb { verb, .. }) => verb == index,
+            (Self::Command(opcode), Action::FailCommand(failed)) => failed == opcode,
+            (Self::Registration(total), Action::Memlock(limit)) => total > limit,
+            (Self::Event(kind), Action::LoseEvent(lost)) => lost == kind,
+            (Self::Completion, Action::LoseCompletion) | (Self::Receive, Action::ReturnReceive) => {
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns it without what is not the same for all of its kind.
+    pub(super) fn without_size(self) -> Self {
+        match self {
+            Self::Registration(_) => Self::Registration(0),
+            call => call,
+        }
+    }
 }
 
 /// What a fault does to the device, and not to what passes.
@@ -110,7 +154,7 @@ impl Rule {
 
     /// Returns whether nothing that follows can match.
     fn is_used_up(&self) -> bool {
-        self.matched >= *self.fault.matcher.nth.end()
+        self.matched >= self.fault.matcher.nth.last()
     }
 
     /// Counts that it happens, and tells of it.
@@ -122,7 +166,7 @@ impl Rule {
     /// Counts what matches all but position and chance; returns whether these match, too.
     fn counts(&mut self) -> bool {
         self.matched = self.matched.saturating_add(1);
-        if !self.fault.matcher.nth.contains(&self.matched) {
+        if !self.fault.matcher.nth.contains(self.matched) {
             return false;
         }
         let chance = self.fault.matcher.chance;
@@ -193,6 +237,7 @@ pub struct Injector {
     needs_qp: bool,
     /// Line of the fault since which nothing is sent or received.
     silenced: Option<usize>,
+    recorder: Option<Recorder>,
 }
 
 impl fmt::Debug for Injector {
@@ -224,10 +269,46 @@ impl Injector {
             has_packets: false,
             needs_qp: false,
             silenced: None,
+            recorder: None,
         };
         let queue_pairs = queue_pairs.into_iter();
         queue_pairs.for_each(|number| injector.add_queue_pair(number));
         injector
+    }
+
+    /// Returns one without faults that continues a record; `None` if this one records nothing.
+    pub(crate) fn continued(self, on_fired: OnFired) -> Option<Self> {
+        let recorder = self.recorder?;
+        let mut next = Self::new([], on_fired);
+        next.record(recorder);
+        next.orders = self.orders;
+        next.created = self.created;
+        Some(next)
+    }
+
+    /// Tells `on_decision` from now on what faults decide.
+    pub fn record_decisions(&mut self, on_decision: OnDecision, now: u64) {
+        self.record(Recorder::new(on_decision, now));
+    }
+
+    fn record(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
+        // All of them are counted.
+        self.has_packets = true;
+        self.needs_qp = true;
+        self.has_calls = true;
+    }
+
+    /// Returns whether decisions are recorded.
+    pub(crate) fn is_recording(&self) -> bool {
+        self.recorder.is_some()
+    }
+
+    /// Records that the link comes up since the fault that has taken it down ends.
+    pub(crate) fn record_link_up(&self, now: u64) {
+        if let Some(recorder) = &self.recorder {
+            recorder.timed(now, Action::LinkUp, None);
+        }
     }
 
     /// Adds faults: those for which `is_meant`.
@@ -301,6 +382,15 @@ impl Injector {
         if self.silenced.is_some() {
             return result;
         }
+        if let Some(recorder) = &mut self.recorder {
+            let order = packet.qp.and_then(|qp| self.orders.get(&qp));
+            recorder.count_packet(packet, order.copied());
+        }
+        let record = |action| {
+            if let Some(recorder) = &self.recorder {
+                recorder.packet(action);
+            }
+        };
         for rule in &mut self.rules {
             let is_subject = match rule.fault.action {
                 Action::Rnr | Action::SlowReceiver(_) => packet.needs_receive,
@@ -317,6 +407,7 @@ impl Injector {
                     Some((psn, end)) if *psn == packet.psn => {
                         if now < *end {
                             result.refused = Some(Refused::NotReady);
+                            record(rule.fault.action);
                         }
                         continue;
                     }
@@ -326,6 +417,7 @@ impl Injector {
                     rule.held.insert(qp, (packet.psn, now.saturating_add(by)));
                     result.refused = Some(Refused::NotReady);
                     rule.fire(&self.on_fired);
+                    record(rule.fault.action);
                     self.on_packet.push(rule.fault.line);
                 }
                 continue;
@@ -334,6 +426,7 @@ impl Injector {
                 continue;
             }
             rule.fire(&self.on_fired);
+            record(rule.fault.action);
             self.on_packet.push(rule.fault.line);
             let later = |by| Some(now.saturating_add(by));
             match rule.fault.action {
@@ -358,22 +451,25 @@ impl Injector {
         result
     }
 
-    /// Decides about a call: returns the first fault for which `is_meant` that makes it fail, by
-    /// its line, and what it does.
-    pub(crate) fn call(
-        &mut self,
-        now: u64,
-        is_meant: impl Fn(&Action) -> bool,
-    ) -> Option<(usize, Action)> {
+    /// Decides about a call: returns the first fault that makes it fail, by its line, and what it
+    /// does.
+    pub(crate) fn call(&mut self, now: u64, call: Call) -> Option<(usize, Action)> {
         if !self.has_calls {
             return None;
         }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.count_call(call);
+        }
         let mut failed = None;
         for rule in &mut self.rules {
-            if is_meant(&rule.fault.action) && rule.may_fire(now) && rule.counts() {
+            let action = rule.fault.action;
+            if call.is_failed_by(&action) && rule.may_fire(now) && rule.counts() {
                 rule.fire(&self.on_fired);
-                failed = failed.or(Some((rule.fault.line, rule.fault.action)));
+                failed = failed.or(Some((rule.fault.line, action)));
             }
+        }
+        if let (Some((_, action)), Some(recorder)) = (failed, &self.recorder) {
+            recorder.call(call, action);
         }
         failed
     }
@@ -381,9 +477,7 @@ impl Injector {
     /// As `call`, of a verb, by its name. Returns the line, and the error number.
     pub fn verb(&mut self, now: u64, name: &str) -> Option<(usize, i32)> {
         let number = super::VERBS.iter().position(|it| *it == name)?;
-        let is_meant =
-            |action: &Action| matches!(action, Action::FailVerb { verb, .. } if *verb == number);
-        match self.call(now, is_meant)? {
+        match self.call(now, Call::Verb(number))? {
             (line, Action::FailVerb { errno, .. }) => Some((line, errno)),
             _ => None,
         }
@@ -392,8 +486,8 @@ impl Injector {
     /// Returns the line of a fault that does not permit a registration, given the bytes that are
     /// registered with it.
     pub fn registration(&mut self, now: u64, total: u64) -> Option<usize> {
-        let exceeds = |action: &Action| matches!(action, Action::Memlock(limit) if total > *limit);
-        self.call(now, exceeds).map(|(line, _)| line)
+        self.call(now, Call::Registration(total))
+            .map(|(line, _)| line)
     }
 
     /// Holds a packet back.
@@ -450,6 +544,11 @@ impl Injector {
             }
             rule.is_over = true;
             rule.fire(&self.on_fired);
+            if let Some(recorder) = &self.recorder {
+                let order = number.and_then(|number| self.orders.get(&number));
+                let order = order.map(|order| QpName::Order(*order));
+                recorder.timed(now, action, order.or(number.map(QpName::Number)));
+            }
             self.effects.push_back(Effect {
                 action,
                 qp: number,

@@ -13,7 +13,9 @@
 //! [`Injector`] applies faults to a device ([`Hca::inject`](crate::Hca::inject)).
 
 mod injector;
+mod log;
 mod parse;
+mod positions;
 mod text;
 
 #[cfg(test)]
@@ -21,13 +23,14 @@ mod tests;
 
 use std::fmt;
 use std::net::IpAddr;
-use std::ops::RangeInclusive;
 
 use roce::packet::NakCode;
 
-pub(crate) use injector::Refused;
+pub(crate) use injector::{Call, Refused};
 pub use injector::{Effect, Injector, OnFired, PacketFacts};
+pub use log::{Decision, FaultLog, LogFull, OnDecision, When};
 pub use parse::{ParseError, Reason};
+pub use positions::Positions;
 
 /// Maximum number of faults of a text.
 pub const MAX_FAULTS: usize = 128;
@@ -90,7 +93,7 @@ impl Faults {
     #[must_use]
     pub fn of_next(action: Action, count: u64) -> Self {
         let matcher = Matcher {
-            nth: 1..=count,
+            nth: Positions::range(1..=count),
             ..Matcher::default()
         };
         let fault = Fault {
@@ -237,7 +240,7 @@ pub enum Peer {
 }
 
 /// The way of a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Way {
     /// The device sends it.
     Out,
@@ -246,7 +249,7 @@ pub enum Way {
 }
 
 /// Kinds of packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PacketKind {
     /// A part of a send.
     Send,
@@ -275,7 +278,7 @@ pub enum PacketKind {
 }
 
 /// To what a fault is limited. By default to nothing.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Matcher {
     /// Devices, by their index in the process.
     pub device: Option<usize>,
@@ -290,7 +293,7 @@ pub struct Matcher {
     /// Packets of a way.
     pub way: Option<Way>,
     /// Positions, from 1, among those that match all of the above and the time.
-    pub nth: RangeInclusive<u64>,
+    pub nth: Positions,
     /// Probability of each of those.
     pub chance: Option<f64>,
     /// Seed of that probability.
@@ -301,24 +304,6 @@ pub struct Matcher {
     pub until: Option<u64>,
 }
 
-impl Default for Matcher {
-    fn default() -> Self {
-        Self {
-            device: None,
-            program: None,
-            qp: None,
-            peer: None,
-            opcode: None,
-            way: None,
-            nth: 1..=u64::MAX,
-            chance: None,
-            seed: None,
-            after: None,
-            until: None,
-        }
-    }
-}
-
 impl Matcher {
     /// Returns whether only a packet can match.
     #[must_use]
@@ -327,7 +312,7 @@ impl Matcher {
             || self.opcode.is_some()
             || self.way.is_some()
             || self.chance.is_some()
-            || self.nth != (1..=u64::MAX)
+            || !self.nth.is_all()
     }
 
     /// Returns whether a process of a program is meant, given the name that the system keeps of

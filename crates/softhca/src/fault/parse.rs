@@ -5,7 +5,8 @@ use std::ops::RangeInclusive;
 
 use super::text::{ERRNOS, KINDS, NAKS, WAYS, named};
 use super::{
-    Action, Fault, MAX_FAULTS, MAX_TEXT, Matcher, PacketKind, Peer, QpName, Subject, VERBS, Way,
+    Action, Fault, MAX_FAULTS, MAX_TEXT, Matcher, PacketKind, Peer, Positions, QpName, Subject,
+    VERBS, Way,
 };
 use crate::opcode;
 use crate::units::{self, SIZES, TIMES};
@@ -104,7 +105,7 @@ impl Word<'_> {
 
 const TIME: &str = "a time up to 1000s, such as 5us, 2ms or 1s";
 /// The longest time in nanoseconds.
-const MAX_TIME: u64 = 1_000_000_000_000;
+pub(super) const MAX_TIME: u64 = 1_000_000_000_000;
 /// Greatest number of a queue pair.
 const MAX_QPN: u64 = (1 << 24) - 1;
 
@@ -363,9 +364,11 @@ fn parse_matcher(name: &str, value: Word<'_>, matcher: &mut Matcher) -> Result<(
             matcher.way = Some(way);
         }
         "nth" => {
-            let range = range(value.text);
-            let expected = "a position from 1, or a range as 2..5, 2.. or ..5";
-            matcher.nth = range.map_or_else(|| value.refuse(expected), Ok)?;
+            let ranges = value.text.split(',').map(range).collect::<Option<_>>();
+            let positions = ranges.and_then(Positions::new);
+            let expected =
+                "a position from 1, a range as 2..5, 2.. or ..5, or several in order as 3,7..9";
+            matcher.nth = positions.map_or_else(|| value.refuse(expected), Ok)?;
         }
         "chance" => {
             let chance = value.text.parse::<f64>().ok();

@@ -13,7 +13,7 @@ fn one(text: &str) -> Fault {
 }
 
 /// Every action and every matcher, as they are written.
-const LINES: [&str; 46] = [
+const LINES: [&str; 47] = [
     "lose",
     "delay 2ms",
     "delay 1us..2500ns",
@@ -56,6 +56,7 @@ const LINES: [&str; 46] = [
     "lose nth=3",
     "lose nth=3..",
     "lose nth=1..4",
+    "lose nth=1,3..4,9..",
     "lose chance=0.25 seed=7",
     "die after=1s",
     "lose after=1ms until=2s",
@@ -90,7 +91,7 @@ fn lines_are_counted_and_comments_ignored() {
 }
 
 /// Texts with the line and column of what is refused, and a part of the reason.
-const BAD: [(&str, usize, usize, &str); 45] = [
+const BAD: [(&str, usize, usize, &str); 48] = [
     ("loose", 1, 1, "there is no action \"loose\""),
     ("lose\n\n  bogus", 3, 3, "there is no action \"bogus\""),
     ("qp=3 lose", 1, 1, "there is no action"),
@@ -129,6 +130,9 @@ const BAD: [(&str, usize, usize, &str); 45] = [
     ("lose nth=5..2", 1, 10, "a position from 1"),
     ("lose nth=..", 1, 10, "a position from 1"),
     ("lose nth=+3", 1, 10, "a position from 1"),
+    ("lose nth=3,2", 1, 10, "several in order"),
+    ("lose nth=3..5,5", 1, 10, "several in order"),
+    ("lose nth=3,", 1, 10, "a position from 1"),
     ("lose qp=0x1000000", 1, 9, "24 bits"),
     ("lose qp=#0", 1, 9, "24 bits"),
     ("lose peer=nobody", 1, 11, "an IP address"),
@@ -167,6 +171,84 @@ fn texts_have_limits() {
     );
     let long = "#".repeat(MAX_TEXT + 1);
     assert_eq!(Faults::parse(&long).unwrap_err().reason, Reason::TooLong);
+}
+
+#[test]
+fn positions_are_found_in_their_ranges() {
+    let positions = one("lose nth=2,4..6,9..").matcher.nth;
+    let found: Vec<u64> = (0..12).filter(|it| positions.contains(*it)).collect();
+    assert_eq!(found, [2, 4, 5, 6, 9, 10, 11]);
+    assert_eq!(positions.last(), u64::MAX);
+    assert!(!positions.is_all() && Positions::default().is_all());
+}
+
+/// Returns a decision about a packet that is sent.
+fn sent(action: Action, order: u32, nth: u64) -> Decision {
+    Decision {
+        action,
+        qp: Some(QpName::Order(order)),
+        opcode: Some(PacketKind::Send),
+        way: Some(Way::Out),
+        when: When::Nth(nth),
+    }
+}
+
+#[test]
+fn a_log_has_a_fault_for_each_action_and_queue_pair() {
+    let mut log = FaultLog::default();
+    let delay = Action::Delay { least: 1, most: 2 };
+    for (action, order, nth) in [
+        (Action::Lose, 1, 3),
+        (Action::Lose, 1, 4),
+        (Action::Lose, 2, 1),
+        (Action::Lose, 1, 9),
+        // By two faults.
+        (Action::Lose, 1, 9),
+        (delay, 1, 9),
+        (Action::Die, 1, 9),
+        (Action::Die, 1, 12),
+    ] {
+        log.add(0, Some("a"), &sent(action, order, nth)).unwrap();
+    }
+    let late = Decision {
+        when: When::After(2_000_000),
+        opcode: None,
+        way: None,
+        ..sent(Action::QpError, 1, 0)
+    };
+    log.add(1, None, &late).unwrap();
+    let text = log.to_string();
+    let packets = "program=a qp=#1 opcode=send way=out";
+    let lines = [
+        format!("lose device=0 {packets} nth=3..4,9"),
+        "lose device=0 program=a qp=#2 opcode=send way=out nth=1".to_owned(),
+        format!("delay 1ns..2ns device=0 {packets} nth=9"),
+        format!("die device=0 {packets} nth=9"),
+        format!("die device=0 {packets} nth=12"),
+        "qp-error device=1 qp=#1 after=2ms".to_owned(),
+    ];
+    assert_eq!(text, lines.map(|line| line + "\n").concat());
+    check_text(&text);
+}
+
+#[test]
+fn a_log_ends_where_its_text_would_be_refused() {
+    let mut log = FaultLog::default();
+    let mut add = |order, nth| log.add(0, None, &sent(Action::Lose, order, nth));
+    let full = (1..).find_map(|order| Some((order, add(order, 1).err()?)));
+    assert_eq!(full, Some((MAX_FAULTS as u32 + 1, LogFull::Faults)));
+    assert_eq!(add(1, 3), Ok(()));
+    let full = (2..).find_map(|it| add(1, 2 * it).err());
+    assert_eq!(full, Some(LogFull::Length));
+    let text = log.to_string();
+    assert!(text.len() <= MAX_TEXT - FaultLog::RESERVED);
+    assert_eq!(Faults::parse(&text).unwrap().list().len(), MAX_FAULTS);
+    let late = When::After(u64::MAX);
+    let late = Decision {
+        when: late,
+        ..sent(Action::LinkUp, 1, 0)
+    };
+    assert_eq!(FaultLog::default().add(0, None, &late), Err(LogFull::Time));
 }
 
 /// A line of words of the language, in any order.

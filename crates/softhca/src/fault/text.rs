@@ -137,11 +137,8 @@ fn write_matcher(matcher: &Matcher, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     if let Some(way) = &matcher.way {
         write!(f, " way={}", name(&WAYS, way))?;
     }
-    match (*matcher.nth.start(), *matcher.nth.end()) {
-        (1, u64::MAX) => {}
-        (first, last) if first == last => write!(f, " nth={first}")?,
-        (first, u64::MAX) => write!(f, " nth={first}..")?,
-        (first, last) => write!(f, " nth={first}..{last}")?,
+    if !matcher.nth.is_all() {
+        write!(f, " nth={}", matcher.nth)?;
     }
     if let Some(chance) = matcher.chance {
         write!(f, " chance={chance}")?;

@@ -7,7 +7,7 @@ use roce::transport::{self, Refusal};
 use super::causes::observe;
 use crate::cause::{Cause, FrameDrop};
 use crate::command::opcode as op;
-use crate::fault::{Action, Faults, Injector};
+use crate::fault::{Action, Decision, FaultLog, Faults, Injector};
 use crate::testing::driver::{Cq, Driver, Input, Qp, SIGNALED, remote, segment};
 
 /// A driver with a connected pair of queue pairs, and faults.
@@ -43,6 +43,15 @@ impl Pair {
         *counts.lock().unwrap() = vec![0; faults.list().len()];
         let count = Arc::new(move |at: usize| counts.lock().unwrap()[at] += 1);
         self.driver.hca.inject(&faults, |_| true, count);
+    }
+
+    /// Records decisions from now on.
+    fn record(&mut self) -> Arc<Mutex<FaultLog>> {
+        let log: Arc<Mutex<FaultLog>> = Arc::default();
+        let kept = Arc::clone(&log);
+        let add = move |it: &Decision| kept.lock().unwrap().add(0, None, it).unwrap();
+        self.driver.hca.record_faults(Arc::new(add));
+        log
     }
 
     fn counts(&self) -> Vec<u64> {
@@ -311,4 +320,77 @@ fn a_verb_fails_with_the_error_of_the_fault_that_happens() {
     assert_eq!(verb("ibv_create_qp"), Some((1, 12)));
     assert_eq!(verb("ibv_create_qp"), Some((2, 22)));
     assert_eq!(verb("ibv_create_qp"), None);
+}
+
+/// Runs messages and writes with faults, some of which are set between them, and others in the
+/// place of those; returns what was recorded.
+fn recorded(faults: [&str; 2]) -> String {
+    let mut pair = Pair::new("");
+    let log = pair.record();
+    for text in faults {
+        if !text.is_empty() {
+            pair.inject(text);
+        }
+        for _ in 0..20 {
+            assert_eq!(pair.send(), SENT, "{text}");
+            assert_eq!(pair.write().len(), 1, "{text}");
+        }
+    }
+    log.lock().unwrap().to_string()
+}
+
+#[test]
+fn what_was_recorded_happens_again() {
+    const SHORT: &str = "lose chance=0.2 seed=3\nduplicate way=in chance=0.2 seed=4\n\
+        corrupt opcode=ack chance=0.1\nreorder 5us qp=#1 chance=0.1\nrnr chance=0.2\n\
+        slow-receiver 3ms opcode=send nth=2\nnak sequence chance=0.1";
+    for faults in [[SHORT, ""], ["", SHORT], [SHORT, "lose qp=#2 chance=0.3"]] {
+        let first = recorded(faults);
+        for action in ["lose", "duplicate", "corrupt", "reorder", "rnr", "nak"] {
+            let found = first.lines().any(|it| it.starts_with(action));
+            assert!(found, "{action}: {first}");
+        }
+        assert!(!first.contains("slow-receiver"), "{first}");
+        assert_eq!(recorded([&first, ""]), first, "{faults:?}");
+    }
+    assert_eq!(recorded(["", ""]), "");
+}
+
+#[test]
+fn calls_and_what_happens_once_are_recorded() {
+    let mut pair = Pair::new("");
+    let log = pair.record();
+    let injector = pair.driver.hca.injector().unwrap();
+    assert_eq!(injector.verb(0, "ibv_reg_mr"), None);
+    assert_eq!(injector.registration(0, 10), None);
+    pair.inject("fail ibv_reg_mr EIO nth=2\nmemlock 20\nlink-down 1ms opcode=send nth=2");
+    let injector = pair.driver.hca.injector().unwrap();
+    for _ in 0..3 {
+        injector.verb(0, "ibv_reg_mr");
+    }
+    assert_eq!(injector.registration(0, 0), None);
+    assert_eq!(injector.registration(0, 20), None);
+    assert_eq!(injector.registration(0, 30), Some(2));
+    assert_eq!(pair.send(), SENT);
+    assert_eq!(pair.send(), SENT);
+    pair.inject("link-down");
+    pair.driver.run();
+    pair.driver.hca.end_faults();
+    let text = log.lock().unwrap().to_string();
+    // Times depend on how often the driver runs the device.
+    let lines = text.lines().map(|it| match it.split_once(" after=") {
+        Some((line, _)) => line,
+        None => it,
+    });
+    assert_eq!(
+        *lines.collect::<Vec<_>>(),
+        [
+            "fail ibv_reg_mr EIO device=0 nth=3",
+            "memlock 0 device=0 nth=3",
+            "link-down 1ms device=0 qp=#1 opcode=send way=out nth=2",
+            "link-down device=0",
+            "link-up device=0",
+        ]
+    );
+    assert_eq!(text.matches(" after=").count(), 2, "{text}");
 }
