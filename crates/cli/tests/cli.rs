@@ -1,7 +1,7 @@
 //! Runs the command: exit status, standard output and error, no panic. Works with and
 //! without RDMA.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::ExitStatusExt;
@@ -278,6 +278,33 @@ fn check_searches_the_fewest_decisions() {
         assert!(said.contains(expected), "{expected}: {said}");
     }
     runner.finish();
+}
+
+/// On devices of the host, the library for embedded devices records and precedes the plugin.
+#[test]
+fn programs_on_devices_of_the_host_are_recorded() {
+    let runner = Runner::new("record");
+    std::fs::write(runner.0.join("libringverbs-rdmav34.so"), b"").unwrap();
+    let record = runner.0.join("record.jsonl");
+    let run = [
+        OsStr::new("run"),
+        OsStr::new("--record"),
+        record.as_os_str(),
+    ];
+    let trace = [OsStr::new("trace")];
+    for options in [&run[..], &trace] {
+        let mut command = Command::new(runner.0.join("ringverbs"));
+        let command = command.args(options).env_remove("LD_PRELOAD");
+        let command = command.args(["--", "sh", "-c", "echo $LD_PRELOAD"]);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        let path = runner.0.display();
+        let expected = format!("{path}/libringverbs_preload.so:{path}/libringverbs-rdmav34.so\n");
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout),
+            expected,
+            "{options:?}"
+        );
+    }
 }
 
 /// Returns `LD_PRELOAD` of a program that a copy of the command runs on embedded devices.
@@ -568,7 +595,12 @@ impl Runner {
         let runner = Self(std::env::temp_dir().join(name));
         std::fs::create_dir_all(&runner.0).unwrap();
         let command = runner.0.join("ringverbs");
-        std::fs::copy(env!("CARGO_BIN_EXE_ringverbs"), command).unwrap();
+        let built = env!("CARGO_BIN_EXE_ringverbs");
+        // While a copy is written, another test's child may inherit its descriptor: then it cannot
+        // be executed.
+        if std::fs::hard_link(built, &command).is_err() {
+            std::fs::copy(built, command).unwrap();
+        }
         std::fs::write(runner.0.join("libringverbs_preload.so"), b"").unwrap();
         runner
     }

@@ -988,8 +988,11 @@ impl Settings {
     /// Adds the variable of a record: a file, or a socket. The library for embedded devices writes
     /// it, on other devices as well.
     fn set_record(&mut self, target: PathBuf) -> Result<(), Error> {
-        if self.preload.is_empty() {
-            self.preload(&find_preload()?)?;
+        let library = find_preload()?;
+        if !self.preload.contains(&library) {
+            self.preload(&library)?;
+            // It precedes the plugin.
+            self.preload.rotate_right(1);
         }
         self.set(RECORD, target.into());
         Ok(())
