@@ -113,6 +113,12 @@ const OPTIONS: &[(&str, &[&str], [&str; 3], &str)] = &[
         ":1:|No such file|directory",
     ),
     (
+        "--record-faults",
+        &["--embedded"],
+        ["nowhere/x", "/proc/x", "file/x"],
+        "No such file|Not a directory",
+    ),
+    (
         "--explain",
         &["--embedded"],
         ["nowhere/x", ".", "/proc/x"],

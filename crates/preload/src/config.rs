@@ -53,6 +53,8 @@ pub(crate) struct Config {
     pub(crate) faults: Option<Faults>,
     /// File that counts how often they happen.
     pub(crate) fault_counts: Option<PathBuf>,
+    /// File of the faults that have happened, in whose name each process inserts its number.
+    pub(crate) fault_record: Option<PathBuf>,
     /// Where causes of failures are reported: a file, or `1` for standard error.
     pub(crate) explain: Option<PathBuf>,
     /// The form of these reports.
@@ -115,6 +117,8 @@ const USAGE: &str = "RINGVERBS_USAGE";
 const FAULTS: &str = "RINGVERBS_FAULTS";
 /// Names the file for [`Config::fault_counts`]; `ringverbs run` sets it.
 const FAULT_COUNTS: &str = "RINGVERBS_FAULT_COUNTS";
+/// Names [`Config::fault_record`].
+const RECORD_FAULTS: &str = "RINGVERBS_RECORD_FAULTS";
 /// Names [`Config::explain`].
 const EXPLAIN: &str = "RINGVERBS_EXPLAIN";
 /// Names [`Config::explain_format`].
@@ -184,6 +188,7 @@ fn parse(requested: &OsStr) -> Result<Config, (&'static str, String)> {
         usage: variable(USAGE).map(PathBuf::from),
         faults: faults(variable(FAULTS).as_deref()).map_err(of(FAULTS))?,
         fault_counts: variable(FAULT_COUNTS).map(PathBuf::from),
+        fault_record: variable(RECORD_FAULTS).map(PathBuf::from),
         explain: variable(EXPLAIN).map(PathBuf::from),
         explain_format: format(variable(EXPLAIN_FORMAT).as_deref()).map_err(of(EXPLAIN_FORMAT))?,
         check: variable(CHECK).map(PathBuf::from),

@@ -831,6 +831,22 @@ pub(crate) fn settle() -> bool {
     device.is_some()
 }
 
+/// Records the faults that happen. A program whose record cannot be written ends: it must not run
+/// unobserved.
+fn record_faults(network: &Network, path: &Path) {
+    let on_end = |path: &Path, reason: &dyn std::fmt::Display| {
+        print_error(&format!(
+            "{}: the record of faults ends here: {reason}",
+            path.display()
+        ));
+    };
+    if let Err(error) = network.record_faults(path, Box::new(on_end)) {
+        print_error(&format!("{}: {error}", path.display()));
+        // SAFETY: as in `capture`.
+        unsafe { libc::_exit(1) };
+    }
+}
+
 /// Injects the faults that are asked for.
 fn inject(network: &Network, config: &Config) {
     let Some(faults) = &config.faults else {
@@ -933,6 +949,9 @@ fn join() -> Result<&'static [Embedded], Errno> {
     let devices = devices.collect::<Result<Vec<_>, _>>()?;
     if let (Some(chaos), Some(device)) = (chaos, devices.first()) {
         chaos::start(chaos, device.number());
+    }
+    if let Some(path) = &config.fault_record {
+        record_faults(&network, path);
     }
     inject(&network, config);
     Ok(devices.leak())

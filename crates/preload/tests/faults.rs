@@ -9,6 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::*;
+use embedded::softhca::fault::Faults;
 use embedded::{FaultAnswer, FaultCounts, FaultState, RunningProcesses};
 use testing::hosts::free_port;
 use testing::pcapng::frames;
@@ -158,6 +159,7 @@ fn short(provider: Provider) {
 with_each_provider! {
     programs_see_faults: short;
     programs_that_run_get_faults: running;
+    recorded_faults_happen_again: recorded;
 }
 
 #[test]
@@ -234,6 +236,131 @@ fn running(provider: Provider) {
     assert_eq!(told, [client.child.id()]);
     assert_eq!(answers[0].of(0), Some((FaultState::Applied, 1)));
     world.finish();
+}
+
+/// Runs a ping-pong whose ends have the faults of a file each. Returns what each has recorded,
+/// and how often its first fault has happened.
+fn recorded_pair(world: &World, line: &str, faults: [&str; 2]) -> [(String, u64); 2] {
+    let start = |at: usize, line: &str| {
+        let [file, counted, record] = ["f", "counts", "record"].map(|name| {
+            let path = world.directory.join(format!("{name}-{at}"));
+            path.display().to_string()
+        });
+        fs::write(&file, faults[at]).unwrap();
+        let _ = fs::remove_file(&counted);
+        let count = FaultCounts::create(counted.as_ref()).unwrap();
+        let line = format!(
+            "env RINGVERBS_FAULTS={file} RINGVERBS_FAULT_COUNTS={counted} \
+             RINGVERBS_RECORD_FAULTS={record} {line}"
+        );
+        let program = world.start(&line, &format!("said-{at}"));
+        let record = format!("{record}-{}", program.child.id());
+        (program, record, count)
+    };
+    let (mut server, server_record, server_count) = start(0, line);
+    world.wait_for(&mut server);
+    let (mut client, client_record, client_count) = start(1, &format!("{line} localhost"));
+    client.good();
+    server.good();
+    [(server_record, server_count), (client_record, client_count)].map(|(record, count)| {
+        let text = fs::read_to_string(record).unwrap();
+        let (header, faults) = text.split_once('\n').unwrap();
+        assert!(
+            header.starts_with("# Faults that have happened in"),
+            "{header}"
+        );
+        // Sent and received packets have no order.
+        let mut lines: Vec<&str> = faults.lines().collect();
+        lines.sort_unstable_by(|a, b| b.cmp(a));
+        (lines.join("\n"), count.of(0))
+    })
+}
+
+/// What happens by chance is recorded as faults that do the same again, in both processes.
+fn recorded(provider: Provider) {
+    const FAULTS: &str = "lose opcode=send chance=0.1 seed=5\n\
+                          duplicate way=in opcode=send chance=0.1 seed=6";
+    let _turn = turn();
+    if !installed(&["ibv_rc_pingpong"]) {
+        return;
+    }
+    let [high, low] = (std::process::id() as u16).to_be_bytes();
+    let host: &str = String::leak(format!("roce:127.186.{high}.{low}"));
+    for (devices, name, gid) in [("roce,roce", "mlx5_1", 1), (host, "mlx5_0", 0)] {
+        let world = World::new(provider, devices);
+        let line = format!(
+            "ibv_rc_pingpong -d {name} -g {gid} -s 1024 -n 50 -p {}",
+            free_port()
+        );
+        // A process that does not run for 67 ms lets its peer send again.
+        let again = (0..5).any(|_| {
+            let first = recorded_pair(&world, &line, [FAULTS; 2]);
+            for (text, count) in &first {
+                let device = name.trim_start_matches("mlx5_");
+                let of = format!("device={device} program=ibv_rc_pingpong qp=#1 opcode=send");
+                let [lost, duplicated] = *text.lines().collect::<Vec<_>>() else {
+                    panic!("{text}");
+                };
+                assert!(
+                    lost.starts_with(&format!("lose {of} way=out nth=")),
+                    "{text}"
+                );
+                let twice = format!("duplicate {of} way=in nth=");
+                assert!(duplicated.starts_with(&twice), "{text}");
+                assert!(*count > 2, "{text}");
+            }
+            let [server, client] = &first;
+            recorded_pair(&world, &line, [&server.0, &client.0]) == first
+        });
+        assert!(again, "{devices}");
+        world.finish();
+    }
+}
+
+/// A record that cannot be written ends the program before its devices are made.
+#[test]
+fn a_record_that_cannot_be_written_is_an_error() {
+    let _turn = turn();
+    if !installed(&["ibv_devinfo"]) {
+        return;
+    }
+    let world = World::new(Provider::Stock, "roce");
+    let mut program = world.start("env RINGVERBS_RECORD_FAULTS=/proc/x/y ibv_devinfo", "said");
+    assert_eq!(program.end(), Some(1));
+    let said = program.said();
+    assert!(said.contains("/proc/x/y: No such file"), "{said}");
+}
+
+/// A record that the disk has no room for any more ends whole, and the program goes on.
+#[test]
+fn a_full_disk_ends_the_record() {
+    let _turn = turn();
+    if !installed(&["ibv_rc_pingpong"]) {
+        return;
+    }
+    let world = World::new(Provider::Stock, "roce");
+    let faults = world.directory.join("f");
+    let text = "duplicate opcode=send chance=0.5\ndelay 1us opcode=send chance=0.5";
+    fs::write(&faults, text).unwrap();
+    // The capture fills the disk.
+    let variable = format!(
+        "RINGVERBS_FAULTS={} RINGVERBS_CAPTURE={} RINGVERBS_RECORD_FAULTS",
+        faults.display(),
+        world.directory.join("small/frames.pcapng").display()
+    );
+    let Some(said) = world.pair_on_small_disk(&variable, "record.faults") else {
+        return;
+    };
+    let reason = "the record of faults ends here: No space left";
+    assert_eq!(said.matches(reason).count(), 1, "{said}");
+    let files = fs::read_dir(&world.directory).unwrap();
+    let names = files.map(|it| it.unwrap().file_name().into_string().unwrap());
+    let names: Vec<String> = names.filter(|it| it.starts_with("record-")).collect();
+    let [record] = &names[..] else {
+        panic!("not one file: {names:?}");
+    };
+    let text = fs::read_to_string(world.directory.join(record)).unwrap();
+    assert_eq!(Faults::parse(&text).unwrap().list().len(), 2, "{text}");
 }
 
 /// The capture of a program shows each fault as often as it is counted.

@@ -158,6 +158,10 @@ pub struct Options {
     /// each has happened
     #[arg(long, value_name = "FILE")]
     faults: Option<PathBuf>,
+    /// Record which faults happen, also those of `ringverbs fault`, as a file of faults that makes
+    /// the same happen again: each process in a file FILE with its number
+    #[arg(long, value_name = "FILE")]
+    record_faults: Option<PathBuf>,
     /// Report, on standard error or in a file, why embedded devices refuse commands, fail work
     /// requests and drop packets
     #[arg(
@@ -315,6 +319,8 @@ pub enum RunError {
     Timeline(timeline::TimelineError),
     /// The record cannot be written.
     Record(PathBuf, std::io::Error),
+    /// The record of faults cannot be written.
+    FaultRecord(PathBuf, std::io::Error),
     /// `trace` is given `--record`.
     RecordTwice,
     /// A signal of this number has ended the search for a seed.
@@ -423,6 +429,9 @@ impl fmt::Display for RunError {
                  lists it",
             ),
             Self::Record(path, error) => write!(f, "--record: {}: {error}", path.display()),
+            Self::FaultRecord(path, error) => {
+                write!(f, "--record-faults: {}: {error}", path.display())
+            }
             Self::Stopped(signal) => {
                 write!(f, "stopped by signal {signal}; the program was killed")
             }
@@ -936,6 +945,12 @@ impl Settings {
                 settings.set("RINGVERBS_FAULTS", file.absolute()?);
                 settings.faults = Some(file);
             }
+            if let Some(path) = &options.record_faults {
+                let path = std::path::absolute(path)?;
+                let refused = |error| RunError::FaultRecord(path.clone(), error);
+                check_record(&path).map_err(refused)?;
+                settings.set("RINGVERBS_RECORD_FAULTS", path.into());
+            }
             if let Some(target) = &options.explain {
                 settings.set("RINGVERBS_EXPLAIN", reports("--explain", target)?);
                 if let Some(form) = &options.explain_format {
@@ -947,6 +962,7 @@ impl Settings {
             let given = [
                 ("--chaos", options.chaos.is_some()),
                 ("--faults", options.faults.is_some()),
+                ("--record-faults", options.record_faults.is_some()),
                 ("--capture", options.capture.is_some()),
             ];
             if let Some((option, _)) = given.iter().find(|(_, given)| *given) {

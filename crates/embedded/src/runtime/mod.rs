@@ -7,6 +7,7 @@ pub(crate) mod control;
 pub(crate) mod device;
 pub(crate) mod embedded;
 pub(crate) mod exit_flush;
+pub(crate) mod fault_record;
 pub(crate) mod faults;
 pub(crate) mod kernel;
 pub(crate) mod network;
