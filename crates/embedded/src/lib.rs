@@ -66,7 +66,10 @@ pub use driver::file_limit::FileSizeLimit;
 pub use driver::files::UarCounts;
 pub use driver::gids::{GidTable, GidTableError};
 pub use driver::inherited::InheritedContext;
-pub use driver::memory::{GatherObserver, ScatterObserver, last_accesses, observe_data};
+pub use driver::memory::{
+    AccessObserver, GatherObserver, ScatterObserver, last_accesses, observe_data,
+    observe_peer_accesses,
+};
 pub use driver::moved::may_be_registered;
 pub use driver::pinned::Loss;
 pub use file_size::file_size_limit;

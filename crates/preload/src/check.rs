@@ -15,11 +15,13 @@ mod completion_queue;
 mod content;
 mod device;
 mod freed;
+mod gids;
 mod memory;
 mod ranges;
 mod receives;
 mod receiving;
 mod remote;
+mod rights;
 mod sends;
 mod shared;
 mod suppressions;
@@ -38,13 +40,14 @@ use std::sync::{Arc, Mutex};
 
 use embedded::ObjectChange;
 use embedded::softhca::cause::WorkRequest;
-use uverbs::QpType;
+use uverbs::{QpState, QpType};
 
 use crate::config::Config;
 use crate::explain::{Explainer, Finding, Origin, Post, QueuePair, Stranger, lock};
 pub(crate) use completion_queue::CompletionQueue;
 use completion_queue::Entry;
 pub(crate) use freed::defer as defer_freeing;
+pub(crate) use gids::{manager_was_opened, was_read as gid_was_read};
 pub(crate) use memory::recover;
 use receives::Completed;
 pub(crate) use receives::{ReceiveQueue, Received};
@@ -87,10 +90,13 @@ pub(crate) enum Rule {
     NoRetries,
     EndlessRetries,
     LimitNotSetAgain,
+    FixedGidIndex,
+    UnsignaledInMixedQueue,
+    UnusedRights,
 }
 
 impl Rule {
-    const ALL: [Self; 27] = [
+    const ALL: [Self; 30] = [
         Self::BufferChanged,
         Self::OverlappingAccess,
         Self::ReceiveOverwritten,
@@ -118,6 +124,9 @@ impl Rule {
         Self::NoRetries,
         Self::EndlessRetries,
         Self::LimitNotSetAgain,
+        Self::FixedGidIndex,
+        Self::UnsignaledInMixedQueue,
+        Self::UnusedRights,
     ];
 
     /// Returns its name in reports and suppressions.
@@ -150,6 +159,9 @@ impl Rule {
             Self::NoRetries => "no-retries",
             Self::EndlessRetries => "endless-retries",
             Self::LimitNotSetAgain => "limit-not-set-again",
+            Self::FixedGidIndex => "fixed-gid-index",
+            Self::UnsignaledInMixedQueue => "unsignaled-in-mixed-queue",
+            Self::UnusedRights => "unused-rights",
         }
     }
 
@@ -166,7 +178,10 @@ impl Rule {
             | Self::ShortTimeout
             | Self::NoRetries
             | Self::EndlessRetries
-            | Self::LimitNotSetAgain => "advice",
+            | Self::LimitNotSetAgain
+            | Self::FixedGidIndex
+            | Self::UnsignaledInMixedQueue
+            | Self::UnusedRights => "advice",
             _ => "error",
         }
     }
@@ -260,8 +275,11 @@ impl Checker {
     }
 
     /// Begins to observe what devices read and write.
-    pub(crate) fn observe() {
+    pub(crate) fn observe(&self) {
         embedded::observe_data(watched::before_gather, watched::before_scatter);
+        if self.advises {
+            embedded::observe_peer_accesses(rights::used);
+        }
     }
 
     /// Returns whether a report is to be printed, and counts it.
@@ -345,8 +363,12 @@ impl Checker {
             }
             posted.count += 1;
         }
+        let own = queue.len();
         drop(queue);
-        posted.finding = last.and_then(|origin| too_small(posting, origin));
+        posted.finding = last.and_then(|origin| {
+            let advice = || self.no_room_for_failures(posting, origin.clone(), own);
+            too_small(posting, origin.clone()).or_else(advice)
+        });
         posted
     }
 
@@ -520,6 +542,16 @@ impl Checker {
                 *lock(&self.limits).entry((device, handle)).or_default() += 1;
                 return;
             }
+            ObjectChange::GidQueried { index } => return gids::was_read(device, index),
+            ObjectChange::RegionRegistered { key, access, .. } => {
+                return rights::region_registered((device, key), access);
+            }
+            ObjectChange::RegionDeregistered { key } => {
+                return rights::region_deregistered((device, key));
+            }
+            ObjectChange::QueuePairDestroyed { number } => {
+                return rights::queue_pair_destroyed((device, number));
+            }
             ObjectChange::Destroyed { handle, events, .. } => {
                 let count = lock(&self.limits).remove(&(device, handle));
                 if count == Some(1) && events != 0 {
@@ -539,9 +571,17 @@ impl Checker {
                 ref attributes,
             } => {
                 let queue_pair = explainer.objects.queue_pair(device, number);
-                let kind = queue_pair.map(|it| it.kind);
-                let advice = kind.map(|kind| advice::of_modified(kind, state, attributes));
-                (number, advice.unwrap_or_default())
+                let Some(kind) = queue_pair.map(|it| it.kind) else {
+                    return;
+                };
+                if [QpType::RC, QpType::UC].contains(&kind) && !gids::manager_is_used() {
+                    rights::queue_pair_modified((device, number), attributes.access);
+                }
+                let mut advice = advice::of_modified(kind, state, attributes);
+                if state == QpState::RTR && attributes.is_global {
+                    advice.extend(gids::not_read(device, attributes.source.0.into()));
+                }
+                (number, advice)
             }
             _ => return,
         };
@@ -554,6 +594,42 @@ impl Checker {
                 message: format!("queue pair {number:#x}: {message}"),
                 origins: vec![("called", Origin::here())],
             });
+        }
+    }
+
+    /// Returns what is advised of a completion queue that overruns if work fails.
+    fn no_room_for_failures(
+        &self,
+        posting: Posting<'_>,
+        origin: Origin,
+        own: usize,
+    ) -> Option<Finding> {
+        let (queue, entries) = posting.completions.filter(|_| self.advises)?;
+        let all = queue.excess_of_failures(entries, own)?;
+        let number = posting.number;
+        Some(Finding {
+            rule: Rule::UnsignaledInMixedQueue,
+            device: posting.device,
+            queue_pair: Some((number, Arc::clone(posting.queue_pair))),
+            message: format!(
+                "queue pair {number:#x}: its completion queue has {entries} entries, and gets \
+                 {all} completions, also of other queues, if what is posted fails: unsignaled \
+                 sends that fail or are flushed have completions"
+            ),
+            origins: vec![
+                ("posted", origin),
+                ("completion queue: created", queue.created.clone()),
+            ],
+        })
+    }
+
+    /// Reports rights that no peer has used.
+    pub(crate) fn advise_of_rights(&self, explainer: &Explainer) {
+        if !self.advises {
+            return;
+        }
+        for finding in rights::findings() {
+            explainer.report_error(finding);
         }
     }
 
@@ -605,6 +681,9 @@ impl Checker {
             return;
         };
         let is_received = completion.is_receive && !completion.has_failed;
+        if self.advises && !completion.has_failed {
+            rights::worked();
+        }
         if is_received {
             watched::arrived(number);
         }

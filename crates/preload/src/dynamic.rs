@@ -9,9 +9,9 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use uverbs::Errno;
 
-use crate::config;
 use crate::process::{ProcessState, report_failed_call};
 use crate::tree;
+use crate::{check, config};
 
 /// Opens an attribute, by its path below `/sys`, for reading.
 pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
@@ -20,6 +20,9 @@ pub(crate) fn open(path: &str) -> Result<RawFd, Errno> {
     let device = devices.get(number).ok_or(Errno::new(libc::ENOENT))?;
     if GidAttribute::named(name).is_some_and(|(_, index)| index >= device.gids().len()) {
         return Err(Errno::new(libc::ENOENT));
+    }
+    if let Some((_, index)) = GidAttribute::named(name) {
+        check::gid_was_read(number, u32::try_from(index).ok());
     }
     let failed = |errno: nix::Error| Errno::new(errno as i32);
     let Some(content) = sysfs::content(device, config::node_interface(number), name) else {

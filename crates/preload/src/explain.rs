@@ -549,8 +549,8 @@ impl Explainer {
 
     /// Reports the causes of devices, and a summary at the exit of the process.
     pub(crate) fn observe(&'static self, devices: &[Embedded]) {
-        if self.checker.is_some() {
-            Checker::observe();
+        if let Some(checker) = &self.checker {
+            checker.observe();
         }
         for (number, device) in devices.iter().enumerate() {
             let asking = device.clone();
@@ -888,6 +888,7 @@ impl Explainer {
             self.summarise_causes();
         }
         if let Some(checker) = &self.checker {
+            checker.advise_of_rights(self);
             let summary = checker.summary();
             self.target.write(&match self.format {
                 Format::Text => summary.text(),

@@ -25,7 +25,7 @@ use uverbs::{Errno, Error};
 
 use crate::calls::find_data_start;
 use crate::chaos;
-use crate::check::Checker;
+use crate::check::{self, Checker};
 use crate::config::{self, Config, print_error};
 use crate::explain::{Explainer, Target};
 use crate::table::{self, Object, ObjectKind, ProgramDescriptors, Table};
@@ -508,6 +508,7 @@ impl ProcessState {
         let device = devices.first().ok_or(Errno::new(libc::ENXIO))?;
         let kernel: Arc<dyn Kernel> = Arc::from(device.connection_manager());
         let fd = kernel.open(c"/dev/infiniband/rdma_cm", libc::O_RDWR)?;
+        check::manager_was_opened();
         self.add(kernel, fd, ObjectKind::Manager, cloexec)
     }
 

@@ -4,6 +4,7 @@
 //! [`crate::Hca::read`] and [`crate::Hca::write`].
 
 use roce::packet::Path;
+use roce::transport::Access;
 
 /// The address is not mapped for the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +28,9 @@ pub trait Memory {
     /// Called before data of a queue pair, not an entry of a queue, is written to memory: by a
     /// write or an atomic of its peer if `is_remote`.
     fn before_scatter(&self, _qpn: u32, _address: u64, _length: usize, _is_remote: bool) {}
+
+    /// Called when a queue pair has found a request of its peer for memory with a key permitted.
+    fn peer_accesses(&self, _qpn: u32, _key: u32, _access: Access) {}
 
     /// Copies to memory, in no particular order.
     fn write(&self, address: u64, data: &[u8]) -> Result<(), Unmapped>;

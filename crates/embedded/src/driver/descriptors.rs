@@ -83,6 +83,11 @@ pub enum ObjectChange {
         /// Handle of the queue.
         handle: u32,
     },
+    /// The program has read an entry of the GID table.
+    GidQueried {
+        /// Its index; `None` for all entries.
+        index: Option<u32>,
+    },
     /// An object of a context was created, whatever its type.
     Created {
         /// Its handle.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ring::copy;
 use roce::packet::Path;
+use roce::transport::Access as PeerAccess;
 use softhca::platform::{Clock, Interrupts, Memory, Peers, Unmapped, copy_through_buffer};
 
 use crate::driver::moved::{MovedRegions, Part};
@@ -48,6 +49,19 @@ pub type ScatterObserver = fn(u32, u64, usize, bool);
 /// from memory, and write it. A later call changes nothing.
 pub fn observe_data(before_gather: GatherObserver, before_scatter: ScatterObserver) {
     let _ = DATA_OBSERVERS.set((before_gather, before_scatter));
+}
+
+/// The function that is called when a peer may access memory.
+static ACCESS_OBSERVER: OnceLock<AccessObserver> = OnceLock::new();
+
+/// Called with the numbers of a queue pair and of the key of a request of its peer, as
+/// [`GatherObserver`].
+pub type AccessObserver = fn(u32, u32, PeerAccess);
+
+/// Sets the function that is called when devices of this process have found a request of a peer
+/// permitted. A later call changes nothing.
+pub fn observe_peer_accesses(accesses: AccessObserver) {
+    let _ = ACCESS_OBSERVER.set(accesses);
 }
 
 /// Memory of the process that the device may access.
@@ -334,6 +348,13 @@ impl Memory for Process {
     fn before_scatter(&self, qpn: u32, address: u64, length: usize, is_remote: bool) {
         if let Some((_, observer)) = DATA_OBSERVERS.get() {
             observer(qpn, address, length, is_remote);
+        }
+    }
+
+    #[inline]
+    fn peer_accesses(&self, qpn: u32, key: u32, access: PeerAccess) {
+        if let Some(observer) = ACCESS_OBSERVER.get() {
+            observer(qpn, key, access);
         }
     }
 

@@ -24,6 +24,7 @@ use zerocopy::IntoBytes;
 use crate::addresses::OTHERS_MAC;
 use crate::driver::cause::{Class, Result, at_most, invalid, is, refuse, require};
 use crate::driver::command::{Input, run};
+use crate::driver::descriptors::ObjectChange;
 use crate::driver::files::MEMORY_PAGES;
 use crate::driver::gids::{mac_of, multicast_mac};
 use crate::driver::queues::LOG_MAX_STREAMS;
@@ -189,6 +190,7 @@ impl State {
         request.put(ATTR_QUERY_GID_TABLE_RESP_ENTRIES, &entries);
         let count = gids.len() as u64;
         request.answer(ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, &count);
+        self.note_gid_query(None);
         Ok(())
     }
 
@@ -202,7 +204,14 @@ impl State {
             return refuse(Class::NoData, "gid_index", index, Rule::Exists);
         };
         request.answer_struct(ATTR_QUERY_GID_ENTRY_RESP_ENTRY, &entry);
+        self.note_gid_query(Some(index));
         Ok(())
+    }
+
+    fn note_gid_query(&mut self, index: Option<u32>) {
+        if let Some(changes) = &mut self.objects.changes {
+            changes.push(ObjectChange::GidQueried { index });
+        }
     }
 
     fn device(&self) -> QueryDeviceResp {

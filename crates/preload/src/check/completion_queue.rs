@@ -12,6 +12,8 @@ pub(crate) struct CompletionQueue {
     ignores_overrun: bool,
     /// Work requests that will have a completion, which was not polled.
     outstanding: AtomicU32,
+    /// Sends that will have a completion only if they fail or are flushed.
+    unsignaled: AtomicU32,
     /// A completion was polled in a way that is seen.
     is_polled: AtomicBool,
     /// An error that is reported when the first completion is polled: until then the program
@@ -27,6 +29,7 @@ impl CompletionQueue {
             created,
             ignores_overrun,
             outstanding: AtomicU32::new(0),
+            unsignaled: AtomicU32::new(0),
             is_polled: AtomicBool::new(false),
             pending: Mutex::new(None),
             reader: AtomicI32::new(0),
@@ -50,6 +53,15 @@ impl CompletionQueue {
     pub(super) fn excess(&self, entries: u32) -> Option<u32> {
         let outstanding = self.outstanding.load(Ordering::Relaxed);
         (outstanding > entries && !self.ignores_overrun).then_some(outstanding)
+    }
+
+    /// Returns how many completions it gets, more than its entries, if all that is posted fails or
+    /// is flushed: that is the work of several queues, of which one has `own`.
+    pub(super) fn excess_of_failures(&self, entries: u32, own: usize) -> Option<u32> {
+        let unsignaled = self.unsignaled.load(Ordering::Relaxed);
+        let all = (self.outstanding.load(Ordering::Relaxed)).saturating_add(unsignaled);
+        let is_shared = own < all as usize;
+        (is_shared && all > entries && !self.ignores_overrun).then_some(all)
     }
 
     /// Returns the finding if it can be reported, and keeps it otherwise.
@@ -77,6 +89,23 @@ impl Entry {
     pub(super) fn polled(self) -> Option<Finding> {
         self.0.is_polled.store(true, Ordering::Relaxed);
         lock(&self.0.pending).take()
+    }
+}
+
+/// A send that has an entry in its completion queue only if it fails or is flushed.
+#[derive(Debug)]
+pub(crate) struct Unsignaled(Arc<CompletionQueue>);
+
+impl Unsignaled {
+    pub(crate) fn new(queue: &Arc<CompletionQueue>) -> Self {
+        queue.unsignaled.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(queue))
+    }
+}
+
+impl Drop for Unsignaled {
+    fn drop(&mut self) {
+        self.0.unsignaled.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -108,6 +137,12 @@ mod tests {
         assert_eq!((queue.excess(1), queue.excess(2)), (Some(2), None));
         assert!(first.polled().is_none());
         assert_eq!(queue.excess(1), None);
+        let unsignaled = Unsignaled::new(&queue);
+        assert_eq!(queue.excess_of_failures(1, 1), Some(2));
+        assert_eq!(queue.excess_of_failures(1, 2), None, "of one queue");
+        assert_eq!(queue.excess_of_failures(2, 1), None);
+        drop(unsignaled);
+        assert_eq!(queue.excess_of_failures(0, 0), Some(1));
         let queue = Arc::new(CompletionQueue::new(Origin::here(), true));
         let _entry = Entry::new(&queue);
         assert_eq!(queue.excess(0), None);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::completion_queue::{CompletionQueue, Entry};
+use super::completion_queue::{CompletionQueue, Entry, Unsignaled};
 use super::content::{Content, Fate};
 use super::remote::{Place, Remote, Request, Unordered};
 use super::watched::{self, Use, Watched};
@@ -51,6 +51,8 @@ pub(crate) struct Sent {
     remote: Option<Remote>,
     /// In the completion queue, if it has a completion.
     pub(super) entry: Option<Entry>,
+    /// Otherwise.
+    unsignaled: Option<Unsignaled>,
 }
 
 /// Returns what the device does with the buffers of an `ibv_wr_opcode`.
@@ -76,6 +78,7 @@ impl Sent {
             target: None,
             remote: None,
             entry: None,
+            unsignaled: None,
         }
     }
 
@@ -215,6 +218,11 @@ impl SendQueue {
         !std::mem::replace(&mut self.is_lost, true)
     }
 
+    /// Returns the number of sends.
+    pub(super) fn len(&self) -> usize {
+        self.sends.len()
+    }
+
     pub(crate) fn is_lost(&self) -> bool {
         self.is_lost
     }
@@ -228,6 +236,8 @@ impl SendQueue {
         }
         if self.signals_all || sent.is_signaled {
             sent.entry = queue.map(Entry::new);
+        } else {
+            sent.unsignaled = queue.map(Unsignaled::new);
         }
         self.sends.push_back(sent);
         true

@@ -38,6 +38,60 @@ static void reach_limit(struct ibv_qp *qp, struct ibv_srq *srq, int again)
 	CHECK(!ibv_dereg_mr(mr));
 }
 
+/* Posts a write to itself. */
+static int post_write(struct ibv_qp *qp, struct ibv_sge *from, struct ibv_mr *to, int flags)
+{
+	struct ibv_send_wr write = { .sg_list = from, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+				     .send_flags = flags,
+				     .wr.rdma = { (uintptr_t)to->addr, to->rkey } }, *bad;
+
+	return ibv_post_send(qp, &write, &bad);
+}
+
+static void wait_for(struct ibv_cq *cq)
+{
+	struct ibv_wc completion;
+
+	while (!ibv_poll_cq(cq, 1, &completion))
+		;
+	CHECK(completion.status == IBV_WC_SUCCESS);
+}
+
+/* Writes to itself in a region with other rights, too, or not. */
+static void use_region(struct ibv_qp *qp, int access)
+{
+	static char bytes[256];
+	struct ibv_mr *mr = ibv_reg_mr(qp->pd, bytes, sizeof(bytes),
+				       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | access);
+	struct ibv_sge from;
+
+	CHECK(mr);
+	from = (struct ibv_sge){ (uintptr_t)bytes + 128, 8, mr->lkey };
+	CHECK(!post_write(qp, &from, mr, IBV_SEND_SIGNALED));
+	wait_for(qp->send_cq);
+	CHECK(!ibv_dereg_mr(mr));
+}
+
+/* Has a receive, and sends of which only the last one is signaled: as many together as the
+ * completion queue has entries, or one more. */
+static void fill(struct ibv_qp *qp, int all)
+{
+	static char bytes[256];
+	struct ibv_mr *mr = ibv_reg_mr(qp->pd, bytes, sizeof(bytes),
+				       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	struct ibv_sge from, into;
+	struct ibv_recv_wr receive = { .sg_list = &into, .num_sge = 1 }, *bad;
+
+	CHECK(mr);
+	into = (struct ibv_sge){ (uintptr_t)bytes + 192, 64, mr->lkey };
+	from = (struct ibv_sge){ (uintptr_t)bytes + 128, 8, mr->lkey };
+	CHECK(!ibv_post_recv(qp, &receive, &bad));
+	for (int n = 0; n < all - 1; n++)
+		CHECK(!post_write(qp, &from, mr, n == all - 2 ? IBV_SEND_SIGNALED : 0));
+	wait_for(qp->send_cq);
+	CHECK(!ibv_dereg_mr(mr));
+}
+
 int main(int count, char **arguments)
 {
 	struct ibv_device **devices = ibv_get_device_list(NULL);
@@ -58,13 +112,17 @@ int main(int count, char **arguments)
 	struct ibv_srq *srq = NULL;
 	struct ibv_qp *qp;
 	struct ibv_pd *pd;
-	int index = -1;
+	int index = -1, fills = 0, writes = 0;
 
 	CHECK(devices && devices[0]);
 	context = ibv_open_device(devices[0]);
 	CHECK(context);
 	pd = ibv_alloc_pd(context);
-	ask.send_cq = ask.recv_cq = ibv_create_cq(context, 64, NULL, NULL, 0);
+	if (count > 1) {
+		fills = !strcmp(arguments[1], "unsignaled-in-mixed-queue");
+		writes = fills || !strncmp(arguments[1], "unused-rights", 13);
+	}
+	ask.send_cq = ask.recv_cq = ibv_create_cq(context, fills ? 7 : 64, NULL, NULL, 0);
 	CHECK(pd && ask.send_cq);
 	/* The first GID that is link-local, or is not. */
 	for (int n = 0; n < 16 && index < 0; n++) {
@@ -86,7 +144,8 @@ int main(int count, char **arguments)
 	CHECK(qp);
 	attr.ah_attr.port_num = 1;
 	attr.ah_attr.is_global = 1;
-	attr.ah_attr.grh.sgid_index = index;
+	/* The entry after it has the same address, and another version of RoCE. */
+	attr.ah_attr.grh.sgid_index = index + !strcmp(what, "fixed-gid-index");
 	attr.ah_attr.grh.dgid = entry.gid;
 	attr.ah_attr.grh.hop_limit = strcmp(what, "hop-limit") ? 64 : 1;
 	attr.dest_qp_num = qp->qp_num;
@@ -100,6 +159,12 @@ int main(int count, char **arguments)
 		attr.retry_cnt = 0;
 	if (!strcmp(what, "endless-retries"))
 		attr.rnr_retry = 7;
+	if (srq)
+		attr.qp_access_flags = 0;
+	if (writes)
+		attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
+	if (!strcmp(what, "unused-rights/queue-pair"))
+		attr.qp_access_flags |= IBV_ACCESS_REMOTE_ATOMIC;
 	attr.qp_state = IBV_QPS_INIT;
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
 					IBV_QP_ACCESS_FLAGS));
@@ -113,6 +178,10 @@ int main(int count, char **arguments)
 					IBV_QP_MAX_QP_RD_ATOMIC));
 	if (srq)
 		reach_limit(qp, srq, count > 2);
+	if (writes && !fills)
+		use_region(qp, !strcmp(what, "unused-rights") ? IBV_ACCESS_REMOTE_READ : 0);
+	if (fills)
+		fill(qp, ask.send_cq->cqe + (count == 2));
 	CHECK(!ibv_destroy_qp(qp) && (!srq || !ibv_destroy_srq(srq)));
 	CHECK(!ibv_destroy_cq(ask.send_cq) && !ibv_dealloc_pd(pd));
 	CHECK(!ibv_close_device(context));

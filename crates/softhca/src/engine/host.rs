@@ -387,8 +387,11 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Counts a peer's access.
-    fn count_access(&mut self, qpn: u32, access: Access, result: &Result<(), Fault>) {
+    /// Counts a peer's access with a key.
+    fn count_access(&mut self, (qpn, key): (u32, u32), access: Access, result: &Result<(), Fault>) {
+        if result.is_ok() {
+            self.platform.peer_accesses(qpn, key, access);
+        }
         let set = self.counter_set(qpn);
         self.count_in(set, |set| match (access, result) {
             (_, Err(Fault::Absent)) => {}
@@ -816,7 +819,7 @@ impl<P: Platform> Host for Core<P> {
         });
         self.observe_access(&result, accessor, rkey, (va, length.into()), rights);
         let result = self.request_absent_page(result);
-        self.count_access(target.qpn, access, &result);
+        self.count_access((target.qpn, rkey), access, &result);
         result
     }
 
@@ -904,7 +907,7 @@ impl<P: Platform> Host for Core<P> {
         });
         self.observe_access(&found, accessor, rkey, (va, 8), Rights::ATOMIC);
         let found = self.request_absent_page(found);
-        self.count_access(target.qpn, Access::Atomic, &found);
+        self.count_access((target.qpn, rkey), Access::Atomic, &found);
         found?;
         self.stats.remote_writes += 1;
         self.stats.bytes_gathered += 8;
