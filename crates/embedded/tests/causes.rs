@@ -83,6 +83,17 @@ fn packets_that_the_link_loses_are_explained() {
 }
 
 #[test]
+fn a_removed_device_refuses_commands() {
+    let host = Host::single("ib");
+    host.embedded.fail();
+    let error = uverbs::pd::alloc(&host.context, uverbs::Udata::none()).unwrap_err();
+    assert_eq!(error.errno().raw(), libc::EIO);
+    let reason = error.reason().unwrap();
+    assert!(reason.starts_with("descriptor "), "{reason}");
+    assert!(reason.ends_with(" does not exist"), "{reason}");
+}
+
+#[test]
 fn a_refused_command_is_explained() {
     let host = Host::single("ib");
     let memory = host.memory(64);

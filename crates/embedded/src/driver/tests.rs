@@ -1,29 +1,35 @@
 //! The driver alone, without network, threads and sockets: commands, their refusals and the
 //! causes of these.
 
-use std::os::fd::RawFd;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fs::File as HostFile;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Mutex};
 
 use device_testing::embedded::raw::{
     Command, MAX_COMMAND, create_cq, create_qp, create_srq, destroy,
 };
-use libc::{EAGAIN, EBADF, EBUSY, EFAULT, EINVAL, EIO, ENOENT, ENOMEM, ENOSPC, EOPNOTSUPP};
-use libc::{EPROTONOSUPPORT, EREMOTEIO};
+use libc::{EACCES, EAGAIN, EBADF, EBUSY, EFAULT, EHOSTUNREACH, EINVAL, EIO, ENODATA, ENOENT};
+use libc::{ENOMEM, ENOSPC, ENOTTY, EOPNOTSUPP, EPERM, EPROTONOSUPPORT, EREMOTEIO};
 use mlx5_abi::ids::*;
 use mlx5_abi::{ALLOC_UCTX_DEVX, AllocUcontextReq, CreateQp, LIB_CAP_4K_UAR};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::ftruncate;
 use roce::fabric::Fabric;
 use roce::packet::Pool;
 use softhca::Settings;
 use softhca::command::opcode as op;
-use softhca::fault::Action;
+use softhca::fault::{Action, Faults};
 use softhca::profile::Profile;
 use softhca::rule::Rule;
 use softhca::status::Status;
 use uverbs::abi::ids::*;
 use uverbs::abi::ioctl::{Attr, IoctlHdr};
 use uverbs::abi::write::cmd::*;
-use uverbs::abi::write::{AllocPd, ModifyQp, RegMr};
-use uverbs::{AccessFlags, QpAttrMask as Mask, QpState, QpType};
+use uverbs::abi::write::{AllocPd, ModifyQp, OpenXrcd, RegMr};
+use uverbs::{AccessFlags, Errno, QpAttrMask as Mask, QpState, QpType};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::cause::{Cause, Class, Container, VerbError};
@@ -96,6 +102,14 @@ impl Driver {
 
     /// Executes a command of a context.
     fn run_on(&mut self, fd: RawFd, command: &Command) -> Outcome {
+        let outcome = self.execute_on(fd, command);
+        if let Err(error) = &outcome {
+            record(error);
+        }
+        outcome
+    }
+
+    fn execute_on(&mut self, fd: RawFd, command: &Command) -> Outcome {
         let mut frame = vec![0u64; MAX_COMMAND / 8];
         let mut header = command.header;
         header.num_attrs += command.attrs.len() as u16;
@@ -519,6 +533,175 @@ fn the_observer_is_told_refusals_and_events() {
     let last = *causes.lock().unwrap().last().unwrap();
     let event = uverbs::AsyncEventType::DEVICE_FATAL;
     assert_eq!(last, Cause::Event { event, element: 0 });
+}
+
+thread_local! {
+    /// The classes of the errors that drivers of this thread's test have returned.
+    static RECORDED: RefCell<BTreeSet<&'static str>> = const { RefCell::new(BTreeSet::new()) };
+}
+
+fn record(error: &VerbError) {
+    RECORDED.with_borrow_mut(|recorded| _ = recorded.insert(name(error.class())));
+}
+
+/// Declares the names of all classes. A new one does not compile until it is here, and then has
+/// to be produced.
+macro_rules! names {
+    ($($class:ident)+) => {
+        const NAMES: &[&str] = &[$(stringify!($class)),+];
+
+        fn name(class: Class) -> &'static str {
+            match class {
+                $(Class::$class { .. } => stringify!($class)),+
+            }
+        }
+    };
+}
+
+names! {
+    Invalid Unsupported Unknown NotFound BadDescriptor NotADevice NoMemory Busy Fault Permission
+    Again NoSpace Conflict Unreachable NoData Removed Device Program System Injected
+}
+
+/// A flow that contradicts another one is refused in `tests/flows.rs`, and a command to a removed
+/// device before the driver has it, in `tests/causes.rs`.
+const BEYOND_THE_DRIVER: [&str; 2] = ["Conflict", "Removed"];
+
+/// Every class of errors is that of a command.
+#[test]
+fn every_class_is_produced() {
+    methods_and_attributes_are_checked();
+    contexts_and_objects_are_checked();
+    refusals_of_the_device_are_in_the_error();
+    descriptors_and_files_are_checked();
+    addresses_are_checked();
+    prefetches_are_checked();
+    injected_faults_are_errors();
+    let recorded = RECORDED.with_borrow(BTreeSet::clone);
+    let missing: Vec<&str> = (NAMES.iter().copied())
+        .filter(|name| !recorded.contains(name) && !BEYOND_THE_DRIVER.contains(name))
+        .collect();
+    assert_eq!(missing, [""; 0]);
+    assert!(BEYOND_THE_DRIVER.iter().all(|it| !recorded.contains(it)));
+}
+
+#[test]
+fn descriptors_and_files_are_checked() {
+    let mut driver = Driver::new();
+    driver
+        .run(&Command::write(CMD_CREATE_COMP_CHANNEL, &[0u64; 1], 4))
+        .unwrap();
+    let mut files = driver.state.files.iter();
+    let channel = files.find(|(_, it)| matches!(it, File::Events(_)));
+    let channel = *channel.unwrap().0;
+    let command = Command::write(CMD_ALLOC_PD, &AllocPd::default(), 4);
+    let error = driver.run_on(channel, &command).unwrap_err();
+    let rule = Rule::OfType("device");
+    assert_cause(error, ENOTTY, "descriptor", channel as u64, rule);
+    let file = HostFile::open("/proc/self/exe").unwrap();
+    let open = OpenXrcd {
+        fd: file.as_raw_fd() as u32,
+        ..OpenXrcd::default()
+    };
+    let error = driver.refused(&Command::write(CMD_OPEN_XRCD, &open, 4));
+    let rule = Rule::Contains(libc::O_CREAT as u64);
+    assert_cause(error, EAGAIN, "oflags", 0, rule);
+    // A buffer that cannot be written to.
+    let buffer = memfd_create(c"buffer", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+    ftruncate(&buffer, 4096).unwrap();
+    fcntl(&buffer, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+    let path = format!("/proc/self/fd/{}", buffer.as_raw_fd());
+    let buffer = HostFile::open(path).unwrap();
+    let mut register = Command::new(OBJECT_MR, METHOD_REG_DMABUF_MR);
+    register
+        .object(ATTR_REG_DMABUF_MR_HANDLE, 0)
+        .object(ATTR_REG_DMABUF_MR_PD_HANDLE, driver.pd().into())
+        .input(ATTR_REG_DMABUF_MR_OFFSET, &[0; 8])
+        .input(ATTR_REG_DMABUF_MR_LENGTH, &4096u64.to_ne_bytes())
+        .input(ATTR_REG_DMABUF_MR_IOVA, &[0; 8])
+        .u32(ATTR_REG_DMABUF_MR_FD, buffer.as_raw_fd() as u32)
+        .u32(ATTR_REG_DMABUF_MR_ACCESS_FLAGS, 1)
+        .out(ATTR_REG_DMABUF_MR_RESP_LKEY, 4)
+        .out(ATTR_REG_DMABUF_MR_RESP_RKEY, 4);
+    let error = driver.refused(&register);
+    let (what, value) = ("mapping of a DMA buffer", buffer.as_raw_fd() as u64);
+    assert_cause(error, EACCES, what, value, Rule::Granted);
+}
+
+#[test]
+fn addresses_are_checked() {
+    let mut driver = Driver::new();
+    let mut query = Command::new(OBJECT_DEVICE, METHOD_QUERY_GID_ENTRY);
+    query
+        .constant(ATTR_QUERY_GID_ENTRY_PORT, 1)
+        .constant(ATTR_QUERY_GID_ENTRY_GID_INDEX, 100)
+        .u32(ATTR_QUERY_GID_ENTRY_FLAGS, 0)
+        .out(ATTR_QUERY_GID_ENTRY_RESP_ENTRY, 32);
+    let error = driver.refused(&query);
+    assert_cause(error, ENODATA, "gid_index", 100, Rule::Exists);
+    let (pd, cq) = (driver.pd(), driver.cq());
+    let command = driver.qp_command(pd, cq, |_| {});
+    let qp = driver.create(&command, ATTR_CREATE_QP_HANDLE);
+    let mask = Mask::STATE | Mask::PKEY_INDEX | Mask::PORT | Mask::ACCESS_FLAGS;
+    let to_init = modify_qp(qp, mask, |it| it.qp_state = QpState::INIT.0);
+    driver.run(&to_init).unwrap();
+    let mask = Mask::STATE
+        | Mask::AV
+        | Mask::PATH_MTU
+        | Mask::DEST_QPN
+        | Mask::RQ_PSN
+        | Mask::MAX_DEST_RD_ATOMIC
+        | Mask::MIN_RNR_TIMER;
+    let error = driver.refused(&modify_qp(qp, mask, |it| {
+        (it.qp_state, it.path_mtu, it.dest.port_num) = (QpState::RTR.0, 3, 1);
+        (it.dest.is_global, it.dest.dgid) = (1, [0x20; 16]);
+    }));
+    let start = 0x2020_2020_2020_2020;
+    assert_cause(error, EHOSTUNREACH, "GID", start, Rule::Exists);
+}
+
+#[test]
+fn prefetches_are_checked() {
+    let mut driver = Driver::new();
+    let (pd, other, page) = (driver.pd(), driver.pd(), driver.page());
+    let access = AccessFlags::ON_DEMAND;
+    driver.run(&reg_mr(pd, page, 4096, access)).unwrap();
+    let of_mr = |(_, it): (_, &super::object::Object)| it.of::<Mr>().map(|it| it.key);
+    let key = driver.state.objects.entries().find_map(of_mr).unwrap();
+    let mut advise = |pd: u32, advice: u64| {
+        let segment = [
+            page.to_ne_bytes(),
+            (u64::from(key) << 32 | 64).to_ne_bytes(),
+        ];
+        let mut command = Command::new(OBJECT_MR, METHOD_ADVISE_MR);
+        command
+            .object(ATTR_ADVISE_MR_PD_HANDLE, pd.into())
+            .constant(ATTR_ADVISE_MR_ADVICE, advice)
+            .u32(ATTR_ADVISE_MR_FLAGS, 0)
+            .input(ATTR_ADVISE_MR_SGE_LIST, segment.as_bytes());
+        driver.run(&command)
+    };
+    advise(pd, 0).unwrap();
+    let rule = Rule::With("the region's key");
+    let error = advise(other, 0).unwrap_err();
+    assert_cause(error, EPERM, "pd_handle", other.into(), rule);
+    // Prefetch for writing.
+    let error = advise(pd, 1).unwrap_err();
+    assert_cause(error, EPERM, "lkey", key.into(), Rule::Writable);
+}
+
+#[test]
+fn injected_faults_are_errors() {
+    let mut driver = Driver::new();
+    let (pd, page) = (driver.pd(), driver.page());
+    let faults = Faults::parse("memlock 4KiB\n").unwrap();
+    driver.state.hca.add_faults(&faults);
+    let register = |length| reg_mr(pd, page, length, AccessFlags::LOCAL_WRITE);
+    driver.run(&register(64)).unwrap();
+    let error = driver.refused(&register(8192));
+    let what = "injected fault of line";
+    assert_cause(error, ENOMEM, what, 1, Rule::NoFault);
+    assert_eq!(error.class(), Class::Injected(Errno::new(ENOMEM)));
 }
 
 /// One rule of each kind, with operands as in `docs/explain.md`.
