@@ -7,6 +7,9 @@
 #     cp target/debug/ringverbs crates/cli/tests/guest.sh DIR
 #     cargo xtask guest --share DIR --run 'sh ./guest.sh'
 #
+# `record` needs the libraries: take target/dist/ringverbs, which carries them, and run
+# `sh ./guest.sh record`; the others do not run it.
+#
 # The arguments are the parts to run (default: all); TYPES has the types of
 # ping-pongs. With SHORT set each type runs once as client and once as server of
 # the C tools, on events.
@@ -261,6 +264,49 @@ assert entry["sges"][0]["length"] == 4096, entry
         bad "trace reports a process without queues" "$scratch/out"
     else
         ok "trace reports a process without queues"
+    fi
+}
+
+# Records of C programs, which are listed, and replayed on an embedded device.
+record() {
+    for program in "ibv_rc_pingpong -n 50" "ibv_uc_pingpong -n 50" "ibv_rc_pingpong -e -n 50"; do
+        rm -f "$scratch"/*.jsonl
+        command="$program -d $RXE_DEV -g $RXE_GID"
+        check_pair "$program is recorded" "$ringverbs run --record $scratch/server.jsonl -- $command" \
+            "$ringverbs run --record $scratch/client.jsonl -- $command 127.0.0.1"
+        "$ringverbs" replay "$scratch"/*.jsonl > "$scratch/replay" 2>&1
+        # 500 receives of each end before the first message, and as many as it then takes.
+        if grep -q '^replayed .* posts and 200 completions: differences: 0' "$scratch/replay" \
+            && ! grep -q 'not replayed' "$scratch/replay"; then
+            ok "$program is replayed: $(tail -1 "$scratch/replay")"
+        else
+            bad "$program is replayed" "$scratch/replay"
+        fi
+    done
+    rm -f "$scratch"/*.jsonl
+    # It listens on no TCP port.
+    timeout 60 "$ringverbs" run --record "$scratch/server.jsonl" -- rping -s -a "$RXE_ADDR" -C 3 > "$scratch/server" 2>&1 &
+    server=$!
+    sleep 5
+    if timeout 60 "$ringverbs" run --record "$scratch/client.jsonl" -- rping -c -a "$RXE_ADDR" -C 3 > "$scratch/client" 2>&1; then
+        ok "rping is recorded"
+    else
+        bad "rping is recorded" "$scratch/server" "$scratch/client"
+    fi
+    wait $server
+    "$ringverbs" replay "$scratch"/*.jsonl > "$scratch/replay" 2>&1
+    if grep -q '^replayed .* posts and [1-9].* completions: differences: 0' "$scratch/replay"; then
+        ok "rping is replayed: $(tail -1 "$scratch/replay")"
+    else
+        bad "rping is replayed" "$scratch/replay"
+    fi
+    command="ibv_rc_pingpong -n 5 -d $RXE_DEV -g $RXE_GID"
+    check_pair "a program is listed" "$command" "$ringverbs trace -- $command 127.0.0.1"
+    if grep -q "ibv_create_qp($RXE_DEV, qp_type=RC" "$scratch/client" \
+        && [ "$(grep -c 'ibv_poll_cq(.*SEND' "$scratch/client")" -eq 5 ]; then
+        ok "trace lists $(grep -c ' ibv_' "$scratch/client") calls, posts and completions"
+    else
+        bad "trace lists calls, posts and completions" "$scratch/client"
     fi
 }
 

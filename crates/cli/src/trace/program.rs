@@ -52,7 +52,9 @@ impl List {
             return;
         }
         if let Some(line) = calls::line(&event, start) {
-            state.is_closed = writeln!(out::stderr(), "{line}").is_err();
+            // At once: the program may write there, too.
+            let line = format!("{line}\n");
+            state.is_closed = out::stderr().write_all(line.as_bytes()).is_err();
         }
     }
 

@@ -19,7 +19,7 @@ use uverbs::abi::write::{
     AhAttr, AllocMw, AllocMwResp, AllocPdResp, AttachMcast, CreateAh, CreateAhResp, CreateFlowResp,
     CreateQpResp, DestroyFlow, ExCreateRwqIndTableResp, ExDestroyRwqIndTable, ExModifyCq,
     ExModifyQp, ExModifyWq, ModifyQp, ModifySrq, OpenQp, OpenXrcdResp, QpDest, QueryQp, QuerySrq,
-    RegMr, RegMrResp, ReregMr, ReregMrResp, ResizeCq, ResizeCqResp,
+    RegMr, RegMrResp, ReqNotifyCq, ReregMr, ReregMrResp, ResizeCq, ResizeCqResp,
 };
 use uverbs::{QpAttrMask, QpCap};
 use zerocopy::FromBytes;
@@ -538,6 +538,13 @@ impl Call {
                 self.name = "query_srq";
                 let given: QuerySrq = self.core();
                 self.uses("srq", given.srq_handle);
+            }
+            // By the kernel on rdma_rxe.
+            CMD_REQ_NOTIFY_CQ => {
+                self.name = "req_notify_cq";
+                let given: ReqNotifyCq = self.core();
+                self.uses("cq", given.cq_handle);
+                self.add("solicited_only", given.solicited_only);
             }
             CMD_CREATE_AH => {
                 (self.name, self.about) = ("create_ah", About::Writes("ah"));
