@@ -24,8 +24,9 @@ pub(crate) fn access(list: Option<&Value>) -> Option<AccessFlags> {
             "MW_BIND" => AccessFlags::MW_BIND,
             "ON_DEMAND" => AccessFlags::ON_DEMAND,
             "RELAXED_ORDERING" => AccessFlags::RELAXED_ORDERING,
-            // How its memory is made is not in the record.
-            "HUGETLB" => AccessFlags::empty(),
+            // How its memory is made is not in the record. FLUSH is not replayed, and the
+            // device has not its rights, which rdma_cm gives on rdma_rxe.
+            "HUGETLB" | "FLUSH_GLOBAL" | "FLUSH_PERSISTENT" => AccessFlags::empty(),
             _ => return None,
         };
     }
@@ -152,5 +153,19 @@ impl Modification {
             };
         }
         Some(Self { attributes, mask })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_that_only_other_devices_have_are_left_away() {
+        let list = |names: &str| access(Some(&serde_json::from_str(names).unwrap()));
+        let given = list(r#"["REMOTE_WRITE","FLUSH_GLOBAL","FLUSH_PERSISTENT"]"#);
+        assert_eq!(given, Some(AccessFlags::REMOTE_WRITE));
+        assert_eq!(list(r#"["ZERO_BASED"]"#), None);
+        assert_eq!(list("[3]"), None);
     }
 }

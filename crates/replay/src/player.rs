@@ -174,9 +174,10 @@ pub fn replay(
     };
     for record in records.iter().filter(|record| record.missed != 0) {
         let count = &mut player.outcome.left_out;
-        *count
+        let count = count
             .entry("posts and polls in signal handlers".into())
-            .or_default() += record.missed;
+            .or_default();
+        *count = count.saturating_add(record.missed);
     }
     player.play();
     Ok(player.outcome)
@@ -363,6 +364,7 @@ impl<'r> Player<'r> {
             | "create_comp_channel"
             | "create_ah"
             | "destroy_ah"
+            | "req_notify_cq"
             | "advise_mr" => return Ok(Step::Ignored),
             name if name.starts_with("query") => return Ok(Step::Ignored),
             name => return left_out(name),
@@ -498,7 +500,10 @@ impl<'r> Player<'r> {
             }
         }
         let Some(modification) = Modification::of(&call.arguments, &local, to.0) else {
-            return left_out("modify_qp with other attributes");
+            // What follows would differ for this reason alone.
+            self.skip(place, Some(number));
+            self.world.pairs.remove(&(place, number));
+            return left_out("queue pairs with other attributes of modify_qp");
         };
         let Some((pair, _)) = self.world.pair(place, number) else {
             return left_out("modify_qp of a queue pair that is not replayed");

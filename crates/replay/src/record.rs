@@ -332,7 +332,9 @@ impl Record {
                 break;
             };
             match serde_json::from_slice(&line) {
-                Ok(Event::Missed { count }) => record.missed += count,
+                Ok(Event::Missed { count }) => {
+                    record.missed = record.missed.saturating_add(count);
+                }
                 Ok(Event::Record { .. } | Event::Unknown) => {}
                 Ok(event) => record.events.push(event),
                 Err(_) if line.last() != Some(&b'\n') => record.is_cut = true,
@@ -392,6 +394,13 @@ mod tests {
         assert!(matches!(read(&[&other]), Err(RecordError::Version(2))));
         let malformed = read(&[FIRST, "{", ""]);
         assert!(matches!(malformed, Err(RecordError::Line(2, _))));
+    }
+
+    #[test]
+    fn a_count_has_a_limit() {
+        let missed = format!(r#"{{"type":"missed","count":{}}}"#, u64::MAX);
+        let record = read(&[FIRST, &missed, &missed]).unwrap();
+        assert_eq!(record.missed, u64::MAX);
     }
 
     #[test]
