@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use ringverbs::{Buffer, CompletionQueue, Context, Device, ProtectionDomain, QueuePair, Transport};
+use ringverbs::{
+    AccessFlags, Buffer, CompletionQueue, ConnectOptions, Context, Device, ProtectionDomain,
+    QueuePair, Transport,
+};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -11,6 +14,8 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 /// for one less.
 const POSTED: u64 = 5;
 const LENGTH: usize = 64;
+/// After which time a send is tried again that has found no receive: longer than all pauses.
+const RETRY: Duration = Duration::from_millis(491);
 
 /// A device, and what queue pairs need.
 struct Objects {
@@ -29,8 +34,9 @@ impl Objects {
         let (mut a, mut b) = (queue_pair(queues[0])?, queue_pair(queues[1])?);
         let local = self.context.local_address(1)?;
         let (of_a, of_b) = (a.endpoint(&local), b.endpoint(&local));
-        a.connect(&local, &of_b)?;
-        b.connect(&local, &of_a)?;
+        let options = ConnectOptions::new().rnr_timer(RETRY);
+        a.connect_with(&local, &of_b, &options)?;
+        b.connect_with(&local, &of_a, &options)?;
         Ok([a, b])
     }
 
@@ -85,6 +91,46 @@ fn poll_in_time(objects: &Objects) -> Result<()> {
     Ok(())
 }
 
+/// Two queue pairs write to remote memory; the first one waits for a receive meanwhile.
+fn overlap(objects: &Objects, is_right: bool, kind: &str) -> Result<()> {
+    let (mut cq, receives) = (objects.queue(16)?, objects.queue(16)?);
+    let [mut a, mut b] = objects.pair([&cq, &receives])?;
+    let [mut c, _d] = objects.pair([&cq, &receives])?;
+    let target = objects
+        .domain
+        .alloc_remote(4096, AccessFlags::REMOTE_WRITE)?;
+    let write = |qp: &mut QueuePair, byte: u8, offset| -> Result<()> {
+        let mut buffer = objects.buffer()?;
+        buffer.fill(byte);
+        Ok(qp.write(buffer, target.key().offset(offset), 1)?)
+    };
+    a.send(objects.buffer()?, 0)?;
+    pause();
+    write(&mut a, 1, 0)?;
+    pause();
+    if is_right {
+        b.receive(objects.buffer()?, 0)?;
+        cq.poll_until_one()?.result?;
+        cq.poll_until_one()?.result?;
+    }
+    match kind {
+        "same-bytes" => write(&mut c, 1, 0)?,
+        "beside" => write(&mut c, 2, LENGTH)?,
+        "one-queue-pair" => write(&mut a, 2, 32)?,
+        _ => write(&mut c, 2, 32)?,
+    }
+    pause();
+    if is_right {
+        cq.poll_until_one()?.result?;
+        return Ok(());
+    }
+    b.receive(objects.buffer()?, 0)?;
+    for _ in 0..3 {
+        cq.poll_until_one()?.result?;
+    }
+    Ok(())
+}
+
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let (error, is_right) = (&*arguments[0], arguments.len() > 1);
@@ -94,6 +140,9 @@ fn main() -> Result<()> {
     match (error, error.strip_prefix("small-")) {
         (_, Some(kind)) => overfill(&objects, is_right, kind),
         ("in-time", _) => poll_in_time(&objects),
+        ("writes" | "same-bytes" | "beside" | "one-queue-pair", _) => {
+            overlap(&objects, is_right, error)
+        }
         _ => Err(format!("no error {error}").into()),
     }
 }

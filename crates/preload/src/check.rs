@@ -46,12 +46,13 @@ use crate::config::Config;
 use crate::explain::{Explainer, Finding, Origin, Post, QueuePair, Stranger, lock};
 pub(crate) use completion_queue::CompletionQueue;
 use completion_queue::Entry;
+use device::SeenWrites;
 pub(crate) use freed::defer as defer_freeing;
 pub(crate) use gids::{manager_was_opened, was_read as gid_was_read};
 pub(crate) use memory::recover;
 use receives::Completed;
 pub(crate) use receives::{ReceiveQueue, Received};
-use remote::{Request, Unordered};
+use remote::{Name, Request, Unordered};
 use sends::Fault;
 pub(crate) use sends::{SendQueue, Sent, Sge};
 use suppressions::Suppressions;
@@ -238,6 +239,7 @@ pub(crate) struct Checker {
     /// Queue pairs that could not be followed.
     lost: AtomicU64,
     windows: Mutex<Windows>,
+    seen_writes: Mutex<SeenWrites>,
     /// Advice is reported, too.
     advises: bool,
     /// How often the limits of shared receive queues were set, by device and handle.
@@ -269,6 +271,7 @@ impl Checker {
             suppressed: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             windows: Mutex::default(),
+            seen_writes: Mutex::default(),
             advises: config.advice,
             limits: Mutex::default(),
         })
@@ -1079,30 +1082,47 @@ fn unordered_accesses(
     queue_pair: &Arc<QueuePair>,
     Unordered { requests, range }: Unordered,
 ) -> Finding {
-    let name = |request: &Request| {
+    let text = |request: &Request| {
         let operation = match request.usage {
             Use::Gather => "write",
             Use::Answer => "read",
         };
-        let ((_, number), wr_id) = (request.queue_pair, request.wr_id);
-        format!("RDMA {operation} (wr_id {wr_id:#x}) of queue pair {number:#x}")
+        let (_, number) = request.queue_pair;
+        let name = match request.name {
+            Name::Posted(wr_id) => format!("wr_id {wr_id:#x}"),
+            Name::Seen(number) => format!("work request {number}"),
+        };
+        format!("RDMA {operation} ({name}) of queue pair {number:#x}")
     };
     let [first, second] = requests;
+    let message = format!(
+        "{} was posted before the {} had begun, and nothing orders them: both access {} bytes at \
+         remote address {:#x}",
+        text(&second),
+        text(&first),
+        range.end - range.start,
+        range.start,
+    );
+    let origin = |request: Request, of_posted, of_seen| match request.name {
+        Name::Posted(_) => (of_posted, request.origin),
+        Name::Seen(_) => (of_seen, request.origin),
+    };
     Finding {
         rule: Rule::OverlappingAccess,
         device,
         queue_pair: Some((number, Arc::clone(queue_pair))),
-        message: format!(
-            "{} was posted before the {} had begun, and nothing orders them: both access {} bytes \
-             at remote address {:#x}",
-            name(&second),
-            name(&first),
-            range.end - range.start,
-            range.start,
-        ),
+        message,
         origins: vec![
-            ("the earlier one: posted", first.origin),
-            ("the later one: posted", second.origin),
+            origin(
+                first,
+                "the earlier one: posted",
+                "the earlier one: queue pair created",
+            ),
+            origin(
+                second,
+                "the later one: posted",
+                "the later one: queue pair created",
+            ),
         ],
     }
 }

@@ -201,7 +201,7 @@ const RIGHT_OF_OVERLAPS: [&str; 7] = [
 
 /// The same, of `examples/check_rust.rs`, a program of the Rust crate: without hooks, by what the
 /// device sees.
-const ERRORS_OF_RUST: [(&str, &str, &str); 3] = [
+const ERRORS_OF_RUST: [(&str, &str, &str); 4] = [
     (
         "small-receives",
         "completion-queue-too-small",
@@ -209,9 +209,10 @@ const ERRORS_OF_RUST: [(&str, &str, &str); 3] = [
     ),
     ("small-sends", "completion-queue-too-small", ""),
     ("small-2", "completion-queue-too-small", ""),
+    ("writes", "overlapping-access", ""),
 ];
 
-const RIGHT_OF_RUST: [&str; 1] = ["in-time"];
+const RIGHT_OF_RUST: [&str; 4] = ["in-time", "same-bytes", "beside", "one-queue-pair"];
 
 struct Cases {
     world: World,

@@ -18,13 +18,6 @@ use crate::cause::WorkRequest;
 pub enum WorkEvent {
     /// A queue pair's doorbell has rung for it. Those of shared receive queues are not told.
     Posted(Posted),
-    /// The device has taken a send, and may access memory for it from now on.
-    Begun {
-        /// The queue pair.
-        qpn: u32,
-        /// As [`WorkRequest::number`].
-        number: u32,
-    },
     /// It has ended.
     Ended(Ended),
     /// A queue pair was reset or destroyed: the work requests in its queues are gone.

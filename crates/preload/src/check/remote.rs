@@ -34,9 +34,26 @@ pub(super) struct Place {
 pub(super) struct Request {
     /// Device and number.
     pub(super) queue_pair: (usize, u32),
-    pub(super) wr_id: u64,
+    pub(super) name: Name,
     pub(super) usage: Use,
+    /// Where it was posted; of one that no hook sees, where its queue pair was created.
     pub(super) origin: Origin,
+}
+
+/// What is known of a work request.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Name {
+    /// Its `wr_id`, from a hook.
+    Posted(u64),
+    /// Its number in the queue, from the device.
+    Seen(u32),
+}
+
+impl Request {
+    /// Returns the thread that has posted it, if it is known.
+    fn thread(&self) -> Option<i32> {
+        matches!(self.name, Name::Posted(_)).then_some(self.origin.thread)
+    }
 }
 
 /// An access in flight.
@@ -142,7 +159,7 @@ impl Access {
                 None
             }
             // Threads may read what others change, and find that out by a version or a checksum.
-            _ if a.origin.thread != b.origin.thread => return None,
+            _ if a.thread().is_none() || a.thread() != b.thread() => return None,
             (Use::Gather, Use::Answer) => Some(self.written(&range)?),
             (Use::Answer, Use::Gather) => Some(later.written(&range)?),
         };

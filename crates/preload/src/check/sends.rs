@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::completion_queue::{CompletionQueue, Entry, Unsignaled};
 use super::content::{Content, Fate};
-use super::remote::{Place, Remote, Request, Unordered};
+use super::remote::{Name, Place, Remote, Request, Unordered};
 use super::watched::{self, Use, Watched};
 use crate::explain::{Objects, Origin};
 
@@ -124,7 +124,7 @@ impl Sent {
         if let Some((start, key)) = self.target.filter(|_| is_whole) {
             let request = Request {
                 queue_pair: (device, qpn),
-                wr_id: self.wr_id,
+                name: Name::Posted(self.wr_id),
                 usage,
                 origin: self.origin.clone(),
             };

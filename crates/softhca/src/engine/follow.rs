@@ -228,14 +228,6 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Tells the observer of work requests that the device has taken a send.
-    #[cold]
-    pub(crate) fn follow_begun(&mut self, qpn: u32, number: u32) {
-        if let Some(follower) = &mut self.follower {
-            follower.observer.tell(&WorkEvent::Begun { qpn, number });
-        }
-    }
-
     /// Tells the observer of work requests that a send has ended.
     #[cold]
     pub(crate) fn follow_send_done(

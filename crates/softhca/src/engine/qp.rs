@@ -492,9 +492,6 @@ impl<P: Platform> Core<P> {
         };
         // A malformed one was not counted.
         let number = taken.wrapping_sub(u32::from(is_entry));
-        if self.follower.is_some() {
-            self.follow_begun(qpn, number);
-        }
         self.stats.send_requests += 1;
         if self.counts_operations {
             self.operations.count(&work.operation, work.length);
