@@ -17,6 +17,7 @@ mod device;
 mod freed;
 mod gids;
 mod memory;
+mod notification;
 mod ranges;
 mod receives;
 mod receiving;
@@ -43,7 +44,7 @@ use embedded::softhca::cause::WorkRequest;
 use uverbs::{QpState, QpType};
 
 use crate::config::Config;
-use crate::explain::{Explainer, Finding, Origin, Post, QueuePair, Stranger, lock};
+use crate::explain::{Explainer, Finding, Origin, Post, QueuePair, Stranger, lock, thread};
 pub(crate) use completion_queue::CompletionQueue;
 use completion_queue::Entry;
 use device::SeenWrites;
@@ -94,10 +95,11 @@ pub(crate) enum Rule {
     FixedGidIndex,
     UnsignaledInMixedQueue,
     UnusedRights,
+    CompletionsLeft,
 }
 
 impl Rule {
-    const ALL: [Self; 30] = [
+    const ALL: [Self; 31] = [
         Self::BufferChanged,
         Self::OverlappingAccess,
         Self::ReceiveOverwritten,
@@ -128,6 +130,7 @@ impl Rule {
         Self::FixedGidIndex,
         Self::UnsignaledInMixedQueue,
         Self::UnusedRights,
+        Self::CompletionsLeft,
     ];
 
     /// Returns its name in reports and suppressions.
@@ -163,6 +166,7 @@ impl Rule {
             Self::FixedGidIndex => "fixed-gid-index",
             Self::UnsignaledInMixedQueue => "unsignaled-in-mixed-queue",
             Self::UnusedRights => "unused-rights",
+            Self::CompletionsLeft => "completions-left",
         }
     }
 
@@ -182,7 +186,8 @@ impl Rule {
             | Self::LimitNotSetAgain
             | Self::FixedGidIndex
             | Self::UnsignaledInMixedQueue
-            | Self::UnusedRights => "advice",
+            | Self::UnusedRights
+            | Self::CompletionsLeft => "advice",
             _ => "error",
         }
     }
@@ -654,6 +659,40 @@ impl Checker {
             ),
             origins: vec![("destroyed", destroyed), ("created", object.created)],
         });
+    }
+
+    /// Returns whether advice is asked for.
+    pub(crate) fn advises(&self) -> bool {
+        self.advises
+    }
+
+    /// Handles a thread that is about to wait for an event of a channel, given by the device's
+    /// descriptor.
+    pub(crate) fn waits(explainer: &Explainer, channel: RawFd) {
+        let thread = thread();
+        for (device, queue) in explainer.objects.completion_queues() {
+            let left = queue
+                .notification
+                .waits(channel, thread, is_single_threaded);
+            let Some((left, requested)) = left else {
+                continue;
+            };
+            explainer.report_error(Finding {
+                rule: Rule::CompletionsLeft,
+                device,
+                queue_pair: None,
+                message: format!(
+                    "ibv_get_cq_event waits for an event of a completion queue in which {left} \
+                     completions were when it was asked for, and are not polled: by the \
+                     specification they cause none"
+                ),
+                origins: vec![
+                    ("waits", Origin::here()),
+                    ("ibv_req_notify_cq: called", requested),
+                    ("completion queue: created", queue.created.clone()),
+                ],
+            });
+        }
     }
 
     /// Handles a region that was deregistered.

@@ -601,6 +601,11 @@ impl Explainer {
         }
     }
 
+    /// Returns whether advice is reported.
+    pub(crate) fn advises(&self) -> bool {
+        self.checker.as_ref().is_some_and(Checker::advises)
+    }
+
     /// Handles what a command of this thread, on a descriptor of the program, has changed.
     /// Returns the changes.
     pub(crate) fn after_command(&self, fd: RawFd, device: usize) -> Vec<ObjectChange> {

@@ -30,7 +30,7 @@ use uverbs::environment;
 use crate::chaos;
 use crate::check::{self, Completion, CompletionQueue};
 use crate::config::print_error;
-use crate::explain::{Explainer, lock, thread};
+use crate::explain::{Explainer, Origin, lock, thread};
 use crate::table::{self, Lookup, Object, ObjectKind};
 use crate::{internal, posts, process, record};
 
@@ -399,6 +399,8 @@ unsafe extern "C" fn checked_poll<const N: usize>(
     };
     // SAFETY: guaranteed by the caller.
     let found = unsafe { provider(queue, max, completions) };
+    // SAFETY: as above.
+    unsafe { note_poll(queue, u32::try_from(found).unwrap_or_default()) };
     if found > 0 {
         let completion = |number: usize| {
             // SAFETY: the provider has written so many.
@@ -482,6 +484,8 @@ unsafe extern "C" fn checked_start_poll<const N: usize>(
             check_current(queue);
         }
     }
+    // SAFETY: as above.
+    unsafe { note_poll(queue, (result == 0).into()) };
     // SAFETY: the program passes a queue.
     match unsafe { polled(queue, result != libc::ENOENT) } {
         true => result,
@@ -496,7 +500,10 @@ unsafe extern "C" fn next_poll<const N: usize>(queue: *mut c_void) -> c_int {
     let result = unsafe { provider(queue) };
     if result == 0 {
         // SAFETY: the program passes a queue.
-        unsafe { check_current(queue) };
+        unsafe {
+            check_current(queue);
+            note_poll(queue, 1);
+        }
     }
     result
 }
@@ -549,9 +556,53 @@ unsafe fn checked_queue(
     Some((explainer, device, known))
 }
 
+/// Notes a request for an event of any completion, if advice is asked for.
+///
+/// # Safety
+/// The queue must exist, and its context must be open.
+unsafe fn note_request(queue: *mut c_void) {
+    if !process::explainer().is_some_and(Explainer::advises) {
+        return;
+    }
+    // SAFETY: guaranteed by the caller.
+    let Some((_, device, known)) = (unsafe { checked_queue(queue) }) else {
+        return;
+    };
+    // SAFETY: the queue's channel exists as long as it. The descriptor follows the context.
+    let channel = unsafe {
+        let channel = (*queue.cast::<Cq>()).channel.cast::<*mut c_void>();
+        (!channel.is_null()).then(|| *channel.add(1).cast::<c_int>())
+    };
+    let Some(Lookup::Open(channel)) = channel.map(table::find) else {
+        return;
+    };
+    let _scope = internal::enter();
+    let device = process::ready_devices().get(device);
+    let unread = device.and_then(|it| it.unread_completions(known.number));
+    let unread = unread.unwrap_or_default();
+    (known.notification).requested(channel.fd, unread, Origin::here);
+}
+
+/// Notes a poll that has found so many completions, if advice is asked for.
+///
+/// # Safety
+/// As above.
+unsafe fn note_poll(queue: *mut c_void, found: u32) {
+    if !process::explainer().is_some_and(Explainer::advises) {
+        return;
+    }
+    // SAFETY: guaranteed by the caller.
+    if let Some((_, _, known)) = unsafe { checked_queue(queue) } {
+        known.notification.polled(thread(), found);
+    }
+}
+
 unsafe extern "C" fn notify<const N: usize>(queue: *mut c_void, solicited_only: c_int) -> c_int {
     if solicited_only != 0 {
         process::read_armings();
+    } else {
+        // SAFETY: the program passes a queue.
+        unsafe { note_request(queue) };
     }
     // SAFETY: as in `poll`.
     let provider: ReqNotifyCq = unsafe { std::mem::transmute(NOTIFICATIONS.function(N)) };

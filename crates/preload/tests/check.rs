@@ -350,7 +350,7 @@ fn errors_of_rust_are_found() {
 }
 
 /// Advice of `c/check_advice.c`, some with the name of a variant.
-const ADVICE: [&str; 14] = [
+const ADVICE: [&str; 15] = [
     "long-queue",
     "long-inline-data",
     "hop-limit",
@@ -365,6 +365,7 @@ const ADVICE: [&str; 14] = [
     "unsignaled-in-mixed-queue",
     "unused-rights",
     "unused-rights/queue-pair",
+    "completions-left",
 ];
 
 /// Advice is given if asked for, and is no error.

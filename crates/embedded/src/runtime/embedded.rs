@@ -331,6 +331,12 @@ impl Embedded {
         }
     }
 
+    /// Returns the number of completions of a queue, given by its number in the device, that the
+    /// program has not read.
+    pub fn unread_completions(&self, number: u32) -> Option<u32> {
+        self.device.lock().hca.unread_completions(number)
+    }
+
     /// Returns the first complaints of the device about invalid input.
     pub fn complaints(&self) -> Vec<String> {
         let device = self.device.lock();

@@ -11,6 +11,7 @@ use uverbs::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{count, export, failed, result, sockets, waiting};
+use crate::check::Checker;
 use crate::fault;
 use crate::hooks;
 use crate::internal::{self, mark_internal};
@@ -75,6 +76,13 @@ fn set_nonblocking(object: &Object, nonblocking: bool) -> Result<c_int, Errno> {
 /// Reads an event. The device's side does not block: a wait of the program is a cancellation
 /// point, and must not be unwound from within the device.
 fn read_event(object: &Object, buffer: &mut [u8]) -> isize {
+    if !object.nonblocking.load(Ordering::Relaxed) && !internal::is_in_handler() {
+        let advising = process::explainer().filter(|it| it.advises());
+        if let Some(explainer) = advising {
+            let _scope = internal::enter();
+            Checker::waits(explainer, object.fd);
+        }
+    }
     loop {
         let scope = internal::enter();
         // SAFETY: the device keeps its descriptor open while the object exists.

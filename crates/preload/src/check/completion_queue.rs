@@ -3,12 +3,16 @@
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::notification::Notification;
 use crate::explain::{Finding, Origin, lock};
 
 /// A completion queue of the program.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     pub(crate) created: Origin,
+    /// Its number in the device.
+    pub(crate) number: u32,
+    pub(crate) notification: Notification,
     ignores_overrun: bool,
     /// Work requests that will have a completion, which was not polled.
     outstanding: AtomicU32,
@@ -24,9 +28,11 @@ pub(crate) struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    pub(crate) fn new(created: Origin, ignores_overrun: bool) -> Self {
+    pub(crate) fn new(created: Origin, number: u32, ignores_overrun: bool) -> Self {
         Self {
             created,
+            number,
+            notification: Notification::default(),
             ignores_overrun,
             outstanding: AtomicU32::new(0),
             unsignaled: AtomicU32::new(0),
@@ -121,7 +127,7 @@ mod tests {
 
     #[test]
     fn one_thread_reads_at_a_time() {
-        let queue = CompletionQueue::new(Origin::here(), false);
+        let queue = CompletionQueue::new(Origin::here(), 1, false);
         assert_eq!(queue.begin_reading(1), None);
         assert_eq!(queue.begin_reading(1), None);
         assert_eq!(queue.begin_reading(2), Some(1));
@@ -131,7 +137,7 @@ mod tests {
 
     #[test]
     fn entries_are_free_when_their_completions_are_polled() {
-        let queue = Arc::new(CompletionQueue::new(Origin::here(), false));
+        let queue = Arc::new(CompletionQueue::new(Origin::here(), 1, false));
         let first = Entry::new(&queue);
         let _second = Entry::new(&queue);
         assert_eq!((queue.excess(1), queue.excess(2)), (Some(2), None));
@@ -143,7 +149,7 @@ mod tests {
         assert_eq!(queue.excess_of_failures(2, 1), None);
         drop(unsignaled);
         assert_eq!(queue.excess_of_failures(0, 0), Some(1));
-        let queue = Arc::new(CompletionQueue::new(Origin::here(), true));
+        let queue = Arc::new(CompletionQueue::new(Origin::here(), 1, true));
         let _entry = Entry::new(&queue);
         assert_eq!(queue.excess(0), None);
     }

@@ -441,12 +441,12 @@ impl Objects {
     /// Notes an object of a context, which a command of this thread has created.
     pub(crate) fn created(&self, device: usize, context: RawFd, change: &ObjectChange) {
         if let ObjectChange::CompletionQueueCreated {
+            number,
             user_handle,
             ignores_overrun,
-            ..
         } = *change
         {
-            let queue = CompletionQueue::new(Origin::here(), ignores_overrun);
+            let queue = CompletionQueue::new(Origin::here(), number, ignores_overrun);
             lock(&self.destroyed_queues).remove(&(device, user_handle));
             lock(&self.completion_queues).insert((device, user_handle), Arc::new(queue));
         }
@@ -602,6 +602,14 @@ impl Objects {
         lock(&self.completion_queues)
             .get(&(device, user_handle))
             .cloned()
+    }
+
+    /// Returns all completion queues, with their devices.
+    pub(crate) fn completion_queues(&self) -> Vec<(usize, Arc<CompletionQueue>)> {
+        let queues = lock(&self.completion_queues);
+        let all = queues.iter();
+        all.map(|((device, _), queue)| (*device, Arc::clone(queue)))
+            .collect()
     }
 
     /// Removes a completion queue that a command of this thread has destroyed.

@@ -92,6 +92,37 @@ static void fill(struct ibv_qp *qp, int all)
 	CHECK(!ibv_dereg_mr(mr));
 }
 
+/* Waits for the event of a completion that may have come before it was asked for: polls again
+ * before that, or not. */
+static void wait_for_event(struct ibv_qp *qp, struct ibv_comp_channel *channel, int again)
+{
+	static char bytes[256];
+	struct ibv_mr *mr = ibv_reg_mr(qp->pd, bytes, sizeof(bytes),
+				       IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	struct ibv_sge from = { (uintptr_t)bytes + 128, 8, mr->lkey };
+	struct ibv_cq *cq = qp->send_cq;
+	struct ibv_wc completion;
+	void *program;
+	int found = 0;
+
+	/* All is polled before the request. */
+	CHECK(!ibv_req_notify_cq(cq, 0));
+	CHECK(!post_write(qp, &from, mr, IBV_SEND_SIGNALED));
+	CHECK(!ibv_get_cq_event(channel, &cq, &program));
+	wait_for(cq);
+	CHECK(!post_write(qp, &from, mr, IBV_SEND_SIGNALED));
+	CHECK(!post_write(qp, &from, mr, IBV_SEND_SIGNALED));
+	usleep(200000);
+	CHECK(!ibv_req_notify_cq(cq, 0));
+	while (again && found < 2)
+		found += ibv_poll_cq(cq, 1, &completion);
+	if (again)
+		CHECK(!post_write(qp, &from, mr, IBV_SEND_SIGNALED));
+	CHECK(!ibv_get_cq_event(channel, &cq, &program));
+	ibv_ack_cq_events(cq, 2);
+	CHECK(!ibv_dereg_mr(mr));
+}
+
 int main(int count, char **arguments)
 {
 	struct ibv_device **devices = ibv_get_device_list(NULL);
@@ -109,10 +140,11 @@ int main(int count, char **arguments)
 	};
 	struct ibv_srq_init_attr ask_srq = { .attr = { .max_wr = 4, .max_sge = 1 } };
 	struct ibv_gid_entry entry;
+	struct ibv_comp_channel *channel = NULL;
 	struct ibv_srq *srq = NULL;
 	struct ibv_qp *qp;
 	struct ibv_pd *pd;
-	int index = -1, fills = 0, writes = 0;
+	int index = -1, fills = 0, waits = 0, writes = 0;
 
 	CHECK(devices && devices[0]);
 	context = ibv_open_device(devices[0]);
@@ -120,9 +152,14 @@ int main(int count, char **arguments)
 	pd = ibv_alloc_pd(context);
 	if (count > 1) {
 		fills = !strcmp(arguments[1], "unsignaled-in-mixed-queue");
-		writes = fills || !strncmp(arguments[1], "unused-rights", 13);
+		waits = !strcmp(arguments[1], "completions-left");
+		writes = fills || waits || !strncmp(arguments[1], "unused-rights", 13);
 	}
-	ask.send_cq = ask.recv_cq = ibv_create_cq(context, fills ? 7 : 64, NULL, NULL, 0);
+	if (waits) {
+		channel = ibv_create_comp_channel(context);
+		CHECK(channel);
+	}
+	ask.send_cq = ask.recv_cq = ibv_create_cq(context, fills ? 7 : 64, NULL, channel, 0);
 	CHECK(pd && ask.send_cq);
 	/* The first GID that is link-local, or is not. */
 	for (int n = 0; n < 16 && index < 0; n++) {
@@ -178,12 +215,15 @@ int main(int count, char **arguments)
 					IBV_QP_MAX_QP_RD_ATOMIC));
 	if (srq)
 		reach_limit(qp, srq, count > 2);
-	if (writes && !fills)
+	if (writes && !fills && !waits)
 		use_region(qp, !strcmp(what, "unused-rights") ? IBV_ACCESS_REMOTE_READ : 0);
 	if (fills)
 		fill(qp, ask.send_cq->cqe + (count == 2));
+	if (channel)
+		wait_for_event(qp, channel, count > 2);
 	CHECK(!ibv_destroy_qp(qp) && (!srq || !ibv_destroy_srq(srq)));
 	CHECK(!ibv_destroy_cq(ask.send_cq) && !ibv_dealloc_pd(pd));
+	CHECK(!channel || !ibv_destroy_comp_channel(channel));
 	CHECK(!ibv_close_device(context));
 	return 0;
 }
