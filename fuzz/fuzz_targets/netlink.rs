@@ -10,7 +10,8 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use uverbs::abi::netlink::{NLDEV_CMD_GET, NLDEV_CMD_GET_CHARDEV, NLDEV_CMD_SYS_GET, nldev_type};
 use uverbs::discovery::netlink::{
-    self, Attributes, Messages, parse_char_device, parse_copy_on_fork, parse_device, read_answer,
+    self, Attributes, Messages, parse_char_device, parse_copy_on_fork, parse_device,
+    parse_object_counts, read_answer,
 };
 use uverbs::discovery::{self, sysfs};
 use uverbs::kernel::fake::FakeKernel;
@@ -29,6 +30,9 @@ fn parsers(bytes: &[u8]) {
             assert_component(&device.name);
         }
         let _ = parse_copy_on_fork(message.payload);
+        if let Ok(counts) = parse_object_counts(message.payload) {
+            assert_component(&counts.device);
+        }
     }
     let total: usize = Attributes::new(bytes)
         .flatten()

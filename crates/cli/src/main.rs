@@ -72,7 +72,8 @@ enum Command {
     Timeline(timeline::Args),
     /// Inject faults into running programs on embedded devices
     Fault(fault::Args),
-    /// Show the objects, rates and errors of running programs on embedded devices
+    /// Show the objects, rates and errors of running programs on embedded devices, and the
+    /// counters of devices of the host
     Top(top::Args),
     /// Set the link of an embedded device up or down
     Link(link::Args),

@@ -179,6 +179,31 @@ fn captured(world: &World, processes: &RunningProcesses) {
     assert!(all.iter().all(|it| it.capture.is_none()), "{all:?}");
 }
 
+/// The command itself on embedded devices, in the place of the host's.
+#[test]
+fn devices_of_the_host_are_seen() {
+    let _turn = turn();
+    let world = World::new(Provider::Stock, "roce,ib");
+    let line = format!("{} top --once --json", built("../ringverbs").display());
+    let mut command = world.command(&line);
+    // Where no process has joined a network.
+    command.env("XDG_RUNTIME_DIR", world.directory.join("runtime"));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["processes"], serde_json::json!([]));
+    let devices = &document["devices"];
+    assert_eq!(devices.as_array().unwrap().len(), 2, "{document}");
+    let [ethernet, infiniband] = [&devices[0], &devices[1]];
+    assert_eq!(
+        (&ethernet["name"], &ethernet["objects"]["qp"]),
+        (&"mlx5_0".into(), &0.into())
+    );
+    assert_eq!(ethernet["ports"][0]["state"], "ACTIVE");
+    assert_eq!(ethernet["ports"][0]["counters"]["port_xmit_data"], 0);
+    assert_eq!(infiniband["ports"][0]["link_layer"], "InfiniBand");
+}
+
 with_each_provider! {
     running_programs_are_seen_and_captured: seen;
 }

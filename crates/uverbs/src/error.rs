@@ -80,6 +80,7 @@ commands! {
     QueryContext = "QUERY_CONTEXT" on "context";
     QueryDevice = "QUERY_DEVICE" on "device";
     QueryDeviceEx = "QUERY_DEVICE (extended)" on "device";
+    CountObjects = "RDMA_NLDEV_CMD_RES_GET" on "device";
     QueryPort = "QUERY_PORT" on "port";
     QueryPortSpeed = "QUERY_PORT_SPEED" on "port";
     QueryGidTable = "QUERY_GID_TABLE" on "GID table";

@@ -5,7 +5,7 @@
 
 mod diagnose;
 mod facts;
-mod files;
+pub mod files;
 mod finding;
 mod libmlx5;
 mod provider;

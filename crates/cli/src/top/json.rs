@@ -6,6 +6,7 @@ use embedded::{DeviceStatus, ProcessStatus, QueuePairStatus};
 use serde::Serialize;
 
 use super::View;
+use super::host::HostDevice;
 use super::rates::{self, Rates};
 
 /// The document of one look.
@@ -14,6 +15,8 @@ pub struct Document<'a> {
     processes: Vec<Process<'a>>,
     /// Number of processes that have not answered.
     silent: usize,
+    /// Devices of the host.
+    devices: &'a [HostDevice],
 }
 
 #[derive(Serialize)]
@@ -80,6 +83,7 @@ pub fn document<'a>(before: Option<&View>, now: &'a View) -> Document<'a> {
     Document {
         processes: now.processes.iter().map(process).collect(),
         silent: now.silent,
+        devices: &now.devices,
     }
 }
 

@@ -1,5 +1,7 @@
-//! `ringverbs top`: objects, rates and errors of running programs on embedded devices.
+//! `ringverbs top`: objects, rates and errors of running programs on embedded devices, and of the
+//! devices of the host.
 
+mod host;
 mod json;
 mod question;
 mod rates;
@@ -13,6 +15,7 @@ use std::time::Duration;
 
 use console::Term;
 use embedded::{Network, ProcessStatus, RunningProcesses};
+use host::HostDevice;
 use question::Question;
 
 use crate::error::Error;
@@ -26,7 +29,8 @@ Examples: ringverbs top /tmp/net
           ringverbs top /tmp/net --once --interval 1 --json")]
 pub struct Args {
     /// Directory of the devices' network (--directory of ringverbs run), number of a process, or
-    /// roce: the processes that reach other hosts. By default the default directory
+    /// roce: the processes that reach other hosts. By default the default directory, and the
+    /// devices of the host
     #[arg(value_name = "DIRECTORY|PID|roce")]
     target: Option<PathBuf>,
     /// Seconds between two looks, from 0.1 on; 1 without --once
@@ -49,8 +53,11 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 /// The answers to one look.
+#[derive(Default)]
 pub(super) struct View {
     processes: Vec<ProcessStatus>,
+    /// Devices of the host.
+    devices: Vec<HostDevice>,
     /// Processes that have not answered.
     silent: usize,
 }
@@ -58,16 +65,30 @@ pub(super) struct View {
 impl View {
     fn look(processes: &RunningProcesses) -> Result<Self, Error> {
         let (processes, silent) = processes.status().map_err(Error::subcommand)?;
-        Ok(Self { processes, silent })
+        Ok(Self {
+            processes,
+            devices: Vec::new(),
+            silent,
+        })
     }
 }
 
 /// Shows running programs, until it is ended by a signal.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
-    let default = Network::default_directory;
-    let target = args.target.clone().unwrap_or_else(default);
-    let question = Question::new(running::find(&target)?)?;
-    let look = || View::look(&question.processes());
+    let shows_host = args.target.is_none();
+    let question = match &args.target {
+        Some(target) => Some(running::find(target)?),
+        None => default_processes()?,
+    };
+    let question = question.map(Question::new).transpose()?;
+    let look = || {
+        let view = question.as_ref().map(|it| View::look(&it.processes()));
+        let mut view = view.transpose()?.unwrap_or_default();
+        if shows_host {
+            view.devices = host::devices();
+        }
+        Ok::<View, Error>(view)
+    };
     let mut before = None;
     if args.once {
         if let Some(interval) = args.interval {
@@ -100,6 +121,16 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
         before = Some(now);
         thread::sleep(interval);
     }
+}
+
+/// Returns the processes of the default directory; `None` if there is no such directory, but a
+/// device of the host.
+fn default_processes() -> Result<Option<RunningProcesses>, Error> {
+    let directory = Network::default_directory();
+    if !directory.exists() && !host::devices().is_empty() {
+        return Ok(None);
+    }
+    running::find(&directory).map(Some)
 }
 
 /// Prints lines, as many as fit.

@@ -4,6 +4,7 @@ use embedded::{DeviceStatus, ProcessStatus};
 use serde::Serialize;
 
 use super::View;
+use super::host::{HostPort, Traffic};
 
 /// Operations and bytes of a device per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -36,4 +37,15 @@ pub fn of(before: Option<&View>, process: &ProcessStatus, device: &DeviceStatus)
         bytes_sent: rate("bytes_sent"),
         bytes_received: rate("bytes_received"),
     })
+}
+
+/// Returns what a port of the host has sent or received per second since an earlier look; `None`
+/// if it was not there, or the driver does not count it.
+pub fn of_host(before: &View, (device, port): (&str, &HostPort), what: Traffic) -> Option<f64> {
+    let then = before.devices.iter().find(|it| it.name == device)?;
+    let then = then.ports.iter().find(|it| it.number == port.number)?;
+    let elapsed = port.time.checked_sub(then.time)?.as_secs_f64();
+    // It is less if the device is a new one.
+    let more = port.traffic(what)?.saturating_sub(then.traffic(what)?);
+    (elapsed > 0.0).then(|| more as f64 / elapsed)
 }

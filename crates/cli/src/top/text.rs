@@ -3,6 +3,7 @@
 use embedded::{DeviceStatus, ProcessStatus};
 
 use super::View;
+use super::host::Traffic;
 use super::rates::{self, Rates};
 use crate::escape::escaped;
 use crate::{out, running};
@@ -23,7 +24,21 @@ const TRAFFIC: [&str; 7] = [
 pub fn lines(before: Option<&View>, now: &View, columns: usize) -> Vec<String> {
     let mut text = Vec::new();
     // Writing to memory does not fail.
-    let _ = out::table(&mut text, &devices(before, now));
+    if !now.devices.is_empty() {
+        let _ = out::table(&mut text, &host_ports(before, now));
+        let counters = host_counters(now);
+        if counters.len() > 1 {
+            text.push(b'\n');
+            let _ = out::table(&mut text, &counters);
+        }
+    }
+    // Without processes the heading shows that there are none.
+    if now.devices.is_empty() || !now.processes.is_empty() {
+        if !text.is_empty() {
+            text.push(b'\n');
+        }
+        let _ = out::table(&mut text, &devices(before, now));
+    }
     let errors = errors(now);
     if !errors.is_empty() {
         text.push(b'\n');
@@ -107,6 +122,70 @@ fn devices(before: Option<&View>, now: &View) -> Vec<Vec<String>> {
             });
             row.extend([errors.to_string(), capture.clone()]);
             rows.push(row);
+        }
+    }
+    rows
+}
+
+fn host_ports(before: Option<&View>, now: &View) -> Vec<Vec<String>> {
+    let heading = [
+        "host's device",
+        "port",
+        "state",
+        "link",
+        "interface",
+        "QPs",
+        "packets sent",
+        "received",
+        "sent",
+        "received",
+    ];
+    let mut rows = vec![row(heading)];
+    if before.is_some() {
+        let traffic = rows[0].iter_mut().skip(6);
+        traffic.for_each(|it| it.push_str("/s"));
+    }
+    for device in &now.devices {
+        let queue_pairs = device.objects.get("qp").map(u64::to_string);
+        for port in &device.ports {
+            let text = |it: &Option<String>| it.clone().unwrap_or_default();
+            let mut row = vec![
+                device.name.clone(),
+                port.number.to_string(),
+                text(&port.state),
+                text(&port.link_layer),
+                text(&port.interface),
+                queue_pairs.clone().unwrap_or_else(|| "-".to_owned()),
+            ];
+            let of = |what| match before {
+                Some(before) => rates::of_host(before, (&device.name, port), what),
+                None => port.traffic(what).map(|it| it as f64),
+            };
+            let shown = |what, unit| match of(what) {
+                Some(number) => short(number) + unit,
+                None => "-".to_owned(),
+            };
+            row.push(shown(Traffic::PacketsSent, ""));
+            row.push(shown(Traffic::PacketsReceived, ""));
+            row.push(shown(Traffic::BytesSent, "B"));
+            row.push(shown(Traffic::BytesReceived, "B"));
+            rows.push(row);
+        }
+    }
+    rows
+}
+
+fn host_counters(now: &View) -> Vec<Vec<String>> {
+    let mut rows = vec![row(["host's device", "port", "counters"])];
+    for device in &now.devices {
+        for port in &device.ports {
+            let counters = port.others();
+            let counters = counters.map(|(name, count)| format!("{count} {name}"));
+            let counters: Vec<String> = counters.collect();
+            if !counters.is_empty() {
+                let number = port.number.to_string();
+                rows.push(vec![device.name.clone(), number, counters.join(", ")]);
+            }
         }
     }
     rows
@@ -246,6 +325,7 @@ mod tests {
 
     use embedded::QueuePairStatus;
 
+    use super::super::host::{HostDevice, HostPort};
     use super::*;
 
     /// A process of a hostile program, whose device has sent so much.
@@ -277,8 +357,54 @@ mod tests {
                 devices: vec![device],
                 ..ProcessStatus::default()
             }],
+            devices: Vec::new(),
             silent: 1,
         }
+    }
+
+    /// A port of rdma_rxe that has sent so many packets.
+    fn host(seconds: u64, packets: u64) -> View {
+        let counters = [("sent_pkts", packets), ("send_err", 2)];
+        let port = HostPort {
+            number: 1,
+            state: Some("ACTIVE".to_owned()),
+            counters: counters.map(|(name, it)| (name.to_owned(), it)).into(),
+            time: Duration::from_secs(seconds),
+            ..HostPort::default()
+        };
+        let device = HostDevice {
+            name: "rxe0".to_owned(),
+            objects: [("qp".to_owned(), 4)].into(),
+            ports: vec![port],
+        };
+        View {
+            devices: vec![device],
+            ..View::default()
+        }
+    }
+
+    #[test]
+    fn devices_of_the_host_have_rates() {
+        let text = lines(None, &host(1, 12_345), usize::MAX).join("\n");
+        let words: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        let expected = ["rxe0", "1", "ACTIVE", "4", "12.3k", "-", "-", "-"];
+        assert_eq!(words, expected, "{text}");
+        assert!(
+            text.ends_with("\nrxe0           1     2 send_err"),
+            "{text}"
+        );
+        let text = lines(Some(&host(1, 100)), &host(3, 300), usize::MAX).join("\n");
+        assert!(
+            text.contains("packets sent/s") && text.contains("  100  "),
+            "{text}"
+        );
+        assert!(!text.contains("process"), "{text}");
+        let both = View {
+            devices: host(1, 1).devices,
+            ..view(1, 1)
+        };
+        let text = lines(None, &both, usize::MAX).join("\n");
+        assert!(text.contains("rxe0") && text.contains("4711"), "{text}");
     }
 
     #[test]
@@ -305,10 +431,7 @@ mod tests {
         // The same number, of a new process.
         let text = lines(Some(&second), &view(13, 5), usize::MAX).join("\n");
         assert!(text.contains("  0B  "), "{text}");
-        let none = View {
-            processes: Vec::new(),
-            silent: 0,
-        };
+        let none = View::default();
         let text = lines(Some(&none), &first, usize::MAX).join("\n");
         assert!(text.contains("  -  "), "{text}");
     }

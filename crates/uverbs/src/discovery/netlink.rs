@@ -11,7 +11,7 @@ use super::device::{CharDevice, Device, DriverId, NodeType, is_component};
 use super::sysfs;
 use crate::abi::netlink::{
     FLAG_DUMP, FLAG_REQUEST, MSG_DONE, MSG_ERROR, MSG_NOOP, NLDEV_CMD_GET, NLDEV_CMD_GET_CHARDEV,
-    NLDEV_CMD_SYS_GET, NlAttr, NlMsgHdr, attr, nldev_type,
+    NLDEV_CMD_RES_GET, NLDEV_CMD_SYS_GET, NlAttr, NlMsgHdr, attr, nldev_type,
 };
 use crate::kernel::Kernel;
 use crate::{Command, Errno, Error};
@@ -192,6 +192,57 @@ pub fn parse_device(payload: &[u8]) -> Result<DeviceMessage, ParseError> {
         node_guid: guid.ok_or(ParseError::Missing(attr::ATTR_NODE_GUID))?,
         node_type: node_type.ok_or(ParseError::Missing(attr::ATTR_DEV_NODE_TYPE))?,
     })
+}
+
+/// The numbers of a device's objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObjectCounts {
+    /// Name of the device.
+    pub device: String,
+    /// Numbers of objects of all processes and of the kernel, by the kernel's names, such as `qp`.
+    pub counts: Vec<(String, u64)>,
+}
+
+/// Parses one message of the answer about numbers of objects.
+///
+/// # Errors
+/// [`ParseError`] if an attribute is missing or malformed.
+pub fn parse_object_counts(payload: &[u8]) -> Result<ObjectCounts, ParseError> {
+    let (mut device, mut counts) = (None, Vec::new());
+    for attribute in Attributes::new(payload) {
+        let (number, value) = attribute?;
+        match number {
+            attr::ATTR_DEV_NAME => device = Some(name(number, value)?),
+            attr::ATTR_RES_SUMMARY => {
+                for entry in Attributes::new(value) {
+                    let (number, entry) = entry?;
+                    if number == attr::ATTR_RES_SUMMARY_ENTRY {
+                        counts.push(parse_object_count(entry)?);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let device = device.ok_or(ParseError::Missing(attr::ATTR_DEV_NAME))?;
+    Ok(ObjectCounts { device, counts })
+}
+
+/// Parses the number of the objects of one kind.
+fn parse_object_count(entry: &[u8]) -> Result<(String, u64), ParseError> {
+    let (mut kind, mut count) = (None, None);
+    for attribute in Attributes::new(entry) {
+        let (number, value) = attribute?;
+        match number {
+            attr::ATTR_RES_SUMMARY_ENTRY_NAME => kind = Some(name(number, value)?),
+            attr::ATTR_RES_SUMMARY_ENTRY_CURR => count = Some(integer(number, value)?),
+            _ => {}
+        }
+    }
+    Ok((
+        kind.ok_or(ParseError::Missing(attr::ATTR_RES_SUMMARY_ENTRY_NAME))?,
+        count.ok_or(ParseError::Missing(attr::ATTR_RES_SUMMARY_ENTRY_CURR))?,
+    ))
 }
 
 /// Returns the major and the minor number from their format in messages, `huge_encode_dev`
@@ -481,6 +532,25 @@ pub fn devices(kernel: &dyn Kernel) -> Result<Vec<Device>, Error> {
         }
     }
     Ok(devices)
+}
+
+/// Counts the objects of all devices.
+///
+/// # Errors
+/// The kernel does not answer.
+pub fn object_counts(kernel: &dyn Kernel) -> Result<Vec<ObjectCounts>, Error> {
+    let mut found = Vec::new();
+    exchange(
+        kernel,
+        Command::CountObjects,
+        (NLDEV_CMD_RES_GET, true),
+        &MessageBuilder::request(NLDEV_CMD_RES_GET, FLAG_DUMP).finish(),
+        |payload| {
+            found.push(parse_object_counts(payload)?);
+            Ok(())
+        },
+    )?;
+    Ok(found)
 }
 
 /// Queries the uverbs character device of a device.

@@ -3,10 +3,13 @@
 
 use std::sync::Arc;
 
-use crate::abi::netlink::{NLDEV_CMD_GET, NLDEV_CMD_GET_CHARDEV, NLDEV_CMD_SYS_GET, nldev_type};
+use crate::abi::netlink::{
+    NLDEV_CMD_GET, NLDEV_CMD_GET_CHARDEV, NLDEV_CMD_RES_GET, NLDEV_CMD_SYS_GET, attr, nldev_type,
+};
 use crate::discovery::netlink::{
-    self, DeviceMessage, ParseError, Progress, char_device_request, devices_request,
-    parse_char_device, parse_device, read_answer, system_request,
+    self, DeviceMessage, MessageBuilder, ObjectCounts, ParseError, Progress, char_device_request,
+    devices_request, parse_char_device, parse_device, parse_object_counts, read_answer,
+    system_request,
 };
 use crate::discovery::{self, CharDevice, Device, DriverId, NodeType, sysfs};
 use crate::kernel::fake::{Call, FakeKernel};
@@ -284,6 +287,35 @@ fn copy_on_fork() {
     let system = nldev_type(NLDEV_CMD_SYS_GET);
     fake.set_netlink(system, vec![message(system, 0, SYSTEM_ATTRIBUTES)]);
     assert!(netlink::copy_on_fork(&fake));
+}
+
+#[test]
+fn objects_are_counted() {
+    let entry = |builder: MessageBuilder, name: &str, count: &[u8]| {
+        builder.nested(attr::ATTR_RES_SUMMARY_ENTRY, |it| {
+            it.name(attr::ATTR_RES_SUMMARY_ENTRY_NAME, name)
+                .attribute(attr::ATTR_RES_SUMMARY_ENTRY_CURR, count)
+        })
+    };
+    let answer = |count: &[u8]| {
+        let builder = MessageBuilder::request(NLDEV_CMD_RES_GET, 0);
+        let builder = builder.attribute(attr::ATTR_DEV_INDEX, &[0; 4]);
+        let builder = builder.name(attr::ATTR_DEV_NAME, "rxe0");
+        let builder = builder.nested(attr::ATTR_RES_SUMMARY, |it| {
+            entry(entry(it, "pd", count), "qp", &3u64.to_ne_bytes())
+        });
+        builder.finish()[16..].to_vec()
+    };
+    let expected = ObjectCounts {
+        device: "rxe0".to_owned(),
+        counts: vec![("pd".to_owned(), 2), ("qp".to_owned(), 3)],
+    };
+    let good = answer(&2u64.to_ne_bytes());
+    assert_eq!(parse_object_counts(&good), Ok(expected));
+    let missing = ParseError::Missing(attr::ATTR_DEV_NAME);
+    assert_eq!(parse_object_counts(&[]), Err(missing));
+    let wrong = ParseError::Attribute(attr::ATTR_RES_SUMMARY_ENTRY_CURR);
+    assert_eq!(parse_object_counts(&answer(&[2; 4])), Err(wrong));
 }
 
 #[test]

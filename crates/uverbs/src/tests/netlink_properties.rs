@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 
 use crate::discovery::netlink::{
-    Attributes, Message, Messages, parse_char_device, parse_copy_on_fork, parse_device, read_answer,
+    Attributes, Message, Messages, parse_char_device, parse_copy_on_fork, parse_device,
+    parse_object_counts, read_answer,
 };
 use crate::discovery::sysfs;
 
@@ -30,6 +31,7 @@ proptest! {
         let _ = parse_device(&bytes);
         let _ = parse_char_device(&bytes);
         let _ = parse_copy_on_fork(&bytes);
+        let _ = parse_object_counts(&bytes);
         let _ = read_answer(&bytes, 1, true, |payload| parse_device(payload).map(drop));
         // Iteration terminates, and never yields more than the input.
         let total: usize = Attributes::new(&bytes).flatten().map(|(_, value)| value.len() + 4).sum();
