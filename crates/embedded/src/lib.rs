@@ -77,7 +77,7 @@ pub use runtime::capture_control::{CaptureAnswer, CaptureState};
 pub use runtime::control::RunningProcesses;
 pub use runtime::embedded::{Activity, Embedded};
 pub use runtime::exit_flush::flush_before_exit;
-pub use runtime::fault_record::FaultRecordEnd;
+pub use runtime::fault_record::{FaultRecord, FaultRecordEnd};
 pub use runtime::faults::{FaultAnswer, FaultCounts, FaultState};
 pub use runtime::network::Network;
 pub use runtime::pinning::{has_registered, keep_registered, move_registered, protect_registered};

@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use embedded::{
-    CaptureOptions, Descriptors, Drive, Embedded, FaultCounts, InheritedChannel, InheritedContext,
-    Network, usage,
+    CaptureOptions, Descriptors, Drive, Embedded, FaultCounts, FaultRecord, InheritedChannel,
+    InheritedContext, Network, usage,
 };
 use uverbs::kernel::Kernel;
 use uverbs::{Errno, Error};
@@ -841,10 +841,37 @@ fn record_faults(network: &Network, path: &Path) {
             path.display()
         ));
     };
-    if let Err(error) = network.record_faults(path, Box::new(on_end)) {
-        print_error(&format!("{}: {error}", path.display()));
-        // SAFETY: as in `capture`.
-        unsafe { libc::_exit(1) };
+    match network.record_faults(path, Box::new(on_end)) {
+        Ok(record) => {
+            let record = Box::into_raw(Box::new(record));
+            FAULT_RECORD.store(record, Ordering::Release);
+            // SAFETY: the handler may be called at any time, and exists until the process ends.
+            unsafe { libc::atexit(at_exit) };
+        }
+        Err(error) => {
+            print_error(&format!("{}: {error}", path.display()));
+            // SAFETY: as in `capture`.
+            unsafe { libc::_exit(1) };
+        }
+    }
+}
+
+/// The record of faults of this process, or in a child of its parent. It is never freed.
+static FAULT_RECORD: AtomicPtr<FaultRecord> = AtomicPtr::new(ptr::null_mut());
+
+extern "C" fn at_exit() {
+    finish_fault_record();
+}
+
+/// Called at the end of the process.
+pub(crate) fn finish_fault_record() {
+    if internal::is_internal() || internal::is_interrupted() {
+        return;
+    }
+    let _scope = internal::enter();
+    // SAFETY: never freed.
+    if let Some(record) = unsafe { FAULT_RECORD.load(Ordering::Acquire).as_ref() } {
+        record.finish();
     }
 }
 

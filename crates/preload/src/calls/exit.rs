@@ -23,6 +23,7 @@ export! {
             explainer.summarise();
         }
         record::finish();
+        process::finish_fault_record();
         // SAFETY: as the program has called it. It does not return.
         unsafe { real::_exit(status) }
     }

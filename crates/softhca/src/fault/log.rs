@@ -197,6 +197,18 @@ impl FaultLog {
     /// Room in a text for the caller's own lines.
     pub const RESERVED: usize = 512;
 
+    /// Returns the number of faults.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.faults.len()
+    }
+
+    /// Returns whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.faults.is_empty()
+    }
+
     /// Adds a decision of a device of a program.
     ///
     /// # Errors
