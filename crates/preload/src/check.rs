@@ -44,7 +44,8 @@ use embedded::softhca::cause::WorkRequest;
 use uverbs::{QpState, QpType};
 
 use crate::config::Config;
-use crate::explain::{Explainer, Finding, Origin, Post, QueuePair, Stranger, lock, thread};
+pub(crate) use crate::explain::Origin;
+use crate::explain::{Explainer, Finding, Post, QueuePair, Stranger, lock, thread};
 pub(crate) use completion_queue::CompletionQueue;
 use completion_queue::Entry;
 use device::SeenWrites;
@@ -817,6 +818,29 @@ impl Checker {
                  {thread} before thread {other} has called ibv_end_poll"
             ),
             origins: vec![("called", called), ("created", queue.created.clone())],
+        });
+    }
+
+    /// Reports a queue without a lock that two threads use at once by one call each, this one and
+    /// another.
+    pub(crate) fn two_callers(
+        &self,
+        explainer: &Explainer,
+        device: usize,
+        (what, function): (String, &str),
+        queue_pair: Option<(u32, Arc<QueuePair>)>,
+        other: Origin,
+    ) {
+        let own = Origin::here();
+        let (first, second) = (own.thread, other.thread);
+        explainer.report_error(Finding {
+            rule: Rule::TwoThreads,
+            device,
+            queue_pair,
+            message: format!(
+                "{what}: {function} is called by thread {second} while thread {first} is in it"
+            ),
+            origins: vec![("called", other), ("the other thread: called", own)],
         });
     }
 

@@ -32,7 +32,7 @@ use crate::check::{self, Completion, CompletionQueue};
 use crate::config::print_error;
 use crate::explain::{Explainer, Origin, lock, thread};
 use crate::table::{self, Lookup, Object, ObjectKind};
-use crate::{internal, posts, process, record};
+use crate::{internal, posts, process, promises, record};
 
 /// The part of `struct ibv_context` that programs are compiled with.
 #[repr(C)]
@@ -381,6 +381,58 @@ unsafe fn check_completions(queue: *mut c_void, completions: impl Iterator<Item 
     }
 }
 
+/// Notes a promise of the program to use a completion queue by one thread at a time.
+///
+/// # Safety
+/// The queue must exist, and its context must be open.
+pub(crate) unsafe fn promise(queue: *mut c_void) {
+    // SAFETY: guaranteed by the caller.
+    if let Some((_, _, known)) = unsafe { checked_queue(queue) } {
+        known.promise();
+    }
+}
+
+/// A call of `ibv_poll_cq` for a queue without a lock, until it ends.
+struct PromisedCall {
+    explainer: &'static Explainer,
+    device: usize,
+    queue: Arc<CompletionQueue>,
+}
+
+/// Notes a call of `ibv_poll_cq`, if the queue has no lock.
+///
+/// # Safety
+/// As above.
+unsafe fn begin_call(queue: *mut c_void) -> Option<PromisedCall> {
+    if !promises::is_used() {
+        return None;
+    }
+    // SAFETY: guaranteed by the caller.
+    let (explainer, device, queue) = unsafe { checked_queue(queue) }?;
+    let begins = queue.is_promised() && {
+        let _scope = internal::enter();
+        queue.in_use.begin(thread(), Origin::here)
+    };
+    // Its end is noted only of a call that has begun.
+    begins.then(|| PromisedCall {
+        explainer,
+        device,
+        queue,
+    })
+}
+
+impl Drop for PromisedCall {
+    fn drop(&mut self) {
+        let other = self.queue.in_use.end();
+        if let Some((checker, other)) = self.explainer.checker.as_ref().zip(other) {
+            let _scope = internal::enter();
+            let what = "a single-threaded completion queue".to_owned();
+            let call = (what, "ibv_poll_cq");
+            checker.two_callers(self.explainer, self.device, call, None, other);
+        }
+    }
+}
+
 unsafe extern "C" fn checked_poll<const N: usize>(
     queue: *mut c_void,
     max: c_int,
@@ -392,6 +444,8 @@ unsafe extern "C" fn checked_poll<const N: usize>(
     if unsafe { is_destroyed(queue) } {
         return -libc::EINVAL;
     }
+    // SAFETY: as above.
+    let _call = unsafe { begin_call(queue) };
     let turn = match internal::is_in_handler() {
         false => Some(lock(poll_turn(queue))),
         // The handler may have interrupted who has it.
@@ -806,6 +860,10 @@ unsafe fn hook_context(context: *mut Context) {
         hook(index, &|entry, function| unsafe {
             hooked.exchange(entry, function)
         });
+    }
+    if process::checks() {
+        // SAFETY: guaranteed by the caller.
+        unsafe { promises::hook(context) };
     }
     if process::explainer().is_some() {
         for (index, hooked) in posts::CONTEXT_HOOKS {

@@ -31,6 +31,7 @@ mod own;
 mod paths;
 mod posts;
 mod process;
+mod promises;
 mod real;
 mod record;
 mod relative;

@@ -24,7 +24,7 @@ use crate::check::{
 use crate::explain::{Explainer, Objects, Origin, Post, QueuePair, lock, thread};
 use crate::hooks::{self, Context, Hooked, SharedQueue, hooked};
 use crate::table::{self, Lookup, ObjectKind};
-use crate::{internal, process, record};
+use crate::{internal, process, promises, record};
 
 /// Indices in `struct ibv_context_ops`.
 const BIND_MW: usize = 8;
@@ -37,7 +37,7 @@ pub(crate) const POST_RECV: usize = 26;
 pub(crate) struct IbvQp {
     pub(crate) context: *mut Context,
     program: *mut c_void,
-    pd: *mut c_void,
+    domain: *mut c_void,
     queues: [*mut c_void; 3],
     handle: u32,
     pub(crate) number: u32,
@@ -248,6 +248,8 @@ struct Posting {
     /// checked.
     completions: [Option<(Arc<CompletionQueue>, u32)>; 2],
     has_own_receives: bool,
+    /// The program has promised to use it by one thread at a time.
+    is_promised: bool,
 }
 
 impl Posting {
@@ -314,6 +316,48 @@ impl Posting {
     }
 }
 
+/// A call of a queue pair without a lock, until it ends.
+struct PromisedCall<'a> {
+    posting: &'a Posting,
+    sends: bool,
+}
+
+impl Posting {
+    /// Notes a call that posts from a place.
+    fn begin_call(&self, sends: bool, site: usize) -> Option<PromisedCall<'_>> {
+        let in_use = &self.queue_pair.in_use[usize::from(sends)];
+        let call = || self.explainer.objects.call_from(site);
+        let begins = self.is_promised && in_use.begin(thread(), call);
+        // Its end is noted only of a call that has begun.
+        begins.then(|| PromisedCall {
+            posting: self,
+            sends,
+        })
+    }
+}
+
+impl Drop for PromisedCall<'_> {
+    fn drop(&mut self) {
+        let Posting {
+            explainer,
+            key: (device, number),
+            ref queue_pair,
+            ..
+        } = *self.posting;
+        let other = queue_pair.in_use[usize::from(self.sends)].end();
+        if let Some((checker, other)) = explainer.checker.as_ref().zip(other) {
+            let what = format!("queue pair {number:#x} of a thread domain");
+            let function = if self.sends {
+                "ibv_post_send"
+            } else {
+                "ibv_post_recv"
+            };
+            let queue_pair = Some((number, Arc::clone(queue_pair)));
+            checker.two_callers(explainer, device, (what, function), queue_pair, other);
+        }
+    }
+}
+
 /// A queue pair that is posted to was destroyed.
 struct Destroyed;
 
@@ -340,10 +384,10 @@ unsafe fn posting_from(
     // A signal handler that interrupts this does not wait for its locks.
     let _scope = internal::enter();
     // SAFETY: guaranteed by the caller.
-    let (fd, number, queues) = unsafe {
+    let (fd, number, queues, domain) = unsafe {
         let queue_pair = &*queue_pair;
         let fd = (*queue_pair.context).command_fd;
-        (fd, queue_pair.number, queue_pair.queues)
+        (fd, queue_pair.number, queue_pair.queues, queue_pair.domain)
     };
     let Lookup::Open(object) = table::find(fd) else {
         return Ok(None);
@@ -373,6 +417,7 @@ unsafe fn posting_from(
         queue_pair,
         completions,
         has_own_receives: queues[SHARED_QUEUE].is_null(),
+        is_promised: promises::is_unlocked(domain),
     }))
 }
 
@@ -578,6 +623,7 @@ unsafe fn post(
     if sends && known.builder.load(Ordering::Relaxed) != 0 {
         posting.lose_order();
     }
+    let _call = posting.begin_call(sends, site);
     let (posts, order) = match sends {
         true => (&known.sends, &known.send_order),
         false => (&known.receives, &known.receive_order),

@@ -84,7 +84,7 @@ const ERRORS: [(&str, &str, &str); 53] = [
 ];
 
 /// The same, of `c/check_objects.c`.
-const ERRORS_OF_OBJECTS: [(&str, &str, &str); 11] = [
+const ERRORS_OF_OBJECTS: [(&str, &str, &str); 14] = [
     ("overwritten-whole", "receive-overwritten", ""),
     ("overwritten-long", "receive-overwritten", ""),
     ("overwritten-part", "receive-overwritten", ""),
@@ -112,6 +112,21 @@ const ERRORS_OF_OBJECTS: [(&str, &str, &str); 11] = [
         "\tCHECK(!ibv_start_poll(queue, &none));",
     ),
     ("threads-builder", "two-threads", "\tibv_wr_start(qp);"),
+    (
+        "calls-poll",
+        "two-threads",
+        "\t\t\tCHECK(!ibv_poll_cq(common_cq, 1, &wc));",
+    ),
+    (
+        "calls-send",
+        "two-threads",
+        "\t\t\tCHECK(!ibv_post_send(common_qp, wr, &bad));",
+    ),
+    (
+        "calls-receive",
+        "two-threads",
+        "\t\t\tibv_post_recv(common_qp, &receive, &bad_receive);",
+    ),
 ];
 
 /// The same, of `c/check_shared.c`.
@@ -183,7 +198,12 @@ const RIGHT: [&str; 7] = [
 ];
 
 /// What is right in any case, of `c/check_objects.c`.
-const RIGHT_OF_OBJECTS: [&str; 1] = ["overwritten-same"];
+const RIGHT_OF_OBJECTS: [&str; 4] = [
+    "overwritten-same",
+    "mutex-calls-poll",
+    "mutex-calls-send",
+    "mutex-calls-receive",
+];
 
 /// The same, of `c/check_shared.c`.
 const RIGHT_OF_SHARED_QUEUES: [&str; 3] = ["repeated-id", "repeated-same-id", "refused"];
@@ -286,6 +306,12 @@ impl Cases {
             // What uses an object that is left is left, too.
             assert!(reports != 0 && reports == all, "{error}: {said}");
             assert!(rule == "leak" || reports == 1, "{error}: {said}");
+            if rule == "two-threads" {
+                let numbers = said.lines().next().unwrap().split("thread ").skip(1);
+                let number = |it: &str| it.split(' ').next()?.parse::<u32>().ok();
+                let numbers: Vec<u32> = numbers.filter_map(number).collect();
+                assert!(numbers.len() == 2 && numbers[0] != numbers[1], "{said}");
+            }
             if !line.is_empty() {
                 let at = self.source.lines().position(|it| it.starts_with(line));
                 let place = format!(" ({}:{})\n", self.name, at.unwrap() + 1);

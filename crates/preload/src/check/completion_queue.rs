@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::notification::Notification;
 use crate::explain::{Finding, Origin, lock};
+use crate::promises::InUse;
 
 /// A completion queue of the program.
 #[derive(Debug)]
@@ -13,6 +14,9 @@ pub(crate) struct CompletionQueue {
     /// Its number in the device.
     pub(crate) number: u32,
     pub(crate) notification: Notification,
+    /// The program has promised to use it by one thread at a time.
+    is_promised: AtomicBool,
+    pub(crate) in_use: InUse,
     ignores_overrun: bool,
     /// Work requests that will have a completion, which was not polled.
     outstanding: AtomicU32,
@@ -33,6 +37,8 @@ impl CompletionQueue {
             created,
             number,
             notification: Notification::default(),
+            is_promised: AtomicBool::new(false),
+            in_use: InUse::default(),
             ignores_overrun,
             outstanding: AtomicU32::new(0),
             unsignaled: AtomicU32::new(0),
@@ -40,6 +46,15 @@ impl CompletionQueue {
             pending: Mutex::new(None),
             reader: AtomicI32::new(0),
         }
+    }
+
+    /// Notes a promise of the program to use it by one thread at a time.
+    pub(crate) fn promise(&self) {
+        self.is_promised.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_promised(&self) -> bool {
+        self.is_promised.load(Ordering::Relaxed)
     }
 
     /// Notes that a thread has begun to read completions, and has the queue's lock if there is

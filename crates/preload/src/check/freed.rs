@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, TryLockError};
 
 use crate::explain::lock;
+use crate::promises;
 use crate::real;
 
 /// Number of allocations that are kept.
@@ -24,6 +25,7 @@ static KEPT: Mutex<VecDeque<usize>> = Mutex::new(VecDeque::new());
 /// Called by the provider instead of the C library's function.
 unsafe extern "C" fn free(allocation: *mut c_void) {
     let address = allocation.expose_provenance();
+    promises::freed(address);
     let mut due = allocation;
     // SAFETY: an allocation of the C library, or null, for which the function returns 0.
     let size = unsafe { libc::malloc_usable_size(allocation) };

@@ -13,6 +13,7 @@ use uverbs::{AccessFlags, QpState, QpType};
 
 use super::stack::Stack;
 use crate::check::{CompletionQueue, ReceiveQueue, SendQueue, Sge};
+use crate::promises::InUse;
 
 /// Posts from one place after which the stack is captured again.
 const POSTS_PER_STACK: u64 = 1024;
@@ -187,6 +188,8 @@ pub(crate) struct QueuePair {
     /// requests since.
     pub(crate) builder: AtomicI32,
     pub(crate) built: Mutex<usize>,
+    /// Threads that post sends and receives, if they have no lock.
+    pub(crate) in_use: [InUse; 2],
     /// Sends and receives whose completions were not polled, if the program is checked.
     pub(crate) in_flight: Mutex<SendQueue>,
     pub(crate) receives_in_flight: Mutex<ReceiveQueue>,
@@ -347,6 +350,7 @@ impl Objects {
                     receive_order: Mutex::default(),
                     builder: AtomicI32::new(0),
                     built: Mutex::default(),
+                    in_use: Default::default(),
                     in_flight: Mutex::new(SendQueue::new(send_blocks, signals_all)),
                     receives_in_flight: Mutex::new(ReceiveQueue::new(
                         receives,

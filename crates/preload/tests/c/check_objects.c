@@ -212,6 +212,83 @@ static void *build_nothing(void *qp)
 	return NULL;
 }
 
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_barrier_t barrier;
+static struct ibv_qp *common_qp;
+static struct ibv_cq *common_cq;
+static const char *common_call;
+static int has_mutex;
+
+/* Calls one function again and again, at the same time as another thread. */
+static void *call_again(void *unused)
+{
+	struct ibv_sge list[8];
+	struct ibv_send_wr wr[8] = { 0 }, *bad;
+	struct ibv_recv_wr receive = { 0 }, *bad_receive;
+	int is_short = !strcmp(common_call, "receive");
+	struct ibv_wc wc;
+
+	for (int n = 0; n < 8; n++) {
+		list[n] = (struct ibv_sge){ (uintptr_t)memory + n * 4096, 4096, mr->lkey };
+		wr[n] = (struct ibv_send_wr){
+			.sg_list = &list[n], .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+			.next = n < 7 ? &wr[n + 1] : NULL,
+			.send_flags = n < 7 ? 0 : IBV_SEND_SIGNALED,
+			.wr.rdma = { (uintptr_t)target, target_mr->rkey },
+		};
+	}
+	pthread_barrier_wait(&barrier);
+	for (int n = 0; n < (is_short ? 20000 : 300); n++) {
+		if (!is_short)
+			pthread_barrier_wait(&barrier);
+		if (has_mutex)
+			pthread_mutex_lock(&mutex);
+		if (!strcmp(common_call, "poll"))
+			CHECK(!ibv_poll_cq(common_cq, 1, &wc));
+		else if (is_short)
+			ibv_post_recv(common_qp, &receive, &bad_receive);
+		else
+			CHECK(!ibv_post_send(common_qp, wr, &bad));
+		if (has_mutex)
+			pthread_mutex_unlock(&mutex);
+		while (!strcmp(common_call, "send") && !ibv_poll_cq(cq, 1, &wc))
+			;
+	}
+	return unused;
+}
+
+/* Uses an object without a lock in two threads at once; or one with a lock, or with a lock of the
+ * program. */
+static void calls(const char *what)
+{
+	int promises = !right || has_mutex;
+	struct ibv_cq_init_attr_ex wanted = {
+		.cqe = 32, .wc_flags = IBV_WC_EX_WITH_QP_NUM,
+		.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
+		.flags = promises ? IBV_CREATE_CQ_ATTR_SINGLE_THREADED : 0,
+	};
+	struct ibv_td_init_attr no_attributes = { 0 };
+	struct ibv_cq_ex *extended = ibv_create_cq_ex(context, &wanted);
+	struct ibv_td *td = ibv_alloc_td(context, &no_attributes);
+	struct ibv_parent_domain_init_attr of = { .pd = pd, .td = promises ? td : NULL };
+	struct ibv_pd *parent = ibv_alloc_parent_domain(context, &of), *domain = pd;
+	pthread_t thread;
+
+	CHECK(extended && td && parent);
+	pd = parent;
+	common_qp = queue_pair(NULL);
+	pd = domain;
+	common_cq = ibv_cq_ex_to_cq(extended);
+	common_call = what;
+	connect_to_itself(common_qp, rights);
+	CHECK(!pthread_barrier_init(&barrier, NULL, 2));
+	CHECK(!pthread_create(&thread, NULL, call_again, NULL));
+	call_again(NULL);
+	CHECK(!pthread_join(thread, NULL));
+	CHECK(!ibv_destroy_qp(common_qp) && !ibv_destroy_cq(common_cq));
+	CHECK(!ibv_dealloc_pd(parent) && !ibv_dealloc_td(td));
+}
+
 /* Uses an object in two threads at once: with a lock, or without. */
 static void threads(const char *what)
 {
@@ -245,6 +322,8 @@ static void threads(const char *what)
 	for (int n = 0; n < 2; n++)
 		CHECK(!ibv_post_send(qp, &wr, &bad));
 	if (!strcmp(what, "poll")) {
+		/* Both completions are there. */
+		usleep(200000);
 		while (ibv_start_poll(extended, &none))
 			;
 		CHECK(!pthread_create(&thread, NULL, read_one, extended));
@@ -269,6 +348,10 @@ int main(int count, char **arguments)
 
 	CHECK(count >= 2 && devices && devices[0]);
 	right = count > 2;
+	if (!strncmp(mistake, "mutex-", 6)) {
+		has_mutex = right = 1;
+		mistake += 6;
+	}
 	context = ibv_open_device(devices[0]);
 	CHECK(context);
 	pd = ibv_alloc_pd(context);
@@ -286,6 +369,8 @@ int main(int count, char **arguments)
 		overwrite(mistake + 12);
 	else if (!strncmp(mistake, "threads-", 8))
 		threads(mistake + 8);
+	else if (!strncmp(mistake, "calls-", 6))
+		calls(mistake + 6);
 	else if (!strncmp(mistake, "window-", 7))
 		window(mistake + 7);
 	else
