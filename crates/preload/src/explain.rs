@@ -39,14 +39,13 @@ use embedded::softhca::cause::{
 };
 use embedded::softhca::engine::eq::event;
 use embedded::softhca::rule::Rule;
-use embedded::softhca::work::WorkObserver;
 use embedded::{Embedded, ObjectChange, PeerFailure, ReasonHandler};
 
 use crate::check::{self, Checker};
 use crate::config::write_stderr;
 use crate::table::{self, Lookup};
 use crate::{hooks, internal, process};
-pub(crate) use objects::{Objects, Origin, Post, QueuePair, Stranger, lock, thread};
+pub(crate) use objects::{Objects, Origin, Post, QueuePair, Stranger, is_operation, lock, thread};
 use report::{Answer, Report, Summary};
 use stack::Symbols;
 
@@ -565,12 +564,6 @@ impl Explainer {
                     self.write(&report, &mut reports.symbols);
                 }
             })));
-            if let Some(checker) = &self.checker {
-                device.observe_work(Some(WorkObserver::new(move |event| {
-                    let _scope = internal::enter();
-                    checker.seen_by_device(self, number, event);
-                })));
-            }
             if self.explains {
                 device.exchange_reasons(Arc::new(PeerExchange {
                     explainer: self,

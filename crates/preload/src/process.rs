@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use embedded::softhca::work::WorkObserver;
 use embedded::{
     CaptureOptions, Descriptors, Drive, Embedded, FaultCounts, FaultRecord, InheritedChannel,
     InheritedContext, Network, usage,
@@ -29,7 +30,7 @@ use crate::check::{self, Checker};
 use crate::config::{self, Config, print_error};
 use crate::explain::{Explainer, Target};
 use crate::table::{self, Object, ObjectKind, ProgramDescriptors, Table};
-use crate::{doorbells, fault, internal, real};
+use crate::{doorbells, fault, internal, real, record};
 
 static CURRENT: AtomicPtr<ProcessState> = AtomicPtr::new(ptr::null_mut());
 static GENERATION: AtomicU8 = AtomicU8::new(1);
@@ -272,6 +273,7 @@ impl ProcessState {
         let devices = join()?;
         self.adopt(devices);
         self.explain(devices);
+        self.observe_work(devices);
         *created = Some(devices);
         // Succeeds: only the holder of the lock sets it.
         let _ = self.ready.set(devices);
@@ -301,6 +303,27 @@ impl ProcessState {
                 explainer.observe(devices);
             }
             Err(error) => print_error(&format!("{}: {error}", name.display())),
+        }
+    }
+
+    /// Follows the work requests of queues that no hook sees, if a checker or a record needs them.
+    fn observe_work(&self, devices: &'static [Embedded]) {
+        let explainer = self.explainer.get().copied();
+        let checker = explainer.and_then(|it| Some((it, it.checker.as_ref()?)));
+        let records = record::is_on();
+        if checker.is_none() && !records {
+            return;
+        }
+        for (number, device) in devices.iter().enumerate() {
+            device.observe_work(Some(WorkObserver::new(move |event| {
+                let _scope = internal::enter();
+                if let Some((explainer, checker)) = checker {
+                    checker.seen_by_device(explainer, number, event);
+                }
+                if records {
+                    record::seen_by_device(number, event);
+                }
+            })));
         }
     }
 

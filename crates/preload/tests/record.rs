@@ -135,6 +135,60 @@ fn check(record: &[Value], name: &str) {
     }
     let text = record.iter().map(Value::to_string).collect::<String>();
     assert!(!text.contains("\"opcode\":null"), "{name}");
+    // What hooks have seen is not told by the device.
+    let hooked = |line: &Value| posts.iter().any(|post| post["qp"] == line["qp"]);
+    let seen = [
+        of_type(record, "device_post"),
+        of_type(record, "device_completion"),
+    ];
+    assert!(!seen.concat().iter().any(|line| hooked(line)), "{name}");
+}
+
+/// Of a program that writes to the queues itself the device tells posts and completions.
+#[test]
+fn what_no_hook_sees_is_recorded_by_the_device() {
+    let _turn = turn();
+    let world = World::new(Provider::Stock, "roce");
+    let program = built("../examples/check_rust");
+    let line = recorded(&world, &format!("{} writes", program.display()));
+    let output = world.command(&line).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let records = take(&world);
+    let [record] = &records[..] else {
+        panic!("{records:?}");
+    };
+    assert!(of_type(record, "post").is_empty() && of_type(record, "completion").is_empty());
+    let posts = of_type(record, "device_post");
+    let is_send = |line: &&&Value| line["send"] == true;
+    let opcodes: Vec<_> = (posts.iter().filter(is_send))
+        .map(|post| post["opcode"].as_str().unwrap())
+        .collect();
+    assert_eq!(opcodes, ["SEND", "RDMA_WRITE", "RDMA_WRITE"]);
+    let numbers: Vec<_> = (posts.iter().filter(is_send))
+        .map(|post| post["number"].as_u64().unwrap())
+        .collect();
+    assert_eq!(numbers, [0, 1, 0]);
+    assert!(posts.iter().all(|post| post["device"] == "mlx5_0"));
+    let regions: Vec<_> = (calls(record, "reg_mr").iter())
+        .map(|call| call["result"]["rkey"].as_u64())
+        .collect();
+    let writes = posts.iter().filter(|post| post["opcode"] == "RDMA_WRITE");
+    for write in writes {
+        assert!(
+            regions.contains(&write["remote"]["rkey"].as_u64()),
+            "{write}"
+        );
+        assert_eq!(write["sges"][0]["length"], 64, "{write}");
+    }
+    let completions = of_type(record, "device_completion");
+    assert_eq!(completions.iter().filter(is_send).count(), 3);
+    assert_eq!(completions.len(), 4);
+    assert!(completions.iter().all(|it| it["status"] == "success"));
+    let outcome = replayed(&records);
+    let left_out = "work requests that were posted without functions of libibverbs";
+    assert_eq!(outcome.left_out[left_out], posts.len() as u64);
+    assert_eq!((outcome.posts, &outcome.differences[..]), (0, &[][..]));
+    world.finish();
 }
 
 fn programs(provider: Provider) {

@@ -18,4 +18,7 @@ mod world;
 
 pub use outcome::{Difference, Failed, Outcome};
 pub use player::{Options, ReplayError, replay};
-pub use record::{Arguments, Call, Completion, Event, Post, Record, RecordError, Sge};
+pub use record::{
+    Arguments, Call, Completion, DeviceCompletion, DevicePost, Event, Post, Record, RecordError,
+    Remote, Sge,
+};

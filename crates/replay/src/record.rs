@@ -189,6 +189,57 @@ pub struct Completion {
     pub bytes: Option<u32>,
 }
 
+/// A work request that no function of libibverbs has posted, as the device has seen it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+pub struct DevicePost {
+    /// When the device has seen it, in nanoseconds since 1970.
+    pub time: u64,
+    /// The name of the device.
+    #[serde(default)]
+    pub device: String,
+    /// The number of the queue pair.
+    pub qp: u32,
+    /// A send, not a receive.
+    pub send: bool,
+    /// Its number in the queue; it wraps, of a receive after 16 bits.
+    pub number: Option<u32>,
+    /// The operation of a send, if it is one of libibverbs.
+    pub opcode: Option<String>,
+    /// Length of the data in bytes.
+    pub bytes: u64,
+    /// It has a completion also if it succeeds.
+    #[serde(default)]
+    pub signaled: bool,
+    /// It contains data.
+    #[serde(default)]
+    pub inline: bool,
+    /// The memory: the first four elements.
+    #[serde(default)]
+    pub sges: Vec<Sge>,
+    /// The memory of the peer, of RDMA operations and atomics.
+    pub remote: Option<Remote>,
+}
+
+/// The end of a [`DevicePost`] that has a completion.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
+pub struct DeviceCompletion {
+    /// When it has ended, in nanoseconds since 1970.
+    pub time: u64,
+    /// The name of the device.
+    #[serde(default)]
+    pub device: String,
+    /// The number of the queue pair.
+    pub qp: u32,
+    /// Of a send, not of a receive.
+    pub send: bool,
+    /// That of the work request; none of a shared receive queue.
+    pub number: Option<u32>,
+    /// The status, as `ibv_wc_status_str` names it.
+    pub status: String,
+    /// Length in bytes, of a successful one.
+    pub bytes: Option<u32>,
+}
+
 /// A line of a record.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
@@ -214,6 +265,12 @@ pub enum Event {
     Post(Post),
     /// A completion.
     Completion(Completion),
+    /// A post that only the device has seen.
+    #[serde(rename = "device_post")]
+    DevicePost(DevicePost),
+    /// A completion of one.
+    #[serde(rename = "device_completion")]
+    DeviceCompletion(DeviceCompletion),
     /// Number of posts and completions in signal handlers, which are not in the record.
     Missed {
         /// The number.
@@ -240,6 +297,8 @@ impl Event {
             Self::Call(call) => Some(call.time),
             Self::Post(post) => Some(post.time),
             Self::Completion(completion) => Some(completion.time),
+            Self::DevicePost(post) => Some(post.time),
+            Self::DeviceCompletion(completion) => Some(completion.time),
             Self::Missed { .. } | Self::Unknown => None,
         }
     }

@@ -1,9 +1,9 @@
 //! Lines of a record as a list of calls, as strace(1) prints them.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 
 use nix::errno::Errno;
-use replay::{Arguments, Call, Completion, Event, Post};
+use replay::{Arguments, Call, Completion, DeviceCompletion, DevicePost, Event, Post, Remote, Sge};
 use serde_json::Value;
 
 use crate::escape::escaped;
@@ -48,7 +48,12 @@ impl Selection {
                     has("call") || has(&call.call) || !kind.is_empty() && has(kind)
                 }
                 Event::Post(post) => has("post") || has(if post.send { "send" } else { "recv" }),
-                Event::Completion(_) => has("completion") || has("poll"),
+                Event::DevicePost(post) => {
+                    has("post") || has(if post.send { "send" } else { "recv" })
+                }
+                Event::Completion(_) | Event::DeviceCompletion(_) => {
+                    has("completion") || has("poll")
+                }
                 Event::Record { .. } | Event::Missed { .. } => true,
                 _ => false,
             }
@@ -66,16 +71,20 @@ pub fn line(event: &Event, start: u64) -> Option<String> {
         Event::Completion(it) => {
             return Some(timed(it.time, it.thread, start, &of_completion(it)));
         }
+        Event::DevicePost(it) => return Some(timed(it.time, "-", start, &of_device_post(it))),
+        Event::DeviceCompletion(it) => {
+            return Some(timed(it.time, "-", start, &of_device_completion(it)));
+        }
         Event::Missed { count } => format!("{count} posts and completions in signal handlers"),
         _ => return None,
     };
     Some(paint(out::DIM, text))
 }
 
-fn timed(time: u64, thread: u32, start: u64, text: &str) -> String {
+fn timed(time: u64, thread: impl Display, start: u64, text: &str) -> String {
     let micros = time.saturating_sub(start) / 1000;
     let (seconds, rest) = (micros / 1_000_000, micros % 1_000_000);
-    let when = paint(out::DIM, format_args!("{seconds:4}.{rest:06} {thread:7}"));
+    let when = paint(out::DIM, format_args!("{seconds:4}.{rest:06} {thread:>7}"));
     format!("{when} {text}")
 }
 
@@ -169,27 +178,7 @@ fn of_post(post: &Post) -> String {
     if let Some(opcode) = &post.opcode {
         let _ = write!(text, ", {}", escaped(opcode));
     }
-    let _ = write!(text, ", {} bytes", post.bytes);
-    for (number, sge) in post.sges.iter().enumerate() {
-        let _ = match (number, post.sges.len()) {
-            (0, 1) => write!(text, " at {:#x} lkey={:#x}", sge.address, sge.lkey),
-            _ => write!(
-                text,
-                "{} {} at {:#x} lkey={:#x}",
-                if number == 0 { ":" } else { "," },
-                sge.length,
-                sge.address,
-                sge.lkey
-            ),
-        };
-    }
-    if let Some(remote) = post.remote {
-        let _ = write!(
-            text,
-            ", remote {:#x} rkey={:#x}",
-            remote.address, remote.rkey
-        );
-    }
+    add_memory(&mut text, post.bytes, &post.sges, post.remote);
     if let Some(to) = post.datagram {
         let _ = write!(text, ", to qp {:#x} qkey={:#x}", to.qp, to.qkey);
     }
@@ -204,6 +193,76 @@ fn of_post(post: &Post) -> String {
     text + ")" + &result(post.errno)
 }
 
+/// Adds the memory of a work request.
+fn add_memory(text: &mut String, bytes: u64, sges: &[Sge], remote: Option<Remote>) {
+    let _ = write!(text, ", {} bytes", bytes);
+    for (number, sge) in sges.iter().enumerate() {
+        let _ = match (number, sges.len()) {
+            (0, 1) => write!(text, " at {:#x} lkey={:#x}", sge.address, sge.lkey),
+            _ => write!(
+                text,
+                "{} {} at {:#x} lkey={:#x}",
+                if number == 0 { ":" } else { "," },
+                sge.length,
+                sge.address,
+                sge.lkey
+            ),
+        };
+    }
+    if let Some(remote) = remote {
+        let _ = write!(
+            text,
+            ", remote {:#x} rkey={:#x}",
+            remote.address, remote.rkey
+        );
+    }
+}
+
+/// Returns what a work request is called that only the device has seen.
+fn name_of(qp: u32, send: bool, number: Option<u32>) -> String {
+    let name = if send { "send" } else { "receive" };
+    let number = number.map_or_else(String::new, |number| format!(" {number}"));
+    format!("qp {qp:#x}, {name}{number}")
+}
+
+fn of_device_post(post: &DevicePost) -> String {
+    let mut text = format!(
+        "{}({}",
+        paint(out::NAME, format_args!("{}: posted", post.device)),
+        name_of(post.qp, post.send, post.number)
+    );
+    if let Some(opcode) = &post.opcode {
+        let _ = write!(text, ", {}", escaped(opcode));
+    }
+    add_memory(&mut text, post.bytes, &post.sges, post.remote);
+    for (is_set, flag) in [(post.signaled, "signaled"), (post.inline, "inline")] {
+        if is_set {
+            let _ = write!(text, ", {flag}");
+        }
+    }
+    text + ")"
+}
+
+fn of_device_completion(it: &DeviceCompletion) -> String {
+    let mut text = format!(
+        "{}({}) = ",
+        paint(out::NAME, format_args!("{}: completed", it.device)),
+        name_of(it.qp, it.send, it.number)
+    );
+    if let Some(bytes) = it.bytes {
+        let _ = write!(text, "{bytes} bytes, ");
+    }
+    text + &status(&it.status)
+}
+
+fn status(status: &str) -> String {
+    let style = match status {
+        "success" => out::GOOD,
+        _ => out::BAD,
+    };
+    paint(style, status)
+}
+
 fn of_completion(it: &Completion) -> String {
     let mut text = format!("{}(cq {}) = ", paint(out::NAME, "ibv_poll_cq"), it.cq);
     if let Some(number) = it.qp {
@@ -216,12 +275,7 @@ fn of_completion(it: &Completion) -> String {
     if let Some(bytes) = it.bytes {
         let _ = write!(text, "{bytes} bytes, ");
     }
-    let style = if it.status == "success" {
-        out::GOOD
-    } else {
-        out::BAD
-    };
-    text + &paint(style, &it.status)
+    text + &status(&it.status)
 }
 
 #[cfg(test)]
@@ -264,6 +318,20 @@ mod tests {
         let expected = "ibv_post_send(qp 0x40, wr_id=0x5, RDMA_WRITE, 64 bytes at 0x1000 \
                         lkey=0x1, remote 0x2000 rkey=0x2, signaled) = 0";
         assert!(said.ends_with(expected), "{said}");
+        let seen = r#"{"type":"device_post","time":1000000000,"device":"mlx5_0","qp":64,
+            "send":true,"number":5,"opcode":"SEND","bytes":8,"signaled":true,
+            "sges":[{"address":4096,"length":8,"lkey":7}]}"#;
+        assert_eq!(
+            listed(seen),
+            "   0.000000       - mlx5_0: posted(qp 0x40, send 5, SEND, 8 bytes at 0x1000 lkey=0x7, \
+             signaled)"
+        );
+        let ended = r#"{"type":"device_completion","time":1000000000,"device":"mlx5_0","qp":64,
+            "send":false,"status":"success","bytes":8}"#;
+        assert_eq!(
+            listed(ended),
+            "   0.000000       - mlx5_0: completed(qp 0x40, receive) = 8 bytes, success"
+        );
         let completion = r#"{"type":"completion","time":1000000000,"cq":2,"qp":64,"wr_id":5,
             "status":"remote access error"}"#;
         let said = listed(completion);

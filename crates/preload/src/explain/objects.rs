@@ -91,7 +91,7 @@ impl Post {
 }
 
 /// Returns whether an `ibv_wr_opcode` stands for an operation.
-fn is_operation(opcode: u32, operation: &Operation) -> bool {
+pub(crate) fn is_operation(opcode: u32, operation: &Operation) -> bool {
     match opcode {
         0 => *operation == Operation::Write,
         1 => *operation == Operation::WriteImm,

@@ -5,7 +5,8 @@
 //! ```text
 //! ioctl ── command ──┐
 //! post ─── posts ────┼──► Recorder ── lines ──► file, or socket of `ringverbs trace`
-//! poll ─── polls ────┘
+//! poll ─── polls ────┤
+//! device ─ device ───┘
 //! ```
 //!
 //! The hooks of this module are called by those of the others, and call the provider: they see
@@ -13,6 +14,7 @@
 //! call, and when a poll finds nothing, which is before a program waits.
 
 mod command;
+mod device;
 mod names;
 mod polls;
 mod posts;
@@ -37,6 +39,7 @@ use crate::explain::lock;
 use crate::{internal, real, table};
 use command::Objects;
 pub(crate) use command::{Call, closed};
+pub(crate) use device::seen_by_device;
 pub(crate) use polls::{hook_extended_queue, hook_polls, provider_of_poll};
 pub(crate) use posts::{hook_builders, hook_posts, provider_of_builder, provider_of_post};
 
@@ -335,6 +338,7 @@ impl Output {
 pub(crate) struct Recorder {
     output: Mutex<Output>,
     objects: Mutex<Objects>,
+    hooked: Mutex<device::Hooked>,
     /// Lines are pending.
     has_pending: AtomicBool,
     /// The target's descriptor, for a child of fork.

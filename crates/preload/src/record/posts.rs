@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
 
-use super::{Recorder, current, names, now};
+use super::{Recorder, current, device, names, now};
 use crate::check::Sge;
 use crate::explain::json::Object;
 use crate::explain::{lock, thread};
@@ -349,7 +349,7 @@ unsafe fn post(
     result
 }
 
-/// Returns how a queue pair is named.
+/// Returns how a queue pair is named that is posted to.
 ///
 /// # Safety
 /// The queue pair must exist, and its context must be open.
@@ -358,6 +358,10 @@ unsafe fn name_of(queue_pair: *mut IbvQp) -> (&'static str, u32, RawFd) {
     let queue_pair = unsafe { &*queue_pair };
     // SAFETY: as above.
     let fd = unsafe { (*queue_pair.context).command_fd };
+    if let Some(recorder) = current() {
+        let _scope = internal::enter();
+        device::note_hooked(recorder, fd, queue_pair.number);
+    }
     ("qp", queue_pair.number, fd)
 }
 
@@ -422,10 +426,10 @@ unsafe extern "C" fn bind_window<const N: usize>(
         ..Post::default()
     };
     // SAFETY: guaranteed by the caller.
+    let queue = unsafe { name_of(queue_pair) };
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { provider(queue_pair, window, binding) };
     if let Some(recorder) = current() {
-        // SAFETY: guaranteed by the caller.
-        let queue = unsafe { name_of(queue_pair) };
         let accepted = usize::from(result == 0);
         posted(recorder, queue, &[bind], (result, accepted));
     }
@@ -574,6 +578,8 @@ unsafe extern "C" fn start<const N: usize>(queue_pair: *mut IbvQp) {
     unsafe { provider(queue_pair) };
     // SAFETY: the queue pair has an extension, whose functions are only read meanwhile.
     unsafe { hook_complete(queue_pair) };
+    // SAFETY: guaranteed by the caller. Before the device has what is built.
+    unsafe { name_of(queue_pair) };
     with_built(queue_pair, Vec::clear);
 }
 
