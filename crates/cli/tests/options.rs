@@ -222,7 +222,7 @@ const OF_CHECK: &[(&str, &[&str], [&str; 3], &str)] = &[
 ];
 
 /// Options without values, and those that any command has.
-const WITHOUT_VALUES: [&str; 4] = ["--mount", "--advice", "--help", "--version"];
+const WITHOUT_VALUES: [&str; 5] = ["--mount", "--advice", "--guard", "--help", "--version"];
 
 /// Returns the options that a command's help lists.
 fn listed(help: &str) -> BTreeSet<String> {

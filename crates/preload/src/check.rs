@@ -16,6 +16,7 @@ mod content;
 mod device;
 mod freed;
 mod gids;
+mod guard;
 mod memory;
 mod notification;
 mod ranges;
@@ -45,12 +46,17 @@ use uverbs::{QpState, QpType};
 
 use crate::config::Config;
 pub(crate) use crate::explain::Origin;
-use crate::explain::{Explainer, Finding, Post, QueuePair, Stranger, lock, thread};
+use crate::explain::{Explainer, Finding, Post, QueuePair, Stranger, WRITTEN, lock, thread};
+use crate::memory_map;
 pub(crate) use completion_queue::CompletionQueue;
 use completion_queue::Entry;
 use device::SeenWrites;
 pub(crate) use freed::defer as defer_freeing;
 pub(crate) use gids::{manager_was_opened, was_read as gid_was_read};
+use guard::Sites;
+pub(crate) use guard::{
+    after_call, after_fork, before_call, before_message, lift, lift_all, on_fault,
+};
 pub(crate) use memory::recover;
 use receives::Completed;
 pub(crate) use receives::{ReceiveQueue, Received};
@@ -248,6 +254,8 @@ pub(crate) struct Checker {
     seen_writes: Mutex<SeenWrites>,
     /// Advice is reported, too.
     advises: bool,
+    /// The places in the program whose posts are guarded, if that is asked for.
+    guarded: Option<Sites>,
     /// How often the limits of shared receive queues were set, by device and handle.
     limits: Mutex<HashMap<(usize, u32), u32>>,
 }
@@ -279,6 +287,7 @@ impl Checker {
             windows: Mutex::default(),
             seen_writes: Mutex::default(),
             advises: config.advice,
+            guarded: config.guard.then(Sites::new),
             limits: Mutex::default(),
         })
     }
@@ -346,7 +355,10 @@ impl Checker {
         let peer = *lock(&queue_pair.peer);
         // Not under the lock, which is waited for under the device's.
         for sent in &mut sends {
-            sent.read((posting.device, posting.number), peer, &explainer.objects);
+            let guards = self.guarded.as_ref();
+            let guards = guards.is_some_and(|it| it.contain(&sent.origin));
+            let key = (posting.device, posting.number);
+            sent.read(key, peer, &explainer.objects, guards);
         }
         let mut queue = lock(&queue_pair.in_flight);
         if queue.is_lost() {
@@ -770,6 +782,13 @@ impl Checker {
         }
         drop(queue);
         for finding in findings {
+            if let (Some(guarded), Rule::BufferChanged) = (&self.guarded, finding.rule) {
+                let is_written = finding.origins.iter().any(|(what, _)| *what == WRITTEN);
+                let posted = finding.origins.first();
+                posted
+                    .iter()
+                    .for_each(|(_, it)| guarded.note_change(it, is_written));
+            }
             explainer.report_error(finding);
         }
     }
@@ -1126,6 +1145,9 @@ fn fault_of(
                 (Rule::RegionDeregistered, message)
             }
         };
+        if rule == Rule::BufferChanged {
+            origins.extend(buffer.writer().map(|writer| (WRITTEN, writer)));
+        }
         return Some(Finding {
             rule,
             device,
@@ -1227,32 +1249,16 @@ fn is_single_threaded() -> bool {
     own.count() == 1
 }
 
-/// Returns the mapping of an address: whether it is shared. Not for the fast path.
-///
-/// # Errors
-/// The mappings cannot be read.
-fn mapping_of(address: u64) -> std::io::Result<Option<bool>> {
-    let maps = std::fs::read_to_string("/proc/self/maps")?;
-    let of_line = |line: &str| {
-        let mut words = line.split(' ');
-        let (start, end) = words.next()?.split_once('-')?;
-        let number = |text| u64::from_str_radix(text, 16).ok();
-        let contains = (number(start)?..number(end)?).contains(&address);
-        contains.then(|| words.next().is_none_or(|flags| flags.ends_with('s')))
-    };
-    Ok(maps.lines().find_map(of_line))
-}
-
 /// Returns whether memory may be changed by other mappings of the same pages, or by other
 /// processes. Not for the fast path.
 fn is_shared(address: u64) -> bool {
-    !matches!(mapping_of(address), Ok(Some(false)))
+    !matches!(memory_map::at(address as usize), Ok(Some(mapping)) if !mapping.is_shared())
 }
 
 /// Returns whether there is no memory at an address, rather than memory that cannot be read.
 fn is_unmapped(address: u64) -> bool {
     let is_readable = memory::read(address, &mut [MaybeUninit::uninit()]).is_some();
-    !is_readable && matches!(mapping_of(address), Ok(None))
+    !is_readable && matches!(memory_map::at(address as usize), Ok(None))
 }
 
 /// The counts of the summary, and what was not checked.

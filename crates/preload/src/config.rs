@@ -67,6 +67,8 @@ pub(crate) struct Config {
     pub(crate) suppressions: Option<PathBuf>,
     /// The checked program is advised, too.
     pub(crate) advice: bool,
+    /// Pages of buffers are write-protected to find who changes them.
+    pub(crate) guard: bool,
     /// File that gets a byte for each error.
     pub(crate) check_errors: Option<PathBuf>,
 }
@@ -134,6 +136,8 @@ const CHECK: &str = "RINGVERBS_CHECK";
 const SUPPRESSIONS: &str = "RINGVERBS_CHECK_SUPPRESSIONS";
 /// `1` sets [`Config::advice`].
 const ADVICE: &str = "RINGVERBS_CHECK_ADVICE";
+/// `1` sets [`Config::guard`].
+const GUARD: &str = "RINGVERBS_CHECK_GUARD";
 /// Names the file for [`Config::check_errors`]; `ringverbs check` sets it.
 const CHECK_ERRORS: &str = "RINGVERBS_CHECK_ERRORS";
 
@@ -162,6 +166,11 @@ fn read() -> Option<Config> {
 /// Returns a variable, unless it is empty.
 fn variable(name: &str) -> Option<OsString> {
     environment::variable(name).filter(|value| !value.is_empty())
+}
+
+/// Returns whether a variable is `1`.
+fn is_set(name: &str) -> bool {
+    variable(name).is_some_and(|value| value == "1")
 }
 
 /// Returns the configuration, or the variable that is wrong, and why.
@@ -193,7 +202,8 @@ fn parse(requested: &OsStr) -> Result<Config, (&'static str, String)> {
         explain_format: format(variable(EXPLAIN_FORMAT).as_deref()).map_err(of(EXPLAIN_FORMAT))?,
         check: variable(CHECK).map(PathBuf::from),
         suppressions: variable(SUPPRESSIONS).map(PathBuf::from),
-        advice: variable(ADVICE).is_some_and(|value| value == "1"),
+        advice: is_set(ADVICE),
+        guard: is_set(GUARD),
         check_errors: variable(CHECK_ERRORS).map(PathBuf::from),
     })
 }

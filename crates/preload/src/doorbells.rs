@@ -246,7 +246,7 @@ fn milliseconds() -> u64 {
 
 /// [`is_traced`], looked up at most every [`TRACER_INTERVAL`]. Without a lock, which a child of
 /// fork could inherit.
-fn is_traced_now() -> bool {
+pub(crate) fn is_traced_now() -> bool {
     /// When the last look was due, in intervals since the start, and what it has found.
     static LAST: AtomicU64 = AtomicU64::new(0);
     static TRACED: AtomicBool = AtomicBool::new(false);

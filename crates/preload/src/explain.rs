@@ -47,6 +47,7 @@ use crate::table::{self, Lookup};
 use crate::{hooks, internal, process};
 pub(crate) use objects::{Objects, Origin, Post, QueuePair, Stranger, is_operation, lock, thread};
 use report::{Answer, Report, Summary};
+pub(crate) use stack::Stack;
 use stack::Symbols;
 
 /// Maximum number of kinds of causes; others are not reported.
@@ -482,6 +483,9 @@ fn class_name(cause: &Cause) -> &'static str {
     }
 }
 
+/// What a write to a buffer is called in [`Finding::origins`].
+pub(crate) const WRITTEN: &str = "written";
+
 /// An error of the program.
 #[derive(Debug)]
 pub(crate) struct Finding {
@@ -490,7 +494,7 @@ pub(crate) struct Finding {
     pub(crate) queue_pair: Option<(u32, Arc<QueuePair>)>,
     pub(crate) message: String,
     /// The calls that led to the error, with their places in the program. Errors of one rule
-    /// whose first places are the same are of one kind.
+    /// whose first places are the same, and [`WRITTEN`] ones, are of one kind.
     pub(crate) origins: Vec<(&'static str, Origin)>,
 }
 
@@ -755,6 +759,9 @@ impl Explainer {
             }
             Some((_, origin)) => origin.stack.site().hash(&mut hasher),
             None => {}
+        }
+        for (_, origin) in origins.iter().filter(|(what, _)| *what == WRITTEN) {
+            origin.stack.site().hash(&mut hasher);
         }
         let reports = &mut *lock(&self.reports);
         let met = reports.errors.entry(hasher.finish()).or_default();

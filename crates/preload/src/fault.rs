@@ -43,10 +43,10 @@ fn swap_program_action(number: c_int, action: libc::sigaction) -> Option<libc::s
 }
 
 /// Blocks all signals in this thread while it exists.
-struct SignalBlock(libc::sigset_t);
+pub(crate) struct SignalBlock(libc::sigset_t);
 
 impl SignalBlock {
-    fn all() -> Self {
+    pub(crate) fn all() -> Self {
         // SAFETY: both sets are of this function, and written before they are read.
         unsafe {
             let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::zeroed());
@@ -73,15 +73,57 @@ fn simple_action(handler: usize, flags: c_int) -> libc::sigaction {
     action
 }
 
+/// Returns the address of the handler.
+fn handler() -> usize {
+    let handler: extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_fault;
+    handler as usize
+}
+
+/// Returns whether the handler is that of SIGSEGV, and no other by a call that was not seen.
+pub(crate) fn is_installed() -> bool {
+    let mut now = simple_action(libc::SIG_DFL, 0);
+    // SAFETY: a query, for which the action is writable.
+    let result = unsafe { real::sigaction(libc::SIGSEGV, ptr::null(), &raw mut now) };
+    result == 0 && now.sa_sigaction == handler()
+}
+
+/// Returns the address of the instruction at which a handler was called.
+///
+/// # Safety
+/// The argument must be the context of a handler of this thread.
+pub(crate) unsafe fn instruction(context: *mut c_void) -> usize {
+    // SAFETY: guaranteed by the caller.
+    unsafe { *instruction_mut(context) as usize }
+}
+
+/// As above, to be changed.
+///
+/// # Safety
+/// As above; the context must outlive the result.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn instruction_mut<'a>(context: *mut c_void) -> &'a mut libc::greg_t {
+    // SAFETY: guaranteed by the caller.
+    unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_RIP as usize] }
+}
+
+/// As above, to be changed.
+///
+/// # Safety
+/// As above; the context must outlive the result.
+#[cfg(target_arch = "aarch64")]
+pub(crate) unsafe fn instruction_mut<'a>(context: *mut c_void) -> &'a mut u64 {
+    // SAFETY: guaranteed by the caller.
+    unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.pc }
+}
+
 /// Installs the handler, once there are devices.
 pub(crate) fn install() {
     // SAFETY: a query of a constant.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     PAGE.store(usize::try_from(page).unwrap_or(4096), Ordering::Relaxed);
-    let handler: extern "C-unwind" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_fault;
     // The program's handler may ring a doorbell, or leave by longjmp(3) and do so then.
     let flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
-    let ours = simple_action(handler as usize, flags);
+    let ours = simple_action(handler(), flags);
     for number in SIGNALS {
         if program_action(number).is_some_and(|action| action.load().is_some()) {
             continue;
@@ -120,6 +162,11 @@ extern "C-unwind" fn on_fault(number: c_int, info: *mut libc::siginfo_t, context
     // SAFETY: the kernel passes the information of a fault.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     if code == SEGV_ACCERR && doorbells::unprotect(address) {
+        return set_errno(before);
+    }
+    let is_protected = number == libc::SIGSEGV && code == SEGV_ACCERR;
+    // SAFETY: the kernel passes the context.
+    if is_protected && unsafe { check::on_fault(address, context) } {
         return set_errno(before);
     }
     // SAFETY: the kernel passes the context.

@@ -26,6 +26,7 @@ mod explain;
 mod fault;
 mod hooks;
 mod internal;
+mod memory_map;
 mod netlink;
 mod own;
 mod paths;

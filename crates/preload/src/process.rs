@@ -205,6 +205,7 @@ extern "C" fn after_fork() {
     GENERATION.store(table::next_generation(generation), Ordering::Relaxed);
     REPORTED.store(false, Ordering::Relaxed);
     doorbells::after_fork();
+    check::after_fork();
     let _scope = internal::enter();
     table::each_marked(0..usize::MAX, |fd, own| {
         if own && !inherited.is_some_and(|it| it.keeps(fd)) {

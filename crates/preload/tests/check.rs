@@ -415,6 +415,62 @@ fn gives_advice(provider: Provider) {
     cases.world.finish();
 }
 
+/// Changes of `c/check_guard.c` whose writer is found, and the function that writes.
+const WRITERS: [(&str, &str); 13] = [
+    ("write", "write_to"),
+    ("long", "write_to"),
+    ("copy", "change"),
+    ("beside", "write_to"),
+    ("thread", "write_to"),
+    ("handler", "write_to"),
+    ("fork", "write_to"),
+    ("own-fault", "write_to"),
+    ("answer", "write_to"),
+    ("call-read", "receive_in"),
+    ("call-v", "receive_in"),
+    ("call-from", "receive_in"),
+    ("unmapped-beside", "write_to"),
+];
+
+/// Changes whose writer is not found: the memory has other data in the page, or is not guarded any
+/// more.
+const NO_WRITERS: [&str; 4] = ["one-page", "registered", "protected", "call-message"];
+
+/// What changes buffers is found at the next posts, if that is asked for, and the program notices
+/// nothing of it.
+fn finds_writers(provider: Provider) {
+    let _turn = turn();
+    let Some(cases) = Cases::new(provider, "roce", "check_guard.c") else {
+        return;
+    };
+    let asked = [("RINGVERBS_CHECK_GUARD", "1")];
+    let changes = WRITERS.map(|(change, writer)| (change, Some(writer)));
+    let others = NO_WRITERS.map(|change| (change, None));
+    for (change, writer) in changes.into_iter().chain(others) {
+        let said = cases.said(change, &asked);
+        let reports = said.matches("error buffer-changed: ").count();
+        assert_eq!(
+            said.matches(": error ").count(),
+            reports,
+            "{change}: {said}"
+        );
+        let written: Vec<&str> = said.split("    written by thread ").skip(1).collect();
+        assert_eq!(reports, 1 + written.len(), "{change}: {said}");
+        assert_eq!(written.len(), writer.iter().count(), "{change}: {said}");
+        for (written, function) in written.iter().zip(writer) {
+            let at = format!("\n        at {function} (check_guard.c:");
+            assert!(written.contains(&at), "{change}: {said}");
+        }
+        let said = cases.said(&format!("{change} right"), &asked);
+        assert!(is_silent(&said), "{change} right: {said}");
+    }
+    // Not asked for.
+    let said = cases.said("write", &[]);
+    assert!(!said.contains("written by"), "{said}");
+    assert!(said.ends_with(": errors: 1\n"), "{said}");
+    cases.world.finish();
+}
+
 /// Suppressed errors are counted apart; reports may be JSON, in a file.
 fn reports_have_options(provider: Provider) {
     let _turn = turn();
@@ -518,5 +574,6 @@ with_each_provider! {
     errors_of_shared_queues_are_found: finds_errors_of_shared_queues;
     overlaps_are_found: finds_overlaps;
     advice: gives_advice;
+    writers_are_found: finds_writers;
     reports: reports_have_options;
 }

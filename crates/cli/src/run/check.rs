@@ -38,6 +38,9 @@ pub struct Args {
     /// Also report what fails on other devices; this is no error
     #[arg(long)]
     advice: bool,
+    /// Write-protect buffers in flight, once some have changed, to find who writes to them
+    #[arg(long)]
+    guard: bool,
     /// Exit status if there are errors; 0: the program's
     #[arg(long, value_name = "N", default_value_t = HAS_ERRORS)]
     error_status: u8,
@@ -108,6 +111,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     }
     if args.advice {
         settings.set("RINGVERBS_CHECK_ADVICE", "1".into());
+    }
+    if args.guard {
+        settings.set("RINGVERBS_CHECK_GUARD", "1".into());
     }
     let Some(directory) = settings.directory.clone() else {
         return Ok(ExitCode::FAILURE); // embedded devices have one

@@ -11,7 +11,7 @@ use uverbs::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{count, export, failed, result, sockets, waiting};
-use crate::check::Checker;
+use crate::check::{self, Checker};
 use crate::fault;
 use crate::hooks;
 use crate::internal::{self, mark_internal};
@@ -396,6 +396,8 @@ export! {
             }
             Lookup::Open(object) if matches!(object.kind, ObjectKind::Device(_)) => {
                 let call = Call::begin(fd, request, argument);
+                // A command may need memory that is writable.
+                check::lift_all();
                 let _scope = internal::enter();
                 // SAFETY: the device keeps its descriptor open while the object exists;
                 // the caller vouches for addresses in the command, as to the kernel.
@@ -431,8 +433,13 @@ export! {
             }
             Lookup::Open(_) => failed(libc::EINVAL) as isize,
             Lookup::Stale | Lookup::Foreign => failed(libc::EIO) as isize,
-            // SAFETY: guaranteed by the caller.
-            Lookup::Other | Lookup::Netlink => unsafe { real::read(fd, buffer, length) },
+            Lookup::Other | Lookup::Netlink => {
+                check::before_call(buffer, length);
+                // SAFETY: guaranteed by the caller.
+                let count = unsafe { real::read(fd, buffer, length) };
+                check::after_call(buffer, count);
+                count
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use super::export;
 use crate::fault::page_size;
 use crate::real::{self, set_errno};
 use crate::table::{Lookup, ObjectKind, find_for_use};
-use crate::{doorbells, internal, process};
+use crate::{check, doorbells, internal, process};
 
 const MREMAP_DONTUNMAP: c_int = 4;
 const MADV_DONTNEED_LOCKED: c_int = 24;
@@ -51,6 +51,7 @@ fn pages(address: usize, length: usize) -> Range<usize> {
 /// handlers and inside allocators: allocates nothing. Pages that are registered are kept for
 /// the devices.
 fn before_unmapping(range: Range<usize>, loss: Loss) {
+    check::lift(&range);
     if let Some(devices) = process::devices_of_memory(&range) {
         let _scope = internal::enter();
         // SAFETY: the callers give up all pages of the range next.
@@ -78,6 +79,7 @@ fn is_fixed_move(flags: c_int, moved: &Range<usize>, replaced: &Range<usize>) ->
 /// Changes the protection of a range by `change`.
 fn protect(range: Range<usize>, protection: c_int, change: impl FnOnce() -> c_int) -> c_int {
     doorbells::remove_mapped(&range);
+    check::lift(&range);
     match process::devices_of_memory(&range) {
         Some(devices) => {
             let _scope = internal::enter();
@@ -135,6 +137,7 @@ export! {
                 let replaced = pages(address as usize, length);
                 if flags & libc::MAP_FIXED != 0 {
                     doorbells::remove(&replaced);
+                    check::lift(&replaced);
                 }
                 if flags & libc::MAP_FIXED != 0
                     && embedded::may_be_registered(&replaced)
@@ -178,6 +181,7 @@ export! {
         let kept = pages(address as usize, old.min(new));
         let rest = pages(address as usize, old);
         doorbells::remove_mapped(&rest);
+        check::lift(&rest);
         if flags & MREMAP_DONTUNMAP == 0 && !kept.is_empty() {
             before_unmapping(kept.end..rest.end, Loss::Unmapped);
         }
@@ -212,6 +216,7 @@ export! {
 
     madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
         let range = pages(address as usize, length);
+        check::lift(&range);
         match advice {
             libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED => {
                 before_unmapping(range, Loss::Unmapped);

@@ -18,7 +18,7 @@ use super::{count, export, failed};
 use crate::internal::{self, mark_internal};
 use crate::process::ProcessState;
 use crate::table::{Lookup, find, set_netlink};
-use crate::{config, netlink, real};
+use crate::{check, config, netlink, real};
 
 /// Maximum length of a request.
 const MAX_REQUEST: usize = 1 << 16;
@@ -277,8 +277,12 @@ export! {
             // SAFETY: guaranteed by the caller.
             return unsafe { recvfrom(fd, buffer, length, flags, ptr::null_mut(), ptr::null_mut()) };
         }
+
+        check::before_call(buffer, length);
         // SAFETY: guaranteed by the caller.
-        unsafe { real::recv(fd, buffer, length, flags) }
+        let received = unsafe { real::recv(fd, buffer, length, flags) };
+        check::after_call(buffer, received);
+        received
     }
 
     recvfrom(
@@ -304,8 +308,13 @@ export! {
             }
             return count(received);
         }
+
+        check::before_call(buffer, length);
         // SAFETY: guaranteed by the caller.
-        unsafe { real::recvfrom(fd, buffer, length, flags, address, address_length) }
+        let received =
+            unsafe { real::recvfrom(fd, buffer, length, flags, address, address_length) };
+        check::after_call(buffer, received);
+        received
     }
 
     recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
@@ -313,6 +322,8 @@ export! {
             // SAFETY: guaranteed by the caller.
             return count(unsafe { receive(fd, &mut *message, flags) });
         }
+        // SAFETY: guaranteed by the caller.
+        unsafe { check::before_message(message) };
         // SAFETY: guaranteed by the caller.
         let received = unsafe { real::recvmsg(fd, message, flags) };
         if received >= 0 {

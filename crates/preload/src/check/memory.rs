@@ -8,6 +8,8 @@ use std::arch::global_asm;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 
+use crate::fault;
+
 // Copies from an address, the second argument, and returns 0, or `EFAULT` from
 // `ringverbs_copy_failed` on. Faults occur from `ringverbs_copy` on before that; the function
 // uses no stack.
@@ -73,11 +75,7 @@ pub(super) fn read(address: u64, out: &mut [MaybeUninit<u8>]) -> Option<&mut [u8
 /// The argument must be the context of a handler of this thread.
 pub(crate) unsafe fn recover(context: *mut c_void) -> bool {
     // SAFETY: guaranteed by the caller.
-    let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
-    #[cfg(target_arch = "x86_64")]
-    let at = &mut context.uc_mcontext.gregs[libc::REG_RIP as usize];
-    #[cfg(target_arch = "aarch64")]
-    let at = &mut context.uc_mcontext.pc;
+    let at = unsafe { fault::instruction_mut(context) };
     let failed = ringverbs_copy_failed as *const () as usize;
     let reads = ringverbs_copy as *const () as usize..failed;
     let is_in_read = reads.contains(&(*at as usize));
@@ -90,7 +88,6 @@ pub(crate) unsafe fn recover(context: *mut c_void) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fault;
 
     #[test]
     fn what_is_not_mapped_is_not_read() {

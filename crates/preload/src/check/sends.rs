@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::completion_queue::{CompletionQueue, Entry, Unsignaled};
 use super::content::{Content, Fate};
+use super::guard::Guard;
 use super::remote::{Name, Place, Remote, Request, Unordered};
 use super::watched::{self, Use, Watched};
 use crate::explain::{Objects, Origin};
@@ -32,6 +33,7 @@ pub(super) struct Buffer {
     pub(super) length: usize,
     pub(super) lkey: u32,
     watched: Watched,
+    guard: Option<Guard>,
 }
 
 /// A send whose completion was not polled.
@@ -96,8 +98,14 @@ impl Sent {
     }
 
     /// Reads the buffers of the elements, as far as they are in known regions, of a work request
-    /// to a peer at this GID or LID.
-    pub(crate) fn read(&mut self, (device, qpn): (usize, u32), peer: [u8; 16], objects: &Objects) {
+    /// to a peer at this GID or LID. Guards them if `guards`.
+    pub(crate) fn read(
+        &mut self,
+        (device, qpn): (usize, u32),
+        peer: [u8; 16],
+        objects: &Objects,
+        guards: bool,
+    ) {
         let Some(usage) = self.usage else { return };
         let elements = std::mem::take(&mut self.elements);
         let count = elements.iter().filter(|it| it.length != 0).count();
@@ -107,6 +115,13 @@ impl Sent {
             let Some(address) = objects.program_address(device, &element) else {
                 continue;
             };
+            let memory = (guards)
+                .then(|| objects.mapped_memory(device, lkey))
+                .flatten();
+            let guard = memory.and_then(|memory| {
+                let start = usize::try_from(address).ok()?;
+                Guard::arm(&(start..start.checked_add(length)?), &memory)
+            });
             let watched = Watched::new((qpn, self.at), usage, address, length);
             watched.settle();
             let Some(content) = Content::of(address, length) else {
@@ -118,6 +133,7 @@ impl Sent {
                 length,
                 lkey,
                 watched,
+                guard,
             });
         }
         let is_whole = count == self.buffers.len() && count != 0;
@@ -155,6 +171,11 @@ pub(super) enum Fault {
 }
 
 impl Buffer {
+    /// Returns who has written to it, if it is guarded.
+    pub(super) fn writer(&self) -> Option<Origin> {
+        self.guard.as_ref().and_then(Guard::writer)
+    }
+
     /// Returns what the device has found when it accessed it.
     pub(super) fn fault_before(&self) -> Option<Fault> {
         if let Some(qpn) = self.watched.overtaken_by() {

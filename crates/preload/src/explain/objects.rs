@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -592,6 +593,16 @@ impl Objects {
     /// Returns whether the program has destroyed a queue pair with this number.
     pub(crate) fn was_destroyed(&self, device: usize, number: u32) -> bool {
         lock(&self.destroyed).contains(&(device, number))
+    }
+
+    /// Returns the memory of a region that stays mapped; `None` for one with on-demand paging.
+    pub(crate) fn mapped_memory(&self, device: usize, key: u32) -> Option<Range<usize>> {
+        let regions = lock(&self.regions);
+        let region = regions.get(&(device, key))?;
+        let start = usize::try_from(region.address).ok()?;
+        let end = start.checked_add(usize::try_from(region.length).ok()?)?;
+        let is_mapped = !region.access.contains(AccessFlags::ON_DEMAND);
+        (is_mapped && region.deregistered.is_none()).then_some(start..end)
     }
 
     pub(crate) fn region(&self, device: usize, key: u32) -> Option<Region> {

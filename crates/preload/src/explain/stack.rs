@@ -36,13 +36,24 @@ impl Stack {
     /// Captures the stack of this thread.
     pub(crate) fn capture() -> Self {
         let mut addresses = Vec::with_capacity(MAX_CAPTURED);
+        Self::walk(|address| {
+            addresses.push(address);
+            addresses.len() < MAX_CAPTURED
+        });
+        Self(addresses)
+    }
+
+    /// Calls `each` for the addresses of the frames of this thread, innermost first, until it
+    /// returns false. Allocates nothing.
+    pub(crate) fn walk(mut each: impl FnMut(usize) -> bool) {
         // SAFETY: on Unix, unwinding needs no synchronisation.
         unsafe {
-            backtrace::trace_unsynchronized(|frame| {
-                addresses.push(frame.ip().expose_provenance());
-                addresses.len() < MAX_CAPTURED
-            });
+            backtrace::trace_unsynchronized(|frame| each(frame.ip().expose_provenance()));
         }
+    }
+
+    /// Returns a stack that was captured by [`Self::walk`].
+    pub(crate) fn of(addresses: Vec<usize>) -> Self {
         Self(addresses)
     }
 
