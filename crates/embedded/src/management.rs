@@ -183,6 +183,8 @@ impl DropLog {
 
     /// Called when a datagram is dropped.
     pub(crate) fn add(&self, cause: DropCause) {
+        #[cfg(test)]
+        tests::record(cause);
         if self.is_observed.load(Ordering::Relaxed) {
             let mut causes = self.causes.lock().unwrap_or_else(PoisonError::into_inner);
             if causes.len() < MAX_WAITING {
@@ -202,5 +204,75 @@ impl DropLog {
         let next = causes.pop_front();
         self.has_any.store(next.is_some(), Ordering::Release);
         next
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::cell::RefCell;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+    use crate::cm::machine_tests;
+    use crate::runtime::reasons;
+    use crate::wires::segment;
+
+    thread_local! {
+        /// The sentences of the causes that this thread's test has met, by name.
+        static RECORDED: RefCell<BTreeMap<&'static str, String>> =
+            const { RefCell::new(BTreeMap::new()) };
+    }
+
+    /// Called when a datagram is dropped.
+    pub(crate) fn record(cause: DropCause) {
+        RECORDED.with_borrow_mut(|all| _ = all.insert(name(cause), cause.to_string()));
+    }
+
+    /// Declares the names of all causes. A new one does not compile until it is here, and then
+    /// has to be produced.
+    macro_rules! names {
+        ($($of:ident $($variant:ident)+;)+) => {
+            const NAMES: &[&str] = &[$($(concat!(stringify!($of), "::", stringify!($variant))),+),+];
+
+            $(#[allow(non_snake_case, reason = "the name of the type")]
+            fn $of(cause: $of) -> &'static str {
+                match cause {
+                    $($of::$variant { .. } => concat!(stringify!($of), "::", stringify!($variant))),+
+                }
+            })+
+        };
+    }
+
+    names! {
+        DropCause Packet Sender Length NoAgent Format Request Requests NoConnection NotDue NoCredit
+            Reason Outgoing LinkDown NoRoom;
+        ReasonDrop Format NotShared NotPeer TooMany Unasked;
+    }
+
+    fn name(cause: DropCause) -> &'static str {
+        match cause {
+            DropCause::Reason(cause) => ReasonDrop(cause),
+            cause => DropCause(cause),
+        }
+    }
+
+    /// Each cause is that of a datagram, and has a sentence of its own.
+    #[test]
+    fn every_cause_is_produced() {
+        machine_tests::what_is_dropped_has_a_cause();
+        segment::tests::dropped_datagrams_have_causes();
+        reasons::tests::forged_answers_are_dropped();
+        reasons::tests::only_the_peer_of_a_queue_pair_is_answered();
+        reasons::tests::floods_are_limited();
+        reasons::tests::what_is_no_question_is_dropped();
+        let recorded = RECORDED.with_borrow(BTreeMap::clone);
+        let is_missing = |name: &&str| {
+            // That of the cause within it is recorded.
+            !recorded.contains_key(name) && *name != "DropCause::Reason"
+        };
+        let missing: Vec<&str> = NAMES.iter().copied().filter(is_missing).collect();
+        assert_eq!(missing, [""; 0]);
+        let sentences: BTreeSet<&String> = recorded.values().collect();
+        assert_eq!(sentences.len(), recorded.len(), "{recorded:#?}");
     }
 }

@@ -249,6 +249,8 @@ impl Machine {
     }
 
     fn drop_datagram(&mut self, cause: DropCause) {
+        #[cfg(test)]
+        crate::management::tests::record(cause);
         self.dropped.push_back(cause);
     }
 

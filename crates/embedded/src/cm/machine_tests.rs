@@ -684,7 +684,7 @@ fn connections_of_another_process_are_ended() {
 }
 
 #[test]
-fn what_is_dropped_has_a_cause() {
+pub(crate) fn what_is_dropped_has_a_cause() {
     let mut side = Side::new();
     let dropped = |side: &mut Side| {
         let all = std::iter::from_fn(|| side.machine.next_dropped());

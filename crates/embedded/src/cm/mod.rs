@@ -32,7 +32,7 @@ mod inherited;
 pub(crate) mod kernel;
 mod machine;
 #[cfg(test)]
-mod machine_tests;
+pub(crate) mod machine_tests;
 mod mad;
 mod message;
 mod ports;

@@ -716,7 +716,7 @@ pub(crate) mod hostile {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::hostile::*;
@@ -769,7 +769,7 @@ mod tests {
     }
 
     #[test]
-    fn forged_answers_are_dropped() {
+    pub(crate) fn forged_answers_are_dropped() {
         let (reasons, kept) = created();
         assert!(reasons.ask(0, &work(), PeerFailure::Refused));
         let question = reasons.pop().unwrap();
@@ -818,7 +818,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_peer_of_a_queue_pair_is_answered() {
+    pub(crate) fn only_the_peer_of_a_queue_pair_is_answered() {
         let (reasons, _) = created();
         let question = question();
         let refused = |datagram: ReasonDatagram<'_>, peer, qpn| {
@@ -856,7 +856,19 @@ mod tests {
     }
 
     #[test]
-    fn floods_are_limited() {
+    pub(crate) fn what_is_no_question_is_dropped() {
+        let (reasons, _) = created();
+        let short = question().bytes()[..100].to_vec();
+        reasons.receive(host(PEER), PortAddress::default(), &short);
+        assert_eq!(dropped(&reasons), Some(ReasonDrop::Format));
+        let quiet = Reasons::new(Reach::Hosts(0), Arc::default());
+        quiet.drops.observe();
+        quiet.receive(host(PEER), PortAddress::default(), &question().bytes());
+        assert_eq!(dropped(&quiet), Some(ReasonDrop::NotShared));
+    }
+
+    #[test]
+    pub(crate) fn floods_are_limited() {
         let (reasons, kept) = created();
         let question = question();
         let bytes = question.bytes();

@@ -844,13 +844,14 @@ impl Drop for Segment {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use nix::sys::epoll::EpollCreateFlags;
     use softhca::Settings;
     use softhca::profile::Profile;
 
     use super::*;
     use crate::directory::Sharing;
+    use crate::management::DropLog;
     use crate::wires::agent::Recorder;
     use crate::wires::wire::epoll;
 
@@ -1037,6 +1038,72 @@ mod tests {
             survivor.pump(Instant::now(), &polls[0], true);
         }
         assert_eq!(calls(), ["receive", "end", "receive"]);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    #[test]
+    pub(crate) fn dropped_datagrams_have_causes() {
+        // Another test calls this one.
+        let thread = std::thread::current().id();
+        let name = format!("segment-drops-{}-{thread:?}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let directory = Arc::new(Directory::open(&path, Sharing::Own).unwrap());
+        let (fabric, poll, pool) = (Fabric::new(1), epoll().unwrap(), Pool::new());
+        let mut segment =
+            Segment::join(Arc::clone(&directory), &fabric, pool.clone(), &poll).unwrap();
+        let agent = Arc::<Recorder>::default();
+        let entry = Arc::<Recorder>::clone(&agent);
+        let drops = Arc::<DropLog>::default();
+        drops.observe();
+        let agents = Agents::new(Arc::clone(&drops));
+        segment.set_agents(agents.with(agent::CONNECTION_MANAGEMENT, entry));
+        let received = |segment: &mut Segment, packet: &Packet| {
+            segment.receive_management(packet, &poll);
+            drops.next()
+        };
+        let junk = pool.copy_of(LinkKind::Ethernet, &[0; 64]).unwrap();
+        assert_eq!(received(&mut segment, &junk), Some(DropCause::Packet));
+        // Of no process of the network, and of one with bytes for no agent.
+        let from = |last: [u8; 2]| {
+            let smac = [0x02, 0x50, 0x53, 0, last[0], last[1]];
+            let dmac = mac(segment.network, 1);
+            let path = Path::roce_v2(smac, dmac, link_local(smac), link_local(dmac));
+            let bytes = [0; agent::MAD_SIZE];
+            agent::packet(&pool, &Template::new(&path), Psn::new(0), &bytes)
+        };
+        let [stranger, unknown] = [from([0xff, 0xff]), from([0, 65])];
+        assert_eq!(received(&mut segment, &stranger), Some(DropCause::Sender));
+        let nobody = DropCause::NoAgent {
+            class: 0,
+            transactions: 0,
+        };
+        assert_eq!(received(&mut segment, &unknown), Some(nobody));
+        let peer = Peer::Member(1);
+        segment
+            .agents
+            .receive(peer, PortAddress::default(), &[7; 9]);
+        assert_eq!(drops.next(), Some(DropCause::Length(9)));
+        segment.links.set_down(1 << MANAGER_DEVICE);
+        assert_eq!(received(&mut segment, &unknown), Some(DropCause::LinkDown));
+        segment.links.set_down(0);
+        // A process that accepts no connection.
+        let listener = directory.bind(&socket_name(1)).unwrap().unwrap();
+        listen(&listener, Backlog::new(1).unwrap()).unwrap();
+        while segment.management.is_empty() {
+            let datagram = Datagram {
+                to: peer,
+                port: PortAddress {
+                    ethernet: true,
+                    ..PortAddress::default()
+                },
+                bytes: [0; agent::MAD_SIZE],
+            };
+            agent.outgoing.lock().unwrap().push(datagram);
+            segment.push_management(&poll);
+        }
+        std::thread::sleep(MAX_FRAME_WAIT);
+        segment.push_management(&poll);
+        assert_eq!(drops.next(), Some(DropCause::NoRoom { process: 1 }));
         std::fs::remove_dir_all(&path).unwrap();
     }
 
