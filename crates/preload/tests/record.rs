@@ -366,6 +366,21 @@ fn a_full_disk_ends_the_record_but_not_the_program() {
     assert!(record.len() > 50, "{}", record.len());
 }
 
+/// One that `ringverbs trace` has left behind is not recorded any more.
+#[test]
+fn a_program_outlives_its_trace() {
+    let _turn = turn();
+    if !installed(&["ibv_devinfo"]) {
+        return;
+    }
+    let world = World::new(Provider::Stock, "roce");
+    let absent = world.directory.join("absent/calls.trace");
+    let line = format!("env RINGVERBS_RECORD={} ibv_devinfo", absent.display());
+    let said = world.start(&line, "output.txt").good();
+    assert_eq!(said.matches("the trace has ended").count(), 1, "{said}");
+    assert!(said.contains("hca_id"), "{said}");
+}
+
 #[test]
 fn a_program_does_not_run_without_its_record() {
     let _turn = turn();

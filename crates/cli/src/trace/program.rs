@@ -104,7 +104,8 @@ pub fn run(
     selection: Selection,
 ) -> Result<ExitCode, Error> {
     let folder = TemporaryFolder::new("trace").map_err(|(_, error)| error)?;
-    let socket = folder.path().join("record");
+    // The extension tells a program that outlives this one what has ended.
+    let socket = folder.path().join("calls.trace");
     let listener = UnixListener::bind(&socket)?;
     let list = Arc::new(List {
         selection,

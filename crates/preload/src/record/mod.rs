@@ -46,6 +46,8 @@ pub(crate) use posts::{hook_builders, hook_posts, provider_of_builder, provider_
 /// Names the file of the record, into whose name the process's number is inserted, or a socket to
 /// connect to.
 const RECORD: &str = "RINGVERBS_RECORD";
+/// The extension of that socket.
+const TRACE: &str = "trace";
 /// Bytes of pending lines from which they are written.
 const MAX_PENDING: usize = 64 << 10;
 
@@ -224,6 +226,13 @@ impl Target {
     }
 }
 
+/// Returns whether a path cannot be opened since `ringverbs trace`, which has made it, has ended.
+fn is_end_of_trace(path: &Path, error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, NotFound};
+    let is_gone = [NotFound, ConnectionRefused].contains(&error.kind());
+    is_gone && path.extension().is_some_and(|it| it == TRACE)
+}
+
 /// Sends bytes, without SIGPIPE if nobody receives them.
 fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
@@ -279,12 +288,15 @@ struct Output {
 
 impl Output {
     /// Opens the target, and writes the first line. A program that cannot be recorded ends: it
-    /// must not run unobserved.
+    /// must not run unobserved. One that outlives `ringverbs trace` goes on.
     fn open(&mut self) {
         self.is_open = true;
         let Some(path) = path() else { return };
         match Target::open(path) {
             Ok(target) => self.target = Some(target),
+            Err(error) if is_end_of_trace(path, &error) => {
+                return print_error("the trace has ended: calls are not listed");
+            }
             Err(error) => {
                 print_error(&format!("{}: {error}", path.display()));
                 // SAFETY: a call without pointers, which ends the process.
