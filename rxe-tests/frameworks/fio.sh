@@ -12,9 +12,18 @@ run() {
     common="--port=$port --bs=64k --iodepth=16 --size=128m --name=$1"
     # shellcheck disable=SC2086
     fio --ioengine=$2 $4 $common --rw=read >"$folder/server" 2>&1 &
-    sleep 2
+    server=$!
+    # Until the server listens.
     # shellcheck disable=SC2086
-    fio --ioengine=$2 $3 --hostname=127.0.0.1 $common --rw=write >"$folder/client" 2>&1
+    until
+        sleep 2
+        fio --ioengine=$2 $3 --hostname=127.0.0.1 $common --rw=write >"$folder/client" 2>&1
+    do
+        kill -0 $server 2>/dev/null || {
+            cat "$folder/server" "$folder/client"
+            return 1
+        }
+    done
     wait
     echo "$1: $(grep WRITE: "$folder/client")"
 }
