@@ -1041,6 +1041,12 @@ fn received(
     });
 }
 
+/// Returns whether the program has moved a queue pair to ERR: the device accesses its buffers no
+/// more, though completions from before may be left.
+fn has_ended(queue_pair: &QueuePair) -> bool {
+    *lock(&queue_pair.state) == QpState::ERR
+}
+
 /// Returns what is wrong with the buffers of a receive that has got data.
 fn fault_of_receive(
     explainer: &Explainer,
@@ -1048,6 +1054,9 @@ fn fault_of_receive(
     queue_pair: &Arc<QueuePair>,
     received: &Received,
 ) -> Option<Finding> {
+    if has_ended(queue_pair) {
+        return None;
+    }
     let wr_id = received.wr_id;
     let then = format!("after wr_id {wr_id:#x} was posted with it and before its completion");
     received.buffers.iter().find_map(|(buffer, key)| {
@@ -1092,8 +1101,8 @@ fn fault_of(
         let mut origins = vec![("posted", sent.origin.clone())];
         let mut fault = buffer.fault_before();
         if fault.is_none() {
-            if watched::has_arrived(number, sent.at) {
-                // It may have told the program that the peer has the data.
+            // What has arrived may have told the program that the peer has the data.
+            if has_ended(queue_pair) || watched::has_arrived(number, sent.at) {
                 continue;
             }
             fault = buffer.fault();

@@ -187,13 +187,14 @@ const REFUSED_BY_OURS: [&str; 2] = ["again-queue-pair", "again-completion-queue"
 const ENDED_BY_STOCK: [&str; 1] = ["threads-builder"];
 
 /// What is right in any case.
-const RIGHT: [&str; 7] = [
+const RIGHT: [&str; 8] = [
     "inline",
     "read",
     "received",
     "answered",
     "written",
     "ignores-overrun",
+    "ended",
     "left-at-exit",
 ];
 
@@ -206,7 +207,13 @@ const RIGHT_OF_OBJECTS: [&str; 4] = [
 ];
 
 /// The same, of `c/check_shared.c`.
-const RIGHT_OF_SHARED_QUEUES: [&str; 3] = ["repeated-id", "repeated-same-id", "refused"];
+const RIGHT_OF_SHARED_QUEUES: [&str; 5] = [
+    "repeated-id",
+    "repeated-same-id",
+    "refused",
+    "ended",
+    "own-ended",
+];
 
 /// The same, of `c/check_overlaps.c`.
 const RIGHT_OF_OVERLAPS: [&str; 7] = [

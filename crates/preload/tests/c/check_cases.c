@@ -693,6 +693,22 @@ int main(int count, char **arguments)
 		CHECK(ignores);
 		right = 0;
 		overfill(ibv_cq_ex_to_cq(ignores), 's');
+	} else if (!strcmp(mistake, "ended")) {
+		/* The device accesses no buffers of a queue pair that is in error. */
+		struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
+		struct ibv_wc wc;
+
+		other = ibv_reg_mr(pd, memory, LENGTH, all);
+		CHECK(other);
+		post_of(a, other, (uintptr_t)memory, 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+		for (int n = 0; n < 100; n++) {
+			CHECK(!ibv_poll_cq(receives, 1, &wc));
+			usleep(1000);
+		}
+		CHECK(!ibv_modify_qp(a, &error, IBV_QP_STATE));
+		memory[0]++;
+		CHECK(!ibv_dereg_mr(other));
+		poll_one(cq);
 	} else if (!strcmp(mistake, "left-at-exit")) {
 		return 0;
 	} else {

@@ -155,6 +155,7 @@ static void leave(const char *what, struct ibv_qp *to)
 	struct ibv_mr *region = ibv_reg_mr(pd, other, 4096, IBV_ACCESS_LOCAL_WRITE);
 	struct ibv_sge list = { (uintptr_t)other, 64, region->lkey };
 	struct ibv_recv_wr wr = { .wr_id = 7, .sg_list = &list, .num_sge = 1 }, *bad;
+	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
 
 	CHECK(other != MAP_FAILED && region);
 	if (to)
@@ -164,12 +165,15 @@ static void leave(const char *what, struct ibv_qp *to)
 	send_from(a[0], IBV_WR_SEND, 64);
 	if (right)
 		poll_one(receives);
-	if (!strcmp(what, "deregistered"))
+	/* The device accesses no buffers of a queue pair that is in error. */
+	if (!strcmp(what, "ended"))
+		CHECK(!ibv_modify_qp(b[0], &error, IBV_QP_STATE));
+	if (strcmp(what, "unmapped"))
 		CHECK(!ibv_dereg_mr(region));
 	CHECK(!strcmp(what, "deregistered") || !munmap(other, 4096));
 	if (!right)
 		poll_one(receives);
-	CHECK(!strcmp(what, "deregistered") || !ibv_dereg_mr(region));
+	CHECK(strcmp(what, "unmapped") || !ibv_dereg_mr(region));
 }
 
 /* Uses a queue after it was destroyed. */
