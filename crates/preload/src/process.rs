@@ -318,12 +318,10 @@ impl ProcessState {
         for (number, device) in devices.iter().enumerate() {
             device.observe_work(Some(WorkObserver::new(move |event| {
                 let _scope = internal::enter();
-                if let Some((explainer, checker)) = checker {
-                    checker.seen_by_device(explainer, number, event);
-                }
-                if records {
-                    record::seen_by_device(number, event);
-                }
+                let is_checked = checker
+                    .is_some_and(|(explainer, it)| it.seen_by_device(explainer, number, event));
+                let is_recorded = records && record::seen_by_device(number, event);
+                is_checked || is_recorded
             })));
         }
     }

@@ -75,16 +75,18 @@ pub struct Ended {
 }
 
 /// An observer of work requests.
-pub struct WorkObserver(Box<dyn FnMut(&WorkEvent) + Send>);
+pub struct WorkObserver(Box<dyn FnMut(&WorkEvent) -> bool + Send>);
 
 impl WorkObserver {
-    /// Creates an observer that is called for each event.
-    pub fn new(observe: impl FnMut(&WorkEvent) + Send + 'static) -> Self {
+    /// Creates an observer that is called for each event. If it returns false for a work request
+    /// that is [`Posted`], no more is told of the queue pair until it is
+    /// [`Emptied`](WorkEvent::Emptied), and its work requests are not counted.
+    pub fn new(observe: impl FnMut(&WorkEvent) -> bool + Send + 'static) -> Self {
         Self(Box::new(observe))
     }
 
-    pub(crate) fn tell(&mut self, event: &WorkEvent) {
-        (self.0)(event);
+    pub(crate) fn tell(&mut self, event: &WorkEvent) -> bool {
+        (self.0)(event)
     }
 }
 

@@ -37,23 +37,30 @@ fn is_hooked(queue_pair: &QueuePair) -> bool {
 }
 
 impl Checker {
-    /// Handles what a device tells of a work request.
-    pub(crate) fn seen_by_device(&self, explainer: &Explainer, device: usize, event: &WorkEvent) {
+    /// Handles what a device tells of a work request. Returns whether those of the queue pair are
+    /// of interest, if it was posted.
+    pub(crate) fn seen_by_device(
+        &self,
+        explainer: &Explainer,
+        device: usize,
+        event: &WorkEvent,
+    ) -> bool {
         match event {
-            WorkEvent::Posted(posted) => self.posting_seen(explainer, device, posted),
+            WorkEvent::Posted(posted) => return self.posting_seen(explainer, device, posted),
             WorkEvent::Ended(ended) if ended.is_send => self.send_ended(explainer, device, ended),
             WorkEvent::Emptied { qpn } => {
                 lock(&self.seen_writes).0.remove(&(device, *qpn));
             }
             _ => {}
         }
+        true
     }
 
-    fn posting_seen(&self, explainer: &Explainer, device: usize, posted: &Posted) {
+    fn posting_seen(&self, explainer: &Explainer, device: usize, posted: &Posted) -> bool {
         let number = posted.work.qpn;
         let queue_pair = explainer.objects.queue_pair(device, number);
         if queue_pair.as_deref().is_some_and(is_hooked) {
-            return;
+            return false;
         }
         let write = queue_pair
             .as_ref()
@@ -65,6 +72,7 @@ impl Checker {
             let SeenWrites(queues) = &mut *lock(&self.seen_writes);
             queues.entry((device, number)).or_default().push_back(write);
         }
+        true
     }
 
     fn send_ended(&self, explainer: &Explainer, device: usize, ended: &Ended) {

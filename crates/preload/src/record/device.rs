@@ -34,9 +34,12 @@ pub(super) fn note_hooked(recorder: &Recorder, fd: RawFd, number: u32) {
     }
 }
 
-/// Handles what a device tells of a work request.
-pub(crate) fn seen_by_device(device: usize, event: &WorkEvent) {
-    let Some(recorder) = current() else { return };
+/// Handles what a device tells of a work request. Returns whether those of the queue pair are of
+/// interest, if it was posted.
+pub(crate) fn seen_by_device(device: usize, event: &WorkEvent) -> bool {
+    let Some(recorder) = current() else {
+        return true;
+    };
     let is_hooked = |number| lock(&recorder.hooked).contains(&(device, number));
     let (line, has_failed) = match event {
         WorkEvent::Posted(posted) if !is_hooked(posted.work.qpn) => (of_post(posted), false),
@@ -46,9 +49,10 @@ pub(crate) fn seen_by_device(device: usize, event: &WorkEvent) {
         // The number may become another queue pair's.
         WorkEvent::Emptied { qpn } => {
             lock(&recorder.hooked).remove(&(device, *qpn));
-            return;
+            return true;
         }
-        _ => return,
+        WorkEvent::Posted(_) => return false,
+        _ => return true,
     };
     let time = now();
     let is_late = time.saturating_sub(WRITTEN.load(Ordering::Relaxed)) >= MAX_DELAY;
@@ -59,6 +63,7 @@ pub(crate) fn seen_by_device(device: usize, event: &WorkEvent) {
         .raw("time", time)
         .text("device", &config::device_name(device));
     recorder.append(&[line.end()], is_late || has_failed);
+    true
 }
 
 fn of_post(posted: &Posted) -> Object {

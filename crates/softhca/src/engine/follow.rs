@@ -29,6 +29,8 @@ pub(crate) struct Follower {
 struct Followed {
     sends: FollowedQueue,
     receives: FollowedQueue,
+    /// The observer wants to know no more.
+    is_left: bool,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -70,12 +72,39 @@ impl Follower {
         }
     }
 
-    /// Forgets the work requests of a queue pair.
+    fn is_left(&self, qpn: u32) -> bool {
+        self.queue_pairs.get(&qpn).is_some_and(|it| it.is_left)
+    }
+
+    /// Tells of a work request. Returns whether the queue pair is followed further.
+    fn post(&mut self, posted: Posted) -> bool {
+        let qpn = posted.work.qpn;
+        if self.observer.tell(&WorkEvent::Posted(posted)) {
+            return true;
+        }
+        self.forget(qpn);
+        let left = Followed {
+            is_left: true,
+            ..Followed::default()
+        };
+        self.queue_pairs.insert(qpn, left);
+        false
+    }
+
+    /// Forgets the work requests of a queue pair. Returns whether there was one.
+    fn forget(&mut self, qpn: u32) -> bool {
+        let Some(followed) = self.queue_pairs.remove(&qpn) else {
+            return false;
+        };
+        for queue in [followed.sends, followed.receives] {
+            self.expect(queue.cqn, -(queue.expected as i32));
+        }
+        true
+    }
+
+    /// Handles a queue pair that is reset or destroyed.
     pub(crate) fn empty(&mut self, qpn: u32) {
-        if let Some(Followed { sends, receives }) = self.queue_pairs.remove(&qpn) {
-            for queue in [sends, receives] {
-                self.expect(queue.cqn, -(queue.expected as i32));
-            }
+        if self.forget(qpn) {
             self.observer.tell(&WorkEvent::Emptied { qpn });
         }
     }
@@ -83,6 +112,9 @@ impl Follower {
     /// Notes that a work request has ended.
     fn end(&mut self, ended: Ended, was_expected: bool) {
         if let Some(followed) = self.queue_pairs.get_mut(&ended.qpn) {
+            if followed.is_left {
+                return;
+            }
             let queue = match ended.is_send {
                 true => &mut followed.sends,
                 false => &mut followed.receives,
@@ -104,9 +136,13 @@ impl<P: Platform> Core<P> {
         let Some(mut follower) = self.follower.take() else {
             return;
         };
-        let mut bytes = [0; MAX_SEND_WQE];
-        while let Some(posted) = self.next_posted_send(&mut follower, qpn, &mut bytes) {
-            follower.observer.tell(&WorkEvent::Posted(posted));
+        if !follower.is_left(qpn) {
+            let mut bytes = [0; MAX_SEND_WQE];
+            while let Some(posted) = self.next_posted_send(&mut follower, qpn, &mut bytes) {
+                if !follower.post(posted) {
+                    break;
+                }
+            }
         }
         self.follower = Some(follower);
     }
@@ -125,6 +161,7 @@ impl<P: Platform> Core<P> {
         let followed = follower.queue_pairs.entry(qpn).or_insert_with(|| Followed {
             sends: FollowedQueue::new(Some(ring), qp.send_cq),
             receives: FollowedQueue::new(qp.recv.as_ref(), qp.recv_cq),
+            is_left: false,
         });
         let sends = &mut followed.sends;
         if sends.next == tail {
@@ -165,8 +202,12 @@ impl<P: Platform> Core<P> {
         let Some(mut follower) = self.follower.take() else {
             return;
         };
-        while let Some(posted) = self.next_posted_receive(&mut follower, qpn) {
-            follower.observer.tell(&WorkEvent::Posted(posted));
+        if !follower.is_left(qpn) {
+            while let Some(posted) = self.next_posted_receive(&mut follower, qpn) {
+                if !follower.post(posted) {
+                    break;
+                }
+            }
         }
         self.follower = Some(follower);
     }
@@ -180,6 +221,7 @@ impl<P: Platform> Core<P> {
         let followed = follower.queue_pairs.entry(qpn).or_insert_with(|| Followed {
             sends: FollowedQueue::new(qp.send.as_ref(), qp.send_cq),
             receives: FollowedQueue::new(Some(ring), qp.recv_cq),
+            is_left: false,
         });
         let receives = &mut followed.receives;
         let index = receives.next;

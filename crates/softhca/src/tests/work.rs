@@ -11,7 +11,10 @@ use crate::work::{Posted, WorkEvent, WorkObserver};
 fn observe(driver: &mut Driver) -> impl FnMut() -> Vec<WorkEvent> + use<> {
     let events = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&events);
-    let observer = WorkObserver::new(move |event| told.lock().unwrap().push(*event));
+    let observer = WorkObserver::new(move |event| {
+        told.lock().unwrap().push(*event);
+        true
+    });
     driver.hca.observe_work(Some(observer));
     move || std::mem::take(&mut *events.lock().unwrap())
 }
@@ -74,6 +77,34 @@ fn work_requests_are_posted_and_end() {
     driver.hca.observe_work(None);
     driver.post_recv(&mut b, &segment(100, key, memory));
     assert_eq!(events(), []);
+}
+
+#[test]
+fn a_queue_pair_that_is_left_is_told_again_once_it_was_reset() {
+    let mut driver = Driver::new("ib");
+    let (_cq, mut a, b) = driver.pair();
+    let memory = driver.pages(2);
+    let key = driver.key;
+    let mut segments = remote(memory + 4096, key);
+    segments.extend(segment(12, key, memory));
+    let count = Arc::new(Mutex::new(0));
+    let told = Arc::clone(&count);
+    let observer = WorkObserver::new(move |_| {
+        *told.lock().unwrap() += 1;
+        false
+    });
+    driver.hca.observe_work(Some(observer));
+    for _ in 0..2 {
+        driver.post(&mut a, 0x08, SIGNALED, &segments);
+        assert_eq!(*count.lock().unwrap(), 1);
+    }
+    driver.modify(0x50a, a.number, |input| input);
+    assert_eq!(*count.lock().unwrap(), 2);
+    (a.posted, a.received) = (0, 0);
+    driver.write(a.doorbell, &[0; 8]);
+    driver.connect(a.number, b.number, 1);
+    driver.post(&mut a, 0x08, SIGNALED, &segments);
+    assert_eq!(*count.lock().unwrap(), 3);
 }
 
 /// What the program has read does not count, nor what has no completion, nor what a reset has
