@@ -598,7 +598,8 @@ impl Checker {
                 if [QpType::RC, QpType::UC].contains(&kind) && !gids::manager_is_used() {
                     rights::queue_pair_modified((device, number), attributes.access);
                 }
-                let mut advice = advice::of_modified(kind, state, attributes);
+                let mut advice =
+                    advice::of_modified((kind, gids::is_ethernet(device)), state, attributes);
                 if state == QpState::RTR && attributes.is_global {
                     advice.extend(gids::not_read(device, attributes.source.0.into()));
                 }

@@ -4,6 +4,7 @@
 #[macro_use]
 mod common;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
@@ -422,6 +423,52 @@ fn gives_advice(provider: Provider) {
     cases.world.finish();
 }
 
+/// What is advised of InfiniBand.
+fn gives_advice_on_infiniband(provider: Provider) {
+    let _turn = turn();
+    let Some(cases) = Cases::new(provider, "ib", "check_advice.c") else {
+        return;
+    };
+    let asked = [("RINGVERBS_CHECK_ADVICE", "1")];
+    let said = cases.said("no-global-route", &asked);
+    let first = "ringverbs: mlx5_0: advice no-global-route: ";
+    assert!(said.starts_with(first), "{said}");
+    assert_eq!(said.matches(": advice ").count(), 1, "{said}");
+    let said = cases.said("no-global-route right", &asked);
+    assert!(is_silent(&said), "{said}");
+    cases.world.finish();
+}
+
+/// Each rule is in the list of all rules, has a section in the manual, and a case here.
+#[test]
+fn every_rule_has_a_case() {
+    let source = include_str!("../src/check.rs");
+    let between = |start: &str, end: &str| {
+        let rest = source.split_once(start).unwrap().1;
+        rest.split_once(end).unwrap().0
+    };
+    let names = between("fn name(self) ", "\n    }\n");
+    let names: Vec<&str> = names.split('"').skip(1).step_by(2).collect();
+    assert!(names.len() > 25, "{names:?}");
+    let all = between("const ALL: ", "];").matches("Self::").count();
+    assert_eq!(all, names.len());
+    let manual = include_str!("../../../docs/check.md");
+    let sections = manual.lines().filter_map(|it| it.strip_prefix("### "));
+    let sections: BTreeSet<&str> = sections.collect();
+    assert_eq!(sections, names.iter().copied().collect());
+    let errors = [
+        &ERRORS[..],
+        &ERRORS_OF_OBJECTS,
+        &ERRORS_OF_SHARED_QUEUES,
+        &ERRORS_OF_OVERLAPS,
+    ];
+    let errors = errors.into_iter().flatten().map(|it| it.1);
+    let cases: BTreeSet<&str> = errors.chain(ADVICE).collect();
+    let without = names.iter().filter(|name| !cases.contains(**name));
+    // Only on InfiniBand.
+    assert_eq!(without.collect::<Vec<_>>(), [&"no-global-route"]);
+}
+
 /// Changes of `c/check_guard.c` whose writer is found, and the function that writes.
 const WRITERS: [(&str, &str); 13] = [
     ("write", "write_to"),
@@ -581,6 +628,7 @@ with_each_provider! {
     errors_of_shared_queues_are_found: finds_errors_of_shared_queues;
     overlaps_are_found: finds_overlaps;
     advice: gives_advice;
+    advice_on_infiniband: gives_advice_on_infiniband;
     writers_are_found: finds_writers;
     reports: reports_have_options;
 }

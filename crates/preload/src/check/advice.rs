@@ -33,9 +33,10 @@ pub(super) fn of_created(entries: [u32; 2], max_inline: u32) -> Vec<(Rule, Strin
     advice
 }
 
-/// Returns what is advised of a queue pair that is moved to a state.
+/// Returns what is advised of a queue pair, of an Ethernet port or another, that is moved to a
+/// state.
 pub(super) fn of_modified(
-    kind: QpType,
+    (kind, is_ethernet): (QpType, bool),
     state: QpState,
     attributes: &QueuePairAttributes,
 ) -> Vec<(Rule, String)> {
@@ -60,7 +61,8 @@ pub(super) fn of_modified(
             if hop_limit <= 1 {
                 advice.push((Rule::HopLimit, format!("the hop limit is {hop_limit}")));
             }
-            if gid[..2] == [0xfe, 0x80] {
+            // On InfiniBand it reaches the whole subnet.
+            if is_ethernet && gid[..2] == [0xfe, 0x80] {
                 let message = format!("the source GID, of index {index}, is link-local");
                 advice.push((Rule::LinkLocalGid, message));
             }
@@ -95,7 +97,7 @@ mod tests {
     #[test]
     fn advice_depends_on_state_and_type() {
         let rules = |kind, state, attributes: &QueuePairAttributes| {
-            let advice = of_modified(kind, state, attributes);
+            let advice = of_modified((kind, true), state, attributes);
             advice
                 .iter()
                 .map(|(rule, _)| rule.name())
@@ -111,6 +113,8 @@ mod tests {
         let path = ["hop-limit", "link-local-gid", "no-reads-accepted"];
         assert_eq!(rules(QpType::RC, QpState::RTR, &careless), path);
         assert_eq!(rules(QpType::UC, QpState::RTR, &careless), path[..2]);
+        let on_infiniband = of_modified((QpType::UC, false), QpState::RTR, &careless);
+        assert_eq!(on_infiniband.len(), 1);
         let timers = ["no-timeout", "no-retries", "endless-retries"];
         assert_eq!(rules(QpType::RC, QpState::RTS, &careless), timers);
         let usual = |timeout| QueuePairAttributes {

@@ -32,11 +32,16 @@ pub(super) fn manager_is_used() -> bool {
     MANAGER.load(Ordering::Relaxed)
 }
 
+/// Returns whether a device has an Ethernet port.
+pub(super) fn is_ethernet(device: usize) -> bool {
+    let profile = config::get().and_then(|it| it.profiles.get(device));
+    profile.is_some_and(|profile| sysfs::is_ethernet(profile))
+}
+
 /// Returns what is advised of the index of a source GID. On InfiniBand index 0 is that of the
 /// port.
 pub(super) fn not_read(device: usize, index: u32) -> Option<(Rule, String)> {
-    let profile = *config::get()?.profiles.get(device)?;
-    let is_fixed = index != 0 || sysfs::is_ethernet(profile);
+    let is_fixed = index != 0 || is_ethernet(device);
     let read = lock(&READ);
     let is_read = [None, Some(index)].map(|it| read.contains(&(device, it)));
     if !is_fixed || is_read.contains(&true) || manager_is_used() {

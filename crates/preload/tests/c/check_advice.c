@@ -144,7 +144,8 @@ int main(int count, char **arguments)
 	struct ibv_srq *srq = NULL;
 	struct ibv_qp *qp;
 	struct ibv_pd *pd;
-	int index = -1, fills = 0, waits = 0, writes = 0;
+	int index = -1, fills = 0, waits = 0, writes = 0, is_infiniband;
+	struct ibv_port_attr port;
 
 	CHECK(devices && devices[0]);
 	context = ibv_open_device(devices[0]);
@@ -161,11 +162,13 @@ int main(int count, char **arguments)
 	}
 	ask.send_cq = ask.recv_cq = ibv_create_cq(context, fills ? 7 : 64, NULL, channel, 0);
 	CHECK(pd && ask.send_cq);
-	/* The first GID that is link-local, or is not. */
+	CHECK(!ibv_query_port(context, 1, &port));
+	is_infiniband = port.link_layer == IBV_LINK_LAYER_INFINIBAND;
+	/* The first GID that is link-local, or is not; of InfiniBand, all are. */
 	for (int n = 0; n < 16 && index < 0; n++) {
 		if (ibv_query_gid_ex(context, 1, n, &entry, 0))
 			continue;
-		if ((entry.gid.raw[0] == 0xfe) == !strcmp(what, "link-local-gid"))
+		if ((entry.gid.raw[0] == 0xfe) == !strcmp(what, "link-local-gid") || is_infiniband)
 			index = n;
 	}
 	CHECK(index >= 0);
@@ -180,7 +183,8 @@ int main(int count, char **arguments)
 	qp = ibv_create_qp(pd, &ask);
 	CHECK(qp);
 	attr.ah_attr.port_num = 1;
-	attr.ah_attr.is_global = 1;
+	attr.ah_attr.is_global = !!strcmp(what, "no-global-route");
+	attr.ah_attr.dlid = port.lid;
 	/* The entry after it has the same address, and another version of RoCE. */
 	attr.ah_attr.grh.sgid_index = index + !strcmp(what, "fixed-gid-index");
 	attr.ah_attr.grh.dgid = entry.gid;
