@@ -15,7 +15,7 @@ use crate::engine::command_queue::{self, LOG_SIZE, LOG_STRIDE};
 use crate::engine::core::Core;
 use crate::engine::counters::{OperationCounts, QCounters, Stats};
 use crate::engine::device_memory::{self, Access};
-use crate::engine::follow::Follower;
+use crate::engine::follower::Follower;
 use crate::engine::frame::Origin;
 use crate::engine::mkey::{Rights, Translation};
 use crate::engine::qp::{BlueFlame, Queue, Ring};

@@ -100,8 +100,13 @@ fn collect(source: &Path, folder: &Path, modules: &mut BTreeMap<String, String>)
         let name = name.to_str().unwrap().replace('/', "::");
         let name = name.trim_end_matches("::mod").to_owned();
         let text = fs::read_to_string(&path).unwrap();
-        let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
-        modules.insert(name, code.to_owned());
+        let tests = [
+            "#[cfg(test)]\nmod tests",
+            "#[cfg(test)]\npub(crate) mod tests",
+        ];
+        let ends = tests.iter().filter_map(|start| text.find(start));
+        let end = ends.min().unwrap_or(text.len());
+        modules.insert(name, text[..end].to_owned());
     }
 }
 

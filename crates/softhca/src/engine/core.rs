@@ -14,7 +14,7 @@ use super::cq::Cq;
 use super::device_memory::DeviceMemory;
 use super::eq::Eq;
 use super::faults::DeviceFaults;
-use super::follow::Follower;
+use super::follower::Follower;
 use super::late::LateCompletion;
 use super::mkey::{AbsentPage, BrokenRule, Mkey};
 use super::owners::ObjectOwners;

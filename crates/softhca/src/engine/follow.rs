@@ -3,130 +3,21 @@
 //! Nothing is followed without an observer. Work requests are parsed twice with one: when their
 //! doorbell rings, and when they are carried out.
 
-use std::collections::HashMap;
-
 use roce::transport::{Operation, RecvDone, RecvWork, SendDone, SendWork, Status};
 
 use super::core::Core;
 use super::cq::CONSUMED;
+use super::follower::{Followed, FollowedQueue, Follower};
 use super::qp::{Queue, Ring, SendId};
 use super::srq::SRQN_SHIFT;
 use super::wqe::{self, LocalBuffers, MAX_SEND_WQE, WqeContext};
 use crate::platform::Platform;
-use crate::work::{CompletionLoad, Ended, Posted, WorkEvent, WorkObserver};
+use crate::work::{CompletionLoad, Ended, Posted};
 
-/// The observer of work requests, and what it has been told.
-#[derive(Debug)]
-pub(crate) struct Follower {
-    observer: WorkObserver,
-    queue_pairs: HashMap<u32, Followed>,
-    /// Work requests that will have a completion, by completion queue.
-    expected: HashMap<u32, u32>,
-}
-
-/// A queue pair, since its queues were empty.
-#[derive(Debug, Clone, Copy, Default)]
-struct Followed {
-    sends: FollowedQueue,
-    receives: FollowedQueue,
-    /// The observer wants to know no more.
-    is_left: bool,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct FollowedQueue {
-    cqn: u32,
-    /// Index and number of the next work request.
-    next: u16,
-    number: u32,
-    /// Those that will have a completion.
-    expected: u32,
-}
-
-impl FollowedQueue {
-    fn new(ring: Option<&Ring>, cqn: u32) -> Self {
-        Self {
-            cqn,
-            next: ring.map_or(0, |ring| ring.head),
-            number: ring.map_or(0, |ring| ring.taken),
-            expected: 0,
-        }
-    }
-}
-
-impl Follower {
-    pub(crate) fn new(observer: WorkObserver) -> Self {
-        Self {
-            observer,
-            queue_pairs: HashMap::new(),
-            expected: HashMap::new(),
-        }
-    }
-
-    /// Changes the number of completions that are expected.
-    fn expect(&mut self, cqn: u32, change: i32) {
-        let expected = self.expected.entry(cqn).or_default();
-        *expected = expected.saturating_add_signed(change);
-        if *expected == 0 {
-            self.expected.remove(&cqn);
-        }
-    }
-
-    fn is_left(&self, qpn: u32) -> bool {
-        self.queue_pairs.get(&qpn).is_some_and(|it| it.is_left)
-    }
-
-    /// Tells of a work request. Returns whether the queue pair is followed further.
-    fn post(&mut self, posted: Posted) -> bool {
-        let qpn = posted.work.qpn;
-        if self.observer.tell(&WorkEvent::Posted(posted)) {
-            return true;
-        }
-        self.forget(qpn);
-        let left = Followed {
-            is_left: true,
-            ..Followed::default()
-        };
-        self.queue_pairs.insert(qpn, left);
-        false
-    }
-
-    /// Forgets the work requests of a queue pair. Returns whether there was one.
-    fn forget(&mut self, qpn: u32) -> bool {
-        let Some(followed) = self.queue_pairs.remove(&qpn) else {
-            return false;
-        };
-        for queue in [followed.sends, followed.receives] {
-            self.expect(queue.cqn, -(queue.expected as i32));
-        }
-        true
-    }
-
-    /// Handles a queue pair that is reset or destroyed.
-    pub(crate) fn empty(&mut self, qpn: u32) {
-        if self.forget(qpn) {
-            self.observer.tell(&WorkEvent::Emptied { qpn });
-        }
-    }
-
-    /// Notes that a work request has ended.
-    fn end(&mut self, ended: Ended, was_expected: bool) {
-        if let Some(followed) = self.queue_pairs.get_mut(&ended.qpn) {
-            if followed.is_left {
-                return;
-            }
-            let queue = match ended.is_send {
-                true => &mut followed.sends,
-                false => &mut followed.receives,
-            };
-            if was_expected && queue.expected != 0 {
-                queue.expected -= 1;
-                let cqn = queue.cqn;
-                self.expect(cqn, -1);
-            }
-        }
-        self.observer.tell(&WorkEvent::Ended(ended));
-    }
+/// Returns what is known of a queue that nobody has followed.
+fn unfollowed(ring: Option<&Ring>, cqn: u32) -> FollowedQueue {
+    let next = ring.map_or((0, 0), |ring| (ring.head, ring.taken));
+    FollowedQueue::new(cqn, next.0, next.1)
 }
 
 impl<P: Platform> Core<P> {
@@ -159,8 +50,8 @@ impl<P: Platform> Core<P> {
         let ring = qp.send.as_ref().filter(|ring| ring.rung)?;
         let tail = self.platform.read_index(ring.doorbell).ok()? as u16;
         let followed = follower.queue_pairs.entry(qpn).or_insert_with(|| Followed {
-            sends: FollowedQueue::new(Some(ring), qp.send_cq),
-            receives: FollowedQueue::new(qp.recv.as_ref(), qp.recv_cq),
+            sends: unfollowed(Some(ring), qp.send_cq),
+            receives: unfollowed(qp.recv.as_ref(), qp.recv_cq),
             is_left: false,
         });
         let sends = &mut followed.sends;
@@ -219,8 +110,8 @@ impl<P: Platform> Core<P> {
         let ring = qp.recv.as_ref()?;
         let tail = self.platform.read_index(ring.doorbell).ok()? as u16;
         let followed = follower.queue_pairs.entry(qpn).or_insert_with(|| Followed {
-            sends: FollowedQueue::new(qp.send.as_ref(), qp.send_cq),
-            receives: FollowedQueue::new(Some(ring), qp.recv_cq),
+            sends: unfollowed(qp.send.as_ref(), qp.send_cq),
+            receives: unfollowed(Some(ring), qp.recv_cq),
             is_left: false,
         });
         let receives = &mut followed.receives;
