@@ -293,7 +293,10 @@ fn start_top(shared: &SharedDirectory, prefix: &[&str]) -> (Child, PathBuf) {
 fn top_that_a_signal_ends_leaves_no_question() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
         let shared = SharedDirectory::new("top");
-        let (child, question) = start_top(&shared, &["sh", "-c", r#"ulimit -c 0; exec "$@""#, "-"]);
+        // The tests may run in the background of a script, where SIGINT is ignored.
+        let script = r#"ulimit -c 0; exec "$@""#;
+        let default = ["env", "--default-signal", "sh", "-c", script, "-"];
+        let (child, question) = start_top(&shared, &default);
         send(&child, signal);
         let ended = finish(child).status;
         assert_eq!(ended.signal(), Some(signal), "{ended:?}");
