@@ -89,6 +89,16 @@ impl Modules {
     }
 }
 
+/// Returns the text of a file without its module of tests, which is its last.
+pub fn without_tests(text: &str) -> &str {
+    let starts = [
+        "#[cfg(test)]\nmod tests",
+        "#[cfg(test)]\npub(crate) mod tests",
+    ];
+    let ends = starts.iter().filter_map(|start| text.find(start));
+    &text[..ends.min().unwrap_or(text.len())]
+}
+
 fn collect(source: &Path, folder: &Path, modules: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -100,13 +110,7 @@ fn collect(source: &Path, folder: &Path, modules: &mut BTreeMap<String, String>)
         let name = name.to_str().unwrap().replace('/', "::");
         let name = name.trim_end_matches("::mod").to_owned();
         let text = fs::read_to_string(&path).unwrap();
-        let tests = [
-            "#[cfg(test)]\nmod tests",
-            "#[cfg(test)]\npub(crate) mod tests",
-        ];
-        let ends = tests.iter().filter_map(|start| text.find(start));
-        let end = ends.min().unwrap_or(text.len());
-        modules.insert(name, text[..end].to_owned());
+        modules.insert(name, without_tests(&text).to_owned());
     }
 }
 

@@ -57,8 +57,7 @@ fn only_one_module_reads_the_environment() {
             continue;
         }
         let text = fs::read_to_string(&file).unwrap();
-        // A module of tests is a file's last.
-        let shipped = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        let shipped = testing::modules::without_tests(&text);
         for line in shipped.lines().filter(|line| reads(line)) {
             let file = file.strip_prefix(root).unwrap();
             there.push(format!("{}: {}", file.display(), line.trim()));

@@ -345,7 +345,7 @@ pub fn installed(programs: &[&str]) -> bool {
             "ucx_perftest" => "ucx-utils",
             "mpirun" | "mpicc" => "openmpi-bin libopenmpi-dev",
             "cc" => "gcc libibverbs-dev librdmacm-dev",
-            "gdb" | "strace" | "valgrind" | "rr" => missing,
+            "gdb" | "strace" | "tshark" | "valgrind" | "rr" => missing,
             _ => "ibverbs-utils ibverbs-providers rdmacm-utils perftest",
         };
         testing::skip!(missing: package, "{missing} is not installed");
