@@ -225,7 +225,8 @@ static void *call_again(void *unused)
 	struct ibv_sge list[8];
 	struct ibv_send_wr wr[8] = { 0 }, *bad;
 	struct ibv_recv_wr receive = { 0 }, *bad_receive;
-	int is_short = !strcmp(common_call, "receive");
+	int is_short = strcmp(common_call, "send");
+	int rounds = !strcmp(common_call, "receive") ? 20000 : is_short ? 5000 : 300;
 	struct ibv_wc wc;
 
 	for (int n = 0; n < 8; n++) {
@@ -238,7 +239,7 @@ static void *call_again(void *unused)
 		};
 	}
 	pthread_barrier_wait(&barrier);
-	for (int n = 0; n < (is_short ? 20000 : 300); n++) {
+	for (int n = 0; n < rounds; n++) {
 		if (!is_short)
 			pthread_barrier_wait(&barrier);
 		if (has_mutex)
