@@ -175,8 +175,8 @@ impl Symbols {
             ..Frame::default()
         };
         let before = frames.len();
-        // The call is before the address to which it returns.
-        let call = std::ptr::without_provenance_mut(address.wrapping_sub(1));
+        // It looks one byte before the address to which the call returns, which is the call.
+        let call = std::ptr::without_provenance_mut(address);
         // SAFETY: this is the only `Symbols`, and borrowed. The address is looked up, not read.
         unsafe {
             backtrace::resolve_unsynchronized(call, |symbol| {
