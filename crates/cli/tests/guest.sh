@@ -7,8 +7,9 @@
 #     cp target/debug/ringverbs crates/cli/tests/guest.sh DIR
 #     cargo xtask guest --share DIR --run 'sh ./guest.sh'
 #
-# `record` needs the libraries: take target/dist/ringverbs, which carries them, and run
-# `sh ./guest.sh record`; the others do not run it.
+# `record` and `check` need the libraries: take target/dist/ringverbs, which carries them, and
+# run `sh ./guest.sh record`; the others do not run it. `check` also needs a compiler, and the
+# files of crates/preload/tests/c in the folder `c`.
 #
 # The arguments are the parts to run (default: all); TYPES has the types of
 # ping-pongs. With SHORT set each type runs once as client and once as server of
@@ -308,6 +309,40 @@ record() {
     else
         bad "trace lists calls, posts and completions" "$scratch/client"
     fi
+}
+
+# Errors that are planted in C programs, each with its rule, on the host's device.
+check() {
+    for name in check_cases check_objects; do
+        cc -O1 -o "$scratch/$name" "c/$name.c" -libverbs -lpthread > "$scratch/cc" 2>&1 || bad "cc $name.c" "$scratch/cc"
+    done
+    for planted in check_cases:never-drains:queue-never-drains \
+        check_cases:never-drains-builder:queue-never-drains \
+        check_cases:small-sends:completion-queue-too-small \
+        check_cases:small-receives:completion-queue-too-small \
+        check_cases:small-builder:completion-queue-too-small \
+        check_cases:unacknowledged:events-not-acknowledged \
+        check_cases:again-send:use-after-destroy check_cases:again-receive:use-after-destroy \
+        check_cases:again-poll:use-after-destroy check_cases:no-start:builder-without-start \
+        check_cases:region:leak check_cases:domain:leak check_cases:completion-queue:leak \
+        check_cases:queue-pair:leak check_objects:window-2:window-left-bound \
+        check_objects:calls-poll:two-threads; do
+        program=${planted%%:*} rule=${planted##*:} error=${planted#*:}
+        error=${error%:*}
+        timeout 60 "$ringverbs" check --host -- "$scratch/$program" "$error" > "$scratch/wrong" 2>&1
+        wrong=$?
+        timeout 60 "$ringverbs" check --host -- "$scratch/$program" "$error" right > "$scratch/right" 2>&1
+        right=$?
+        if [ $wrong -eq 99 ] && grep -q "^ringverbs: $RXE_DEV: error $rule: " "$scratch/wrong" \
+            && [ $right -eq 0 ] && ! grep -q ': error ' "$scratch/right"; then
+            ok "$program: $error is found: $(grep -m 1 ': error ' "$scratch/wrong")"
+        else
+            bad "$program: $error is found ($wrong, without it $right)" "$scratch/wrong" "$scratch/right"
+        fi
+    done
+    command="ibv_rc_pingpong -d $RXE_DEV -g $RXE_GID"
+    check_pair "a correct program has no errors" "$ringverbs check --host -- $command" \
+        "$ringverbs check --host -- $command 127.0.0.1"
 }
 
 # Waits until a server listens on port 18515.

@@ -222,7 +222,14 @@ const OF_CHECK: &[(&str, &[&str], [&str; 3], &str)] = &[
 ];
 
 /// Options without values, and those that any command has.
-const WITHOUT_VALUES: [&str; 5] = ["--mount", "--advice", "--guard", "--help", "--version"];
+const WITHOUT_VALUES: [&str; 6] = [
+    "--mount",
+    "--advice",
+    "--guard",
+    "--host",
+    "--help",
+    "--version",
+];
 
 /// Returns the options that a command's help lists.
 fn listed(help: &str) -> BTreeSet<String> {

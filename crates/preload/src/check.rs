@@ -44,7 +44,7 @@ use embedded::ObjectChange;
 use embedded::softhca::cause::WorkRequest;
 use uverbs::{QpState, QpType};
 
-use crate::config::Config;
+use crate::config::CheckConfig;
 pub(crate) use crate::explain::Origin;
 use crate::explain::{Explainer, Finding, Post, QueuePair, Stranger, WRITTEN, lock, thread};
 use crate::memory_map;
@@ -258,12 +258,28 @@ pub(crate) struct Checker {
     guarded: Option<Sites>,
     /// How often the limits of shared receive queues were set, by device and handle.
     limits: Mutex<HashMap<(usize, u32), u32>>,
+    /// The devices are those of the host: what they read and write, and when, is not known.
+    is_on_host: bool,
 }
+
+/// The rules that need embedded devices.
+const ON_EMBEDDED: [Rule; 10] = [
+    Rule::BufferChanged,
+    Rule::OverlappingAccess,
+    Rule::ReceiveOverwritten,
+    Rule::BufferUnmapped,
+    Rule::RegionDeregistered,
+    Rule::AnotherDomain,
+    Rule::AnotherContext,
+    Rule::FixedGidIndex,
+    Rule::UnusedRights,
+    Rule::CompletionsLeft,
+];
 
 impl Checker {
     /// # Errors
     /// A file cannot be opened, or the suppressions are wrong.
-    pub(crate) fn new(config: &Config) -> Result<Self, String> {
+    pub(crate) fn new(config: &CheckConfig) -> Result<Self, String> {
         let of = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
         let suppressions = match &config.suppressions {
             None => Suppressions::default(),
@@ -280,7 +296,7 @@ impl Checker {
         };
         Ok(Self {
             suppressions,
-            errors_file: config.check_errors.as_deref().map(open).transpose()?,
+            errors_file: config.errors.as_deref().map(open).transpose()?,
             errors: AtomicU64::new(0),
             suppressed: AtomicU64::new(0),
             lost: AtomicU64::new(0),
@@ -289,13 +305,23 @@ impl Checker {
             advises: config.advice,
             guarded: config.guard.then(Sites::new),
             limits: Mutex::default(),
+            is_on_host: false,
         })
+    }
+
+    /// Leaves out what only embedded devices tell.
+    pub(crate) fn on_host(self) -> Self {
+        Self {
+            is_on_host: true,
+            guarded: None,
+            ..self
+        }
     }
 
     /// Begins to observe what devices read and write.
     pub(crate) fn observe(&self) {
         embedded::observe_data(watched::before_gather, watched::before_scatter);
-        if self.advises {
+        if self.advises && !self.is_on_host {
             embedded::observe_peer_accesses(rights::used);
         }
     }
@@ -320,6 +346,10 @@ impl Checker {
     /// Returns the summary.
     pub(crate) fn summary(&self) -> CheckSummary {
         let mut left_out = Vec::new();
+        if self.is_on_host {
+            let rules = ON_EMBEDDED.map(Rule::name).join(", ");
+            left_out.push(format!("on devices of the host: {rules}"));
+        }
         let lost = self.lost.load(Ordering::Relaxed);
         if lost != 0 {
             left_out.push(format!(
@@ -354,7 +384,7 @@ impl Checker {
         let mut sends = Vec::from_iter(sends.into_iter().filter(|_| !is_lost));
         let peer = *lock(&queue_pair.peer);
         // Not under the lock, which is waited for under the device's.
-        for sent in &mut sends {
+        for sent in sends.iter_mut().filter(|_| !self.is_on_host) {
             let guards = self.guarded.as_ref();
             let guards = guards.is_some_and(|it| it.contain(&sent.origin));
             let key = (posting.device, posting.number);
@@ -564,6 +594,7 @@ impl Checker {
                 return;
             }
             ObjectChange::GidQueried { index } => return gids::was_read(device, index),
+            ObjectChange::RegionRegistered { .. } if self.is_on_host => return,
             ObjectChange::RegionRegistered { key, access, .. } => {
                 return rights::region_registered((device, key), access);
             }
@@ -595,12 +626,13 @@ impl Checker {
                 let Some(kind) = queue_pair.map(|it| it.kind) else {
                     return;
                 };
-                if [QpType::RC, QpType::UC].contains(&kind) && !gids::manager_is_used() {
+                let has_rights = [QpType::RC, QpType::UC].contains(&kind) && !self.is_on_host;
+                if has_rights && !gids::manager_is_used() {
                     rights::queue_pair_modified((device, number), attributes.access);
                 }
                 let mut advice =
                     advice::of_modified((kind, gids::is_ethernet(device)), state, attributes);
-                if state == QpState::RTR && attributes.is_global {
+                if state == QpState::RTR && attributes.is_global && !self.is_on_host {
                     advice.extend(gids::not_read(device, attributes.source.0.into()));
                 }
                 (number, advice)
@@ -647,7 +679,7 @@ impl Checker {
 
     /// Reports rights that no peer has used.
     pub(crate) fn advise_of_rights(&self, explainer: &Explainer) {
-        if !self.advises {
+        if !self.advises || self.is_on_host {
             return;
         }
         for finding in rights::findings() {

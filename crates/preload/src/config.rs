@@ -19,6 +19,7 @@ use embedded::{
 use uverbs::environment;
 
 use crate::explain::Format;
+use crate::host;
 
 /// Devices, and the network that they are on.
 #[derive(Debug)]
@@ -57,12 +58,19 @@ pub(crate) struct Config {
     pub(crate) fault_record: Option<PathBuf>,
     /// Where causes of failures are reported: a file, or `1` for standard error.
     pub(crate) explain: Option<PathBuf>,
-    /// The form of these reports.
-    pub(crate) explain_format: Format,
     /// The capture of the devices' frames.
     pub(crate) capture: Option<CaptureOptions>,
+    /// How the program is checked.
+    pub(crate) check: CheckConfig,
+}
+
+/// How a program is checked.
+#[derive(Debug)]
+pub(crate) struct CheckConfig {
     /// Where errors of the program are reported: a file, or `1` for standard error.
-    pub(crate) check: Option<PathBuf>,
+    pub(crate) report: Option<PathBuf>,
+    /// The form of these reports, and of causes.
+    pub(crate) format: Format,
     /// Lists the errors that are not reported.
     pub(crate) suppressions: Option<PathBuf>,
     /// The checked program is advised, too.
@@ -70,7 +78,22 @@ pub(crate) struct Config {
     /// Pages of buffers are write-protected to find who changes them.
     pub(crate) guard: bool,
     /// File that gets a byte for each error.
-    pub(crate) check_errors: Option<PathBuf>,
+    pub(crate) errors: Option<PathBuf>,
+}
+
+impl CheckConfig {
+    /// Reads it, or returns the variable that is wrong, and why.
+    fn read() -> Result<Self, (&'static str, String)> {
+        let format = format(variable(EXPLAIN_FORMAT).as_deref());
+        Ok(Self {
+            report: variable(CHECK).map(PathBuf::from),
+            format: format.map_err(|reason| (EXPLAIN_FORMAT, reason))?,
+            suppressions: variable(SUPPRESSIONS).map(PathBuf::from),
+            advice: is_set(ADVICE),
+            guard: is_set(GUARD),
+            errors: variable(CHECK_ERRORS).map(PathBuf::from),
+        })
+    }
 }
 
 impl Config {
@@ -123,22 +146,24 @@ const FAULT_COUNTS: &str = "RINGVERBS_FAULT_COUNTS";
 const RECORD_FAULTS: &str = "RINGVERBS_RECORD_FAULTS";
 /// Names [`Config::explain`].
 const EXPLAIN: &str = "RINGVERBS_EXPLAIN";
-/// Names [`Config::explain_format`].
+/// Names [`CheckConfig::format`].
 const EXPLAIN_FORMAT: &str = "RINGVERBS_EXPLAIN_FORMAT";
 /// Names the file of the capture, how much of each frame it takes ([`CaptureSnap`]) and its ring
 /// of files ([`CaptureRing`]).
 const CAPTURE: &str = "RINGVERBS_CAPTURE";
 const CAPTURE_SNAP: &str = "RINGVERBS_CAPTURE_SNAP";
 const CAPTURE_RING: &str = "RINGVERBS_CAPTURE_RING";
-/// Names [`Config::check`].
+/// Names [`CheckConfig::report`].
 const CHECK: &str = "RINGVERBS_CHECK";
-/// Names [`Config::suppressions`].
+/// Names [`CheckConfig::suppressions`].
 const SUPPRESSIONS: &str = "RINGVERBS_CHECK_SUPPRESSIONS";
-/// `1` sets [`Config::advice`].
+/// `1` sets [`CheckConfig::advice`].
 const ADVICE: &str = "RINGVERBS_CHECK_ADVICE";
-/// `1` sets [`Config::guard`].
+/// `1` sets [`CheckConfig::guard`].
 const GUARD: &str = "RINGVERBS_CHECK_GUARD";
-/// Names the file for [`Config::check_errors`]; `ringverbs check` sets it.
+/// `1`: without embedded devices, the program is checked on those of the host.
+const CHECK_HOST: &str = "RINGVERBS_CHECK_HOST";
+/// Names the file for [`CheckConfig::errors`]; `ringverbs check` sets it.
 const CHECK_ERRORS: &str = "RINGVERBS_CHECK_ERRORS";
 
 /// Returns the configuration, read from the environment by the first call; `None` if it is
@@ -199,17 +224,33 @@ fn parse(requested: &OsStr) -> Result<Config, (&'static str, String)> {
         fault_counts: variable(FAULT_COUNTS).map(PathBuf::from),
         fault_record: variable(RECORD_FAULTS).map(PathBuf::from),
         explain: variable(EXPLAIN).map(PathBuf::from),
-        explain_format: format(variable(EXPLAIN_FORMAT).as_deref()).map_err(of(EXPLAIN_FORMAT))?,
-        check: variable(CHECK).map(PathBuf::from),
-        suppressions: variable(SUPPRESSIONS).map(PathBuf::from),
-        advice: is_set(ADVICE),
-        guard: is_set(GUARD),
-        check_errors: variable(CHECK_ERRORS).map(PathBuf::from),
+        check: CheckConfig::read()?,
     })
+}
+
+/// Returns how the program is checked on devices of the host, and where errors are reported;
+/// `None` if it is not.
+pub(crate) fn check_on_host() -> Option<(CheckConfig, PathBuf)> {
+    if !is_set(CHECK_HOST) || variable(DEVICES).is_some() {
+        return None;
+    }
+    match CheckConfig::read() {
+        Ok(config) => {
+            let report = config.report.clone()?;
+            Some((config, report))
+        }
+        Err((name, reason)) => {
+            print_error(&format!("{name}: {reason}"));
+            None
+        }
+    }
 }
 
 /// Returns the name of a device in sysfs.
 pub(crate) fn device_name(number: usize) -> String {
+    if let Some(name) = host::device_name(number) {
+        return name;
+    }
     let given = get().and_then(|config| config.names.get(number));
     given.cloned().unwrap_or_else(|| default_name(number))
 }

@@ -608,12 +608,26 @@ impl Explainer {
     pub(crate) fn after_command(&self, fd: RawFd, device: usize) -> Vec<ObjectChange> {
         let changes = CHANGES.try_with(RefCell::take).unwrap_or_default();
         let no_object = NO_OBJECT.try_with(Cell::take).unwrap_or_default();
-        if let (Some(checker), Some(handle)) = (&self.checker, no_object) {
-            if let Lookup::Open(context) = table::find(fd) {
-                checker.no_object(self, (device, context.fd), handle);
-            }
+        let context = match table::find(fd) {
+            Lookup::Open(context) => Some(context.fd),
+            _ => None,
+        };
+        if let (Some(checker), Some(handle), Some(context)) = (&self.checker, no_object, context) {
+            checker.no_object(self, (device, context), handle);
         }
-        for change in &changes {
+        self.changed((fd, device), context, &changes);
+        changes
+    }
+
+    /// Handles changes by a command of this thread, on a descriptor of the program, which is that
+    /// of a device and a context.
+    pub(crate) fn changed(
+        &self,
+        (fd, device): (RawFd, usize),
+        context: Option<RawFd>,
+        changes: &[ObjectChange],
+    ) {
+        for change in changes {
             self.objects.changed(device, change);
             let fresh = match *change {
                 ObjectChange::QueuePairCreated { number, .. } => Some(number),
@@ -628,12 +642,11 @@ impl Explainer {
             let Some(checker) = &self.checker else {
                 continue;
             };
-            if let Lookup::Open(context) = table::find(fd) {
-                self.objects.created(device, context.fd, change);
+            if let Some(context) = context {
+                self.objects.created(device, context, change);
             }
             self.check_change(checker, (fd, device), change);
         }
-        changes
     }
 
     /// Checks a change of an object by a command on a descriptor of a device.

@@ -32,7 +32,7 @@ use crate::check::{self, Completion, CompletionQueue};
 use crate::config::print_error;
 use crate::explain::{Explainer, Origin, lock, thread};
 use crate::table::{self, Lookup, Object, ObjectKind};
-use crate::{internal, posts, process, promises, record};
+use crate::{host, internal, posts, process, promises, record};
 
 /// The part of `struct ibv_context` that programs are compiled with.
 #[repr(C)]
@@ -267,13 +267,7 @@ unsafe fn explained(queue: *mut c_void) -> Option<(&'static Explainer, usize)> {
     let explainer = process::explainer()?;
     // SAFETY: guaranteed by the caller.
     let (_, fd) = unsafe { completion_queue(queue) };
-    let Lookup::Open(context) = table::find(fd) else {
-        return None;
-    };
-    match context.kind {
-        ObjectKind::Device(device) => Some((explainer, device)),
-        _ => None,
-    }
+    Some((explainer, table::device_of(fd)?))
 }
 
 /// Called after a poll of a queue. Returns false if it is a parent process's.
@@ -765,21 +759,31 @@ pub(crate) fn file_of(function: *const c_void) -> Option<libc::Dl_info> {
 /// queue that it has created.
 pub(crate) fn after_command(fd: RawFd, device: usize) {
     if let Some(explainer) = process::explainer() {
-        for change in explainer.after_command(fd, device) {
-            let ObjectChange::QueuePairModified { number, .. } = change else {
-                continue;
-            };
-            if let Some(queue_pair) = explainer.objects.queue_pair(device, number) {
-                posts::hook_builders(fd, queue_pair.user_handle, number);
-            }
-        }
+        let changes = explainer.after_command(fd, device);
+        hook_builders(explainer, (fd, device), &changes);
     }
     hook_created(fd, true);
 }
 
-/// Hooks the functions for a queue that a command of this thread has created: those that drive
-/// the device if it is embedded, and those of the record.
-pub(crate) fn hook_created(fd: RawFd, is_embedded: bool) {
+/// Hooks the builders of queue pairs that a command on a descriptor of a device has modified.
+pub(crate) fn hook_builders(
+    explainer: &Explainer,
+    (fd, device): (RawFd, usize),
+    changes: &[ObjectChange],
+) {
+    for change in changes {
+        let ObjectChange::QueuePairModified { number, .. } = *change else {
+            continue;
+        };
+        if let Some(queue_pair) = explainer.objects.queue_pair(device, number) {
+            posts::hook_builders(fd, queue_pair.user_handle, number);
+        }
+    }
+}
+
+/// Hooks the functions for a queue that a command of this thread has created: those of the record,
+/// and with `all` those that drive embedded devices and check the program.
+pub(crate) fn hook_created(fd: RawFd, all: bool) {
     let queue = CREATED.try_with(Cell::take).unwrap_or_default() as usize;
     if queue == 0 || queue % align_of::<Cq>() != 0 {
         return;
@@ -813,10 +817,12 @@ pub(crate) fn hook_created(fd: RawFd, is_embedded: bool) {
             record::hook_posts(context);
         }
     }
-    if is_embedded {
+    if all {
         if provider == poll {
             // The context's first queue.
-            check_provider(provider);
+            if !host::is_on() {
+                check_provider(provider);
+            }
             if process::checks() {
                 check::defer_freeing(provider);
             }
@@ -837,7 +843,7 @@ pub(crate) fn hook_created(fd: RawFd, is_embedded: bool) {
             if record::is_on() {
                 record::hook_extended_queue(cq);
             }
-            if is_embedded {
+            if all {
                 hook_extended_queue(cq);
             }
         }

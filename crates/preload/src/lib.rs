@@ -14,7 +14,8 @@
 //! library (`real`) except for paths of RDMA devices (`paths`) and for descriptors that were
 //! opened through such paths (`table`). Nothing is set up before the first such path: in a
 //! program that does not use RDMA the library costs an atomic load per call. Without
-//! `RINGVERBS_EMBEDDED`, and in a program with raised privileges, it does nothing.
+//! `RINGVERBS_EMBEDDED`, and in a program with raised privileges, it does nothing, but record
+//! (`record`) and check (`host`) what the program does with devices of the host, if asked to.
 
 mod calls;
 mod chaos;
@@ -25,6 +26,7 @@ mod dynamic;
 mod explain;
 mod fault;
 mod hooks;
+mod host;
 mod internal;
 mod memory_map;
 mod netlink;
@@ -36,6 +38,7 @@ mod promises;
 mod real;
 mod record;
 mod relative;
+mod request;
 mod resources;
 mod status;
 mod table;

@@ -23,8 +23,7 @@ use crate::check::{
 };
 use crate::explain::{Explainer, Objects, Origin, Post, QueuePair, lock, thread};
 use crate::hooks::{self, Context, Hooked, SharedQueue, hooked};
-use crate::table::{self, Lookup, ObjectKind};
-use crate::{internal, process, promises, record};
+use crate::{internal, process, promises, record, table};
 
 /// Indices in `struct ibv_context_ops`.
 const BIND_MW: usize = 8;
@@ -389,10 +388,7 @@ unsafe fn posting_from(
         let fd = (*queue_pair.context).command_fd;
         (fd, queue_pair.number, queue_pair.queues, queue_pair.domain)
     };
-    let Lookup::Open(object) = table::find(fd) else {
-        return Ok(None);
-    };
-    let ObjectKind::Device(device) = object.kind else {
+    let Some(device) = table::device_of(fd) else {
         return Ok(None);
     };
     let Some(queue_pair) = explainer.objects.queue_pair(device, number) else {
@@ -763,13 +759,7 @@ unsafe fn shared_posting(
     let _scope = internal::enter();
     // SAFETY: guaranteed by the caller.
     let (handle, fd) = unsafe { hooks::shared_queue(queue) };
-    let Lookup::Open(object) = table::find(fd) else {
-        return None;
-    };
-    match object.kind {
-        ObjectKind::Device(device) => Some((explainer, checker, (device, handle))),
-        _ => None,
-    }
+    Some((explainer, checker, (table::device_of(fd)?, handle)))
 }
 
 /// `ibv_bind_mw`, whose provider posts a work request itself. The last argument begins with the

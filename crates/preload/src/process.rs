@@ -30,7 +30,7 @@ use crate::check::{self, Checker};
 use crate::config::{self, Config, print_error};
 use crate::explain::{Explainer, Target};
 use crate::table::{self, Object, ObjectKind, ProgramDescriptors, Table};
-use crate::{doorbells, fault, internal, real, record};
+use crate::{doorbells, fault, host, internal, real, record};
 
 static CURRENT: AtomicPtr<ProcessState> = AtomicPtr::new(ptr::null_mut());
 static GENERATION: AtomicU8 = AtomicU8::new(1);
@@ -284,18 +284,18 @@ impl ProcessState {
     /// Reports the causes of devices, and errors of the program, if that is asked for.
     fn explain(&self, devices: &'static [Embedded]) {
         let Some(config) = config::get() else { return };
-        let names = (config.explain.as_ref(), config.check.as_ref());
+        let names = (config.explain.as_ref(), config.check.report.as_ref());
         let Some(name) = names.0.or(names.1) else {
             return;
         };
         let checker = names.1.and_then(|_| {
-            let checker = Checker::new(config).map_err(|error| print_error(&error));
+            let checker = Checker::new(&config.check).map_err(|error| print_error(&error));
             checker.ok()
         });
         match Target::open(name) {
             Ok(target) => {
                 let explains = config.explain.is_some();
-                let format = config.explain_format;
+                let format = config.check.format;
                 // SAFETY: a process joins the network once.
                 let explainer = unsafe { Explainer::new((target, format), explains, checker) };
                 let explainer = self
@@ -686,7 +686,7 @@ fn any_device() -> Option<&'static Embedded> {
 pub(crate) fn explainer() -> Option<&'static Explainer> {
     let current = CURRENT.load(Ordering::Acquire);
     if current.is_null() {
-        return None;
+        return host::explainer();
     }
     // SAFETY: states are never freed.
     unsafe { &*current }.explainer.get().copied()

@@ -17,6 +17,7 @@ use embedded::{Descriptors, ObjectChange};
 use uverbs::Errno;
 use uverbs::kernel::Kernel;
 
+use crate::host;
 use crate::internal;
 use crate::process::{self, ProcessState};
 use crate::real;
@@ -104,6 +105,19 @@ pub(crate) fn find(fd: RawFd) -> Lookup {
         0 | INTERNAL => Lookup::Other,
         NETLINK => Lookup::Netlink,
         generation => find_marked(fd, generation),
+    }
+}
+
+/// Returns the number of the device that a descriptor of the program is of, also of one of the
+/// host if the program is checked on that.
+pub(crate) fn device_of(fd: RawFd) -> Option<usize> {
+    match find(fd) {
+        Lookup::Open(object) => match object.kind {
+            ObjectKind::Device(device) => Some(device),
+            _ => None,
+        },
+        Lookup::Other => host::device_of(fd),
+        _ => None,
     }
 }
 

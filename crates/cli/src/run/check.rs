@@ -1,5 +1,5 @@
-//! `ringverbs check`: runs a program on embedded devices and reports its errors that no device
-//! reports. The library for embedded devices finds them; see docs/check.md.
+//! `ringverbs check`: runs a program on embedded devices, or on those of the host, and reports its
+//! errors that no device reports. The library for embedded devices finds them; see docs/check.md.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -17,6 +17,7 @@ use super::{
     DEFAULT_DEVICES, Options, RunError, Settings, check_program, reports, supervise, values,
 };
 use crate::error::Error;
+use crate::temporary::TemporaryFolder;
 
 /// Exit status of a program with errors.
 const HAS_ERRORS: u8 = 99;
@@ -29,6 +30,10 @@ Example: ringverbs check -- ibv_rc_pingpong -g 1 localhost")]
 pub struct Args {
     #[command(flatten)]
     options: Options,
+    /// Check the program on the host's devices, such as rdma_rxe or a card, without the rules that
+    /// need embedded ones
+    #[arg(long, conflicts_with_all = ["embedded", "guard"])]
+    host: bool,
     /// Append reports to a file [default: standard error]
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -83,25 +88,42 @@ impl Drop for Errors {
     }
 }
 
+/// Returns the variables of embedded devices.
+fn embedded_settings(args: &Args) -> Result<Settings, Error> {
+    let given = args.options.embedded.clone();
+    Settings::of(&Options {
+        embedded: given.or(Some(DEFAULT_DEVICES.to_owned())),
+        // The search has seeds of its own.
+        chaos: args.options.chaos.filter(|_| args.runs.is_none()),
+        ..args.options.clone()
+    })
+}
+
+/// Returns the variables for devices of the host, which the system's providers serve unless ours
+/// are asked for.
+fn host_settings(options: &Options) -> Result<Settings, Error> {
+    let mut settings = Settings::of_host(options)?;
+    settings.preload_first()?;
+    settings.set("RINGVERBS_CHECK_HOST", "1".into());
+    Ok(settings)
+}
+
+/// Creates the folder of the file that counts errors, where there is no network's.
+fn temporary_folder() -> Result<TemporaryFolder, RunError> {
+    let refused = |(path, error)| RunError::Reports("check", path, error);
+    TemporaryFolder::new("check").map_err(refused)
+}
+
 /// Runs the program until it ends.
 pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let [program, arguments @ ..] = &args.command[..] else {
         return Ok(ExitCode::FAILURE); // required
     };
     check_program(program, false)?;
-    let options = Options {
-        embedded: args
-            .options
-            .embedded
-            .clone()
-            .or(Some(DEFAULT_DEVICES.to_owned())),
-        ..args.options.clone()
+    let mut settings = match args.host {
+        true => host_settings(&args.options)?,
+        false => embedded_settings(args)?,
     };
-    let mut settings = Settings::of(&Options {
-        // The search has seeds of its own.
-        chaos: options.chaos.filter(|_| args.runs.is_none()),
-        ..options
-    })?;
     let report = args.report.as_deref().unwrap_or(Path::new("1"));
     settings.set("RINGVERBS_CHECK", reports("--report", report)?);
     if let Some(path) = &args.suppressions {
@@ -115,9 +137,12 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     if args.guard {
         settings.set("RINGVERBS_CHECK_GUARD", "1".into());
     }
-    let Some(directory) = settings.directory.clone() else {
-        return Ok(ExitCode::FAILURE); // embedded devices have one
+    let temporary = match settings.directory {
+        Some(_) => None,
+        None => Some(temporary_folder()?),
     };
+    let folder = temporary.as_ref().map(|it| it.path().to_owned());
+    let directory = settings.directory.clone().or(folder).unwrap_or_default();
     if let Some(runs) = args.runs {
         let search = Search {
             command: &args.command,
@@ -138,7 +163,7 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let count = errors.count();
     faults.iter().for_each(FaultReport::print);
     // A signal may end this process now.
-    drop((errors, faults));
+    drop((errors, faults, temporary));
     let code = end.mirror();
     Ok(match (count, args.error_status) {
         (0, _) | (_, 0) => code,

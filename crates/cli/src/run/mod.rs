@@ -719,6 +719,20 @@ fn find_preload() -> Result<PathBuf, RunError> {
     find_library(find, RunError::NoPreload)
 }
 
+/// Refuses options that need embedded devices.
+fn refuse_without_devices(options: &Options) -> Result<(), RunError> {
+    let given = [
+        ("--chaos", options.chaos.is_some()),
+        ("--faults", options.faults.is_some()),
+        ("--record-faults", options.record_faults.is_some()),
+        ("--capture", options.capture.is_some()),
+    ];
+    match given.iter().find(|(_, given)| *given) {
+        Some((option, _)) => Err(RunError::WithoutDevices(option)),
+        None => Ok(()),
+    }
+}
+
 /// Checks that records can be written, before the program starts: creates a file beside them, and
 /// removes it.
 fn check_record(path: &Path) -> std::io::Result<()> {
@@ -959,27 +973,37 @@ impl Settings {
             }
         }
         if options.embedded.is_none() {
-            let given = [
-                ("--chaos", options.chaos.is_some()),
-                ("--faults", options.faults.is_some()),
-                ("--record-faults", options.record_faults.is_some()),
-                ("--capture", options.capture.is_some()),
-            ];
-            if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
-                return Err(RunError::WithoutDevices(option).into());
-            }
+            refuse_without_devices(options)?;
         }
         settings.set_capture(options)?;
-        if let Some(path) = &options.record {
-            let path = std::path::absolute(path)?;
-            let refused = |error| RunError::Record(path.clone(), error);
-            check_record(&path).map_err(refused)?;
-            settings.set_record(path)?;
-        }
+        settings.record(options)?;
         if options.embedded.is_none() || options.plugin.is_some() || options.devices.is_some() {
             plugin(options, &mut settings)?;
         }
         Ok(settings)
+    }
+
+    /// As [`of`](Self::of), for devices of the host that the system's providers serve, unless the
+    /// options ask for ours.
+    fn of_host(options: &Options) -> Result<Self, Error> {
+        refuse_without_devices(options)?;
+        let mut settings = Self::default();
+        settings.record(options)?;
+        if options.plugin.is_some() || options.devices.is_some() {
+            plugin(options, &mut settings)?;
+        }
+        Ok(settings)
+    }
+
+    /// Adds the variables of a record, if one is asked for.
+    fn record(&mut self, options: &Options) -> Result<(), Error> {
+        let Some(path) = &options.record else {
+            return Ok(());
+        };
+        let path = std::path::absolute(path)?;
+        let refused = |error| RunError::Record(path.clone(), error);
+        check_record(&path).map_err(refused)?;
+        self.set_record(path)
     }
 
     /// Adds the variables of a capture, which must be writable. Its path must not depend on the
@@ -1004,13 +1028,18 @@ impl Settings {
     /// Adds the variable of a record: a file, or a socket. The library for embedded devices writes
     /// it, on other devices as well.
     fn set_record(&mut self, target: PathBuf) -> Result<(), Error> {
+        self.preload_first()?;
+        self.set(RECORD, target.into());
+        Ok(())
+    }
+
+    /// Adds the library for embedded devices, before the plugin.
+    fn preload_first(&mut self) -> Result<(), RunError> {
         let library = find_preload()?;
         if !self.preload.contains(&library) {
             self.preload(&library)?;
-            // It precedes the plugin.
             self.preload.rotate_right(1);
         }
-        self.set(RECORD, target.into());
         Ok(())
     }
 

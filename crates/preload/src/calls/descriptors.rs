@@ -14,6 +14,7 @@ use super::{count, export, failed, result, sockets, waiting};
 use crate::check::{self, Checker};
 use crate::fault;
 use crate::hooks;
+use crate::host;
 use crate::internal::{self, mark_internal};
 use crate::process::{self, ProcessState, wake_devices};
 use crate::real::{self, Optional};
@@ -297,6 +298,7 @@ export! {
             table::set_internal(fd, false);
         }
         record::closed(fd);
+        host::closing(fd);
         let object = find(fd);
         // Before closing, so that the number is not reused while it is in the table.
         unregister(&object, fd);
@@ -414,10 +416,14 @@ export! {
             _ => {
                 // SAFETY: guaranteed by the caller.
                 let command = || unsafe { real::ioctl(fd, request, argument) };
-                match Call::begin(fd, request, argument) {
+                let result = match Call::begin(fd, request, argument) {
                     None => command(),
                     Some(call) => recorded(call, command),
+                };
+                if result == 0 {
+                    host::after_command(fd, request, argument);
                 }
+                result
             }
         }
     }

@@ -9,6 +9,7 @@ use embedded::sysfs;
 use super::Rule;
 use crate::config;
 use crate::explain::lock;
+use crate::host;
 use crate::process;
 
 /// By device and index; `None` for all of a device.
@@ -34,6 +35,9 @@ pub(super) fn manager_is_used() -> bool {
 
 /// Returns whether a device has an Ethernet port.
 pub(super) fn is_ethernet(device: usize) -> bool {
+    if host::is_on() {
+        return host::is_ethernet(device);
+    }
     let profile = config::get().and_then(|it| it.profiles.get(device));
     profile.is_some_and(|profile| sysfs::is_ethernet(profile))
 }

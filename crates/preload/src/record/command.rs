@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 use std::time::Instant;
 
 use uverbs::abi::ids::*;
-use uverbs::abi::ioctl::{Attr, IoctlHdr, RDMA_VERBS_IOCTL};
+use uverbs::abi::ioctl::RDMA_VERBS_IOCTL;
 use uverbs::abi::later::{
     ATTR_REG_MR_ACCESS_FLAGS, ATTR_REG_MR_ADDR, ATTR_REG_MR_IOVA, ATTR_REG_MR_LENGTH,
     ATTR_REG_MR_PD_HANDLE, ATTR_REG_MR_RESP_LKEY, ATTR_REG_MR_RESP_RKEY, METHOD_REG_MR,
@@ -27,13 +27,10 @@ use zerocopy::FromBytes;
 use super::{Recorder, current, names, now};
 use crate::explain::json::Object;
 use crate::explain::{lock, thread};
+use crate::request::Request;
 use crate::table::{self, Lookup, ObjectKind};
-use crate::{config, hooks, internal, posts};
+use crate::{config, host, internal, posts};
 
-/// Maximum length of a command: a page.
-const MAX_COMMAND: usize = 4096;
-/// Inputs of up to this many bytes are in the attribute itself.
-const MAX_INLINE: usize = 8;
 /// Object types of drivers begin here.
 const DRIVER_OBJECTS: u16 = 1 << 12;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
@@ -84,87 +81,7 @@ fn device_of(fd: RawFd) -> String {
             return config::device_name(number);
         }
     }
-    let file = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
-    let file = file
-        .file_name()
-        .and_then(|name| name.to_str())
-        .unwrap_or("");
-    let name = std::fs::read_to_string(format!("/sys/class/infiniband_verbs/{file}/ibdev"));
-    name.map_or_else(|_| file.to_owned(), |name| name.trim_end().to_owned())
-}
-
-/// A command's attributes, in the program's memory.
-struct Request {
-    object: u16,
-    method: u16,
-    address: usize,
-    attributes: Vec<Attr>,
-}
-
-impl Request {
-    fn read(argument: *mut c_void) -> Option<Self> {
-        let address = argument.expose_provenance();
-        // SAFETY: all members may have any value.
-        let header = unsafe { hooks::read::<IoctlHdr>(address)?.assume_init() };
-        let count = usize::from(header.num_attrs);
-        if count * size_of::<Attr>() > MAX_COMMAND {
-            return None;
-        }
-        let mut request = Self {
-            object: header.object_id,
-            method: header.method_id,
-            address: address.checked_add(size_of::<IoctlHdr>())?,
-            attributes: vec![Attr::default(); count],
-        };
-        request.read_attributes().then_some(request)
-    }
-
-    /// Reads the attributes, into which a command writes handles.
-    fn read_attributes(&mut self) -> bool {
-        let mut address = self.address;
-        self.attributes.iter_mut().all(|attribute| {
-            let read = hooks::read::<Attr>(address);
-            address += size_of::<Attr>();
-            // SAFETY: all members may have any value.
-            read.map(|it| *attribute = unsafe { it.assume_init() })
-                .is_some()
-        })
-    }
-
-    fn attribute(&self, id: u16) -> Option<&Attr> {
-        self.attributes.iter().find(|it| it.attr_id == id)
-    }
-
-    /// Returns an input; the rest of a shorter one is zero.
-    fn input<T: FromBytes>(&self, id: u16) -> Option<T> {
-        let attribute = self.attribute(id)?;
-        let length = usize::from(attribute.len);
-        match length <= MAX_INLINE {
-            true => of_bytes(attribute.data.to_ne_bytes().to_vec()),
-            false => of_bytes(hooks::read_bytes(
-                attribute.data,
-                length.min(size_of::<T>()),
-            )?),
-        }
-    }
-
-    /// Returns an output.
-    fn output<T: FromBytes>(&self, id: u16) -> Option<T> {
-        let attribute = self.attribute(id)?;
-        let length = usize::from(attribute.len).min(size_of::<T>());
-        of_bytes(hooks::read_bytes(attribute.data, length)?)
-    }
-
-    /// Returns a handle.
-    fn handle(&self, id: u16) -> Option<u32> {
-        self.attribute(id).map(|it| it.data as u32)
-    }
-}
-
-/// Returns a value of bytes, which are followed by zeros.
-fn of_bytes<T: FromBytes>(mut bytes: Vec<u8>) -> Option<T> {
-    bytes.resize(size_of::<T>(), 0);
-    T::read_from_bytes(&bytes).ok()
+    host::device_of_host(fd)
 }
 
 /// What a call is about.
