@@ -222,7 +222,8 @@ const OF_CHECK: &[(&str, &[&str], [&str; 3], &str)] = &[
 ];
 
 /// Options without values, and those that any command has.
-const WITHOUT_VALUES: [&str; 6] = [
+const WITHOUT_VALUES: [&str; 7] = [
+    "--early-reads",
     "--mount",
     "--advice",
     "--guard",

@@ -74,6 +74,7 @@ pub(crate) enum Rule {
     BufferChanged,
     OverlappingAccess,
     ReceiveOverwritten,
+    ReadBeforeCompletion,
     BufferUnmapped,
     RegionDeregistered,
     WrongReceiveQueue,
@@ -106,10 +107,11 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    const ALL: [Self; 31] = [
+    const ALL: [Self; 32] = [
         Self::BufferChanged,
         Self::OverlappingAccess,
         Self::ReceiveOverwritten,
+        Self::ReadBeforeCompletion,
         Self::BufferUnmapped,
         Self::RegionDeregistered,
         Self::WrongReceiveQueue,
@@ -146,6 +148,7 @@ impl Rule {
             Self::BufferChanged => "buffer-changed",
             Self::OverlappingAccess => "overlapping-access",
             Self::ReceiveOverwritten => "receive-overwritten",
+            Self::ReadBeforeCompletion => "read-before-completion",
             Self::BufferUnmapped => "buffer-unmapped",
             Self::RegionDeregistered => "region-deregistered",
             Self::WrongReceiveQueue => "wrong-receive-queue",
@@ -256,6 +259,8 @@ pub(crate) struct Checker {
     advises: bool,
     /// The places in the program whose posts are guarded, if that is asked for.
     guarded: Option<Sites>,
+    /// Receives are guarded against reads.
+    finds_early_reads: bool,
     /// How often the limits of shared receive queues were set, by device and handle.
     limits: Mutex<HashMap<(usize, u32), u32>>,
     /// The devices are those of the host: what they read and write, and when, is not known.
@@ -263,10 +268,11 @@ pub(crate) struct Checker {
 }
 
 /// The rules that need embedded devices.
-const ON_EMBEDDED: [Rule; 10] = [
+const ON_EMBEDDED: [Rule; 11] = [
     Rule::BufferChanged,
     Rule::OverlappingAccess,
     Rule::ReceiveOverwritten,
+    Rule::ReadBeforeCompletion,
     Rule::BufferUnmapped,
     Rule::RegionDeregistered,
     Rule::AnotherDomain,
@@ -304,6 +310,7 @@ impl Checker {
             seen_writes: Mutex::default(),
             advises: config.advice,
             guarded: config.guard.then(Sites::new),
+            finds_early_reads: config.early_reads,
             limits: Mutex::default(),
             is_on_host: false,
         })
@@ -314,6 +321,7 @@ impl Checker {
         Self {
             is_on_host: true,
             guarded: None,
+            finds_early_reads: false,
             ..self
         }
     }
@@ -430,6 +438,7 @@ impl Checker {
         posting: Posting<'_>,
         receives: impl IntoIterator<Item = Received>,
     ) -> Posted {
+        let receives = self.guarded_receives(explainer, posting.device, receives);
         let mut queue = lock(&posting.queue_pair.receives_in_flight);
         if explainer.objects.has_unseen(posting.queue_pair) {
             queue.lose();
@@ -452,11 +461,29 @@ impl Checker {
 
     /// Notes receives of a shared receive queue before the provider has them. Returns how many.
     pub(crate) fn posting_shared(
+        &self,
         explainer: &Explainer,
         queue: (usize, u32),
         receives: impl IntoIterator<Item = Received>,
     ) -> usize {
+        let receives = self.guarded_receives(explainer, queue.0, receives);
         shared::push(queue, receives, &explainer.objects)
+    }
+
+    /// Guards the buffers of receives on a device, if early reads are looked for.
+    fn guarded_receives(
+        &self,
+        explainer: &Explainer,
+        device: usize,
+        receives: impl IntoIterator<Item = Received>,
+    ) -> Vec<Received> {
+        let mut receives = Vec::from_iter(receives);
+        if self.finds_early_reads {
+            for received in &mut receives {
+                received.guard(device, &explainer.objects);
+            }
+        }
+        receives
     }
 
     /// Takes the last receives of a shared receive queue back, which the provider has refused.
@@ -1052,13 +1079,25 @@ fn received(
         let fault = fault_of_receive(explainer, (device, number), queue_pair, &received);
         fault.into_iter().for_each(|it| explainer.report_error(it));
     }
+    let wr_id = received.wr_id;
+    if let Some(reader) = received.reader().filter(|_| !has_ended(queue_pair)) {
+        explainer.report_error(Finding {
+            rule: Rule::ReadBeforeCompletion,
+            device,
+            queue_pair: Some((number, Arc::clone(queue_pair))),
+            message: format!(
+                "queue pair {number:#x}: the buffer of the receive with wr_id {wr_id:#x} was read \
+                 before its completion was polled, and before anything had arrived there"
+            ),
+            origins: vec![("read", reader), ("posted", received.origin.clone())],
+        });
+    }
     if let Some(finding) = received.entry.and_then(Entry::polled) {
         explainer.report_error(finding);
     }
     let Some((address, later)) = overwritten else {
         return;
     };
-    let wr_id = received.wr_id;
     explainer.report_error(Finding {
         rule: Rule::ReceiveOverwritten,
         device,

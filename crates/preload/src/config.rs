@@ -77,6 +77,8 @@ pub(crate) struct CheckConfig {
     pub(crate) advice: bool,
     /// Pages of buffers are write-protected to find who changes them.
     pub(crate) guard: bool,
+    /// Receives are guarded against reads before their completions.
+    pub(crate) early_reads: bool,
     /// File that gets a byte for each error.
     pub(crate) errors: Option<PathBuf>,
 }
@@ -91,6 +93,7 @@ impl CheckConfig {
             suppressions: variable(SUPPRESSIONS).map(PathBuf::from),
             advice: is_set(ADVICE),
             guard: is_set(GUARD),
+            early_reads: is_set(EARLY_READS),
             errors: variable(CHECK_ERRORS).map(PathBuf::from),
         })
     }
@@ -161,6 +164,8 @@ const SUPPRESSIONS: &str = "RINGVERBS_CHECK_SUPPRESSIONS";
 const ADVICE: &str = "RINGVERBS_CHECK_ADVICE";
 /// `1` sets [`CheckConfig::guard`].
 const GUARD: &str = "RINGVERBS_CHECK_GUARD";
+/// `1` sets [`CheckConfig::early_reads`].
+const EARLY_READS: &str = "RINGVERBS_CHECK_EARLY_READS";
 /// `1`: without embedded devices, the program is checked on those of the host.
 const CHECK_HOST: &str = "RINGVERBS_CHECK_HOST";
 /// Names the file for [`CheckConfig::errors`]; `ringverbs check` sets it.

@@ -96,7 +96,32 @@ pub(crate) unsafe fn instruction(context: *mut c_void) -> usize {
     unsafe { *instruction_mut(context) as usize }
 }
 
-/// As above, to be changed.
+/// Whether [`is_write`] is known.
+pub(crate) const TELLS_WRITES: bool = cfg!(target_arch = "x86_64");
+
+/// Returns whether the fault for which a handler was called is that of a write.
+///
+/// # Safety
+/// As above.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn is_write(context: *mut c_void) -> bool {
+    /// Bit of a page fault's error code.
+    const WRITE: libc::greg_t = 1 << 1;
+    // SAFETY: guaranteed by the caller.
+    let registers = unsafe { &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+    registers[libc::REG_ERR as usize] & WRITE != 0
+}
+
+/// As above, where nothing is protected against reads.
+///
+/// # Safety
+/// As above.
+#[cfg(not(target_arch = "x86_64"))]
+pub(crate) unsafe fn is_write(_: *mut c_void) -> bool {
+    true
+}
+
+/// As [`instruction`], to be changed.
 ///
 /// # Safety
 /// As above; the context must outlive the result.

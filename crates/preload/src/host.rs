@@ -121,10 +121,16 @@ extern "C" fn after_fork() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Object {
     /// The address of its structure in libibverbs is the user handle.
-    CompletionQueue { user_handle: u64 },
+    CompletionQueue {
+        user_handle: u64,
+    },
     QueuePair(QueuePair),
-    Region { key: u32 },
-    SharedQueue { user_handle: u64 },
+    Region {
+        key: u32,
+    },
+    SharedQueue {
+        user_handle: u64,
+    },
     Other,
 }
 
@@ -344,7 +350,12 @@ impl Context {
         }
     }
 
-    fn add(&mut self, handle: u32, object: Object, (name, number): (&'static str, u32)) -> ObjectChange {
+    fn add(
+        &mut self,
+        handle: u32,
+        object: Object,
+        (name, number): (&'static str, u32),
+    ) -> ObjectChange {
         self.objects.insert(handle, object);
         ObjectChange::Created {
             handle,
@@ -474,10 +485,7 @@ impl Context {
             attributes.hop_limit = path.hop_limit;
             let gid = port_file(name, *port, &format!("gids/{}", path.sgid_index));
             let gid: Option<Ipv6Addr> = gid.and_then(|text| text.parse().ok());
-            attributes.source = (
-                path.sgid_index,
-                gid.map_or([0; 16], |gid| gid.octets()),
-            );
+            attributes.source = (path.sgid_index, gid.map_or([0; 16], |gid| gid.octets()));
             attributes.destination = match attributes.is_global {
                 true => path.dgid,
                 false => u128::from(path.dlid).to_be_bytes(),
@@ -517,10 +525,9 @@ impl Context {
                 destroyed(user_handle, first),
             ],
             Object::SharedQueue { user_handle } => vec![destroyed(user_handle, first)],
-            Object::Region { key } => vec![
-                ObjectChange::RegionDeregistered { key },
-                destroyed(0, 0),
-            ],
+            Object::Region { key } => {
+                vec![ObjectChange::RegionDeregistered { key }, destroyed(0, 0)]
+            }
             Object::Other => vec![destroyed(0, 0)],
         })
     }
@@ -528,3 +535,149 @@ impl Context {
 
 const _: () = assert!(ATTR_DESTROY_CQ_RESP == ATTR_DESTROY_QP_RESP);
 const _: () = assert!(ATTR_DESTROY_CQ_RESP == ATTR_DESTROY_SRQ_RESP);
+
+#[cfg(test)]
+mod tests {
+    use uverbs::abi::ioctl::{Attr, IoctlHdr};
+    use uverbs::abi::write::QpDest;
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    /// Returns what a command with these attributes has changed: identifiers, lengths, and data or
+    /// addresses of it.
+    fn changes(
+        context: &mut Context,
+        (object_id, method_id): (u16, u16),
+        attributes: &[(u16, usize, u64)],
+    ) -> Vec<ObjectChange> {
+        let header = IoctlHdr {
+            object_id,
+            method_id,
+            num_attrs: attributes.len() as u16,
+            ..IoctlHdr::default()
+        };
+        let mut bytes = header.as_bytes().to_vec();
+        for &(attr_id, len, data) in attributes {
+            let attribute = Attr {
+                attr_id,
+                len: len as u16,
+                data,
+                ..Attr::default()
+            };
+            bytes.extend_from_slice(attribute.as_bytes());
+        }
+        let request = Request::read(bytes.as_mut_ptr().cast()).unwrap();
+        context.changes(&request)
+    }
+
+    fn address<T>(value: &T) -> u64 {
+        ptr::from_ref(value).expose_provenance() as u64
+    }
+
+    #[test]
+    fn completion_queues_are_followed() {
+        let mut context = Context::default();
+        let create = [
+            (ATTR_CREATE_CQ_HANDLE, 0, 5),
+            (ATTR_CREATE_CQ_USER_HANDLE, 8, 0x7000),
+            (ATTR_CREATE_CQ_FLAGS, 4, 2),
+        ];
+        let made = changes(&mut context, (OBJECT_CQ, METHOD_CQ_CREATE), &create);
+        let created = ObjectChange::Created {
+            handle: 5,
+            name: "completion queue",
+            number: 0,
+        };
+        let queue = ObjectChange::CompletionQueueCreated {
+            number: 0,
+            user_handle: 0x7000,
+            ignores_overrun: true,
+        };
+        assert_eq!(made, [created, queue]);
+        let events = [3_u32, 1];
+        let destroy = [
+            (ATTR_DESTROY_CQ_HANDLE, 0, 5),
+            (ATTR_DESTROY_CQ_RESP, 8, address(&events)),
+        ];
+        let mut destroy = || changes(&mut context, (OBJECT_CQ, METHOD_CQ_DESTROY), &destroy);
+        let queue = ObjectChange::CompletionQueueDestroyed {
+            user_handle: 0x7000,
+            events: 3,
+        };
+        let object = ObjectChange::Destroyed {
+            handle: 5,
+            user_handle: 0x7000,
+            events: 1,
+        };
+        assert_eq!(destroy(), [queue, object]);
+        assert_eq!(destroy(), []);
+    }
+
+    #[test]
+    fn attributes_of_a_queue_pair_are_kept() {
+        let mut context = Context::default();
+        let (number, capacity) = (0x11_u32, [8_u32, 4, 1, 1, 64]);
+        let create = [
+            (ATTR_CREATE_QP_HANDLE, 0, 7),
+            (ATTR_CREATE_QP_USER_HANDLE, 8, 0x8000),
+            (ATTR_CREATE_QP_TYPE, 0, QpType::RC.0.into()),
+            (ATTR_CREATE_QP_CAP, 20, address(&capacity)),
+            (ATTR_CREATE_QP_FLAGS, 4, SIGNALS_ALL.into()),
+            (ATTR_CREATE_QP_RESP_QP_NUM, 4, address(&number)),
+        ];
+        let made = changes(&mut context, (OBJECT_QP, METHOD_QP_CREATE), &create);
+        let queue_pair = ObjectChange::QueuePairCreated {
+            number: 0x11,
+            kind: QpType::RC,
+            user_handle: 0x8000,
+            entries: [8, 4],
+            send_blocks: 8 * MORE_SENDS,
+            signals_all: true,
+            max_inline: 64,
+            shared_queue: None,
+        };
+        assert_eq!(made[1], queue_pair);
+        let mut modify = |given: &ModifyQp| {
+            let write = [
+                (ATTR_WRITE_CMD, 8, CMD_MODIFY_QP.into()),
+                (ATTR_CORE_IN, size_of::<ModifyQp>(), address(given)),
+            ];
+            let made = changes(&mut context, (OBJECT_DEVICE, METHOD_INVOKE_WRITE), &write);
+            match made[..] {
+                [
+                    ObjectChange::QueuePairModified {
+                        number: 0x11,
+                        state,
+                        attributes,
+                    },
+                ] => (state, attributes),
+                _ => panic!("{made:?}"),
+            }
+        };
+        let path = QpDest {
+            is_global: 1,
+            dgid: [9; 16],
+            hop_limit: 3,
+            ..QpDest::default()
+        };
+        let (state, _) = modify(&ModifyQp {
+            qp_handle: 7,
+            attr_mask: (QpAttrMask::STATE | QpAttrMask::AV).bits(),
+            qp_state: QpState::RTR.0,
+            dest: path,
+            timeout: 12,
+            ..ModifyQp::default()
+        });
+        assert_eq!(state, QpState::RTR);
+        let (state, attributes) = modify(&ModifyQp {
+            qp_handle: 7,
+            attr_mask: QpAttrMask::TIMEOUT.bits(),
+            timeout: 14,
+            ..ModifyQp::default()
+        });
+        assert_eq!((state, attributes.timeout), (QpState::RTR, 14));
+        assert!(attributes.is_global && attributes.hop_limit == 3);
+        assert_eq!(attributes.destination, [9; 16]);
+    }
+}

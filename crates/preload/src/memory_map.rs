@@ -40,6 +40,11 @@ impl Mapping {
         self.rights.starts_with(b"rw-")
     }
 
+    /// Returns whether it cannot be accessed.
+    pub(crate) fn is_inaccessible(&self) -> bool {
+        self.rights.starts_with(b"---")
+    }
+
     /// Returns whether it can be read only.
     pub(crate) fn is_read_only(&self) -> bool {
         self.rights.starts_with(b"r--")

@@ -732,7 +732,7 @@ unsafe extern "C" fn post_shared_receive<const N: usize>(
     let noted = unsafe { note_list(&explainer.objects, list, false, site) };
     // SAFETY: as above.
     let receives = unsafe { receives_of(list, &noted) };
-    let count = Checker::posting_shared(explainer, key, receives);
+    let count = checker.posting_shared(explainer, key, receives);
     // SAFETY: guaranteed by the caller.
     let result = unsafe { provider(queue, list, bad) };
     if result != 0 {

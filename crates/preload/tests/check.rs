@@ -463,10 +463,49 @@ fn every_rule_has_a_case() {
         &ERRORS_OF_OVERLAPS,
     ];
     let errors = errors.into_iter().flatten().map(|it| it.1);
-    let cases: BTreeSet<&str> = errors.chain(ADVICE).collect();
+    let cases = errors.chain(ADVICE).chain(["read-before-completion"]);
+    let cases: BTreeSet<&str> = cases.collect();
     let without = names.iter().filter(|name| !cases.contains(**name));
     // Only on InfiniBand.
     assert_eq!(without.collect::<Vec<_>>(), [&"no-global-route"]);
+}
+
+/// Reads of `c/check_reads.c` that are found, with the function that reads.
+const EARLY_READS: [(&str, &str); 4] = [
+    ("read", "read_from"),
+    ("shared", "read_from"),
+    ("copy", "look"),
+    ("thread", "read_from"),
+];
+
+/// What is right, or not found: after the data has arrived, and in memory with other data.
+const NOT_EARLY: [&str; 6] = ["write", "call", "beside", "part", "twice", "arrived"];
+
+/// Reads of receives before their completions are found, if that is asked for.
+fn finds_early_reads(provider: Provider) {
+    let _turn = turn();
+    let Some(cases) = Cases::new(provider, "roce", "check_reads.c") else {
+        return;
+    };
+    let asked = [("RINGVERBS_CHECK_EARLY_READS", "1")];
+    for (read, function) in EARLY_READS {
+        let said = cases.said(read, &asked);
+        assert!(said.ends_with(": errors: 1\n"), "{read}: {said}");
+        let begins = "ringverbs: mlx5_0: error read-before-completion: ";
+        assert!(said.starts_with(begins), "{read}: {said}");
+        let at = format!(" {function} (check_reads.c:");
+        assert!(said.contains(&at), "{read}: {said}");
+        let said = cases.said(&format!("{read} right"), &asked);
+        assert!(is_silent(&said), "{read} right: {said}");
+    }
+    for read in NOT_EARLY {
+        let said = cases.said(read, &asked);
+        assert!(is_silent(&said), "{read}: {said}");
+    }
+    // Not asked for.
+    let said = cases.said("read", &[]);
+    assert!(is_silent(&said), "{said}");
+    cases.world.finish();
 }
 
 /// Changes of `c/check_guard.c` whose writer is found, and the function that writes.
@@ -644,5 +683,6 @@ with_each_provider! {
     advice: gives_advice;
     advice_on_infiniband: gives_advice_on_infiniband;
     writers_are_found: finds_writers;
+    early_reads_are_found: finds_early_reads;
     reports: reports_have_options;
 }

@@ -32,7 +32,7 @@ pub struct Args {
     options: Options,
     /// Check the program on the host's devices, such as rdma_rxe or a card, without the rules that
     /// need embedded ones
-    #[arg(long, conflicts_with_all = ["embedded", "guard"])]
+    #[arg(long, conflicts_with_all = ["embedded", "guard", "early_reads"])]
     host: bool,
     /// Append reports to a file [default: standard error]
     #[arg(long, value_name = "FILE")]
@@ -46,6 +46,9 @@ pub struct Args {
     /// Write-protect buffers in flight, once some have changed, to find who writes to them
     #[arg(long)]
     guard: bool,
+    /// Protect receives against reads before their completions, where they have pages of their own
+    #[arg(long)]
+    early_reads: bool,
     /// Exit status if there are errors; 0: the program's
     #[arg(long, value_name = "N", default_value_t = HAS_ERRORS)]
     error_status: u8,
@@ -136,6 +139,9 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     }
     if args.guard {
         settings.set("RINGVERBS_CHECK_GUARD", "1".into());
+    }
+    if args.early_reads {
+        settings.set("RINGVERBS_CHECK_EARLY_READS", "1".into());
     }
     let temporary = match settings.directory {
         Some(_) => None,

@@ -473,8 +473,11 @@ export! {
             }
             Lookup::Open(_) => failed(libc::EINVAL) as isize,
             Lookup::Stale | Lookup::Foreign => failed(libc::EIO) as isize,
-            // SAFETY: guaranteed by the caller.
-            Lookup::Other => unsafe { real::write(fd, buffer, length) },
+            Lookup::Other => {
+                check::before_call(buffer.cast_mut(), length);
+                // SAFETY: guaranteed by the caller.
+                unsafe { real::write(fd, buffer, length) }
+            }
         }
     }
 }

@@ -229,6 +229,7 @@ export! {
             // SAFETY: guaranteed by the caller.
             return count(request(fd, unsafe { slice::from_raw_parts(buffer.cast(), length) }));
         }
+        check::before_call(buffer.cast_mut(), length);
         // SAFETY: guaranteed by the caller.
         unsafe { real::send(fd, buffer, length, flags) }
     }
@@ -243,6 +244,7 @@ export! {
             // SAFETY: guaranteed by the caller.
             return count(unsafe { request_to(fd, request, address.cast(), address_length) });
         }
+        check::before_call(buffer.cast_mut(), length);
         // SAFETY: guaranteed by the caller.
         unsafe { real::sendto(fd, buffer, length, flags, address, address_length) }
     }
@@ -269,7 +271,10 @@ export! {
             });
         }
         // SAFETY: guaranteed by the caller.
-        unsafe { real::sendmsg(fd, message, flags) }
+        unsafe {
+            check::before_message(message);
+            real::sendmsg(fd, message, flags)
+        }
     }
 
     recv(fd: c_int, buffer: *mut c_void, length: usize, flags: c_int) -> isize {

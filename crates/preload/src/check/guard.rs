@@ -1,4 +1,7 @@
-//! Pages of buffers in flight that are write-protected, to find who writes to them.
+//! Pages of buffers in flight that are protected, to find who accesses them.
+//!
+//! The pages of receives cannot be accessed at all, if early reads are looked for: a read of the
+//! program before the device has written there is a fault, too.
 //!
 //! A place in the program whose buffers have changed is armed: the pages of the buffers that it
 //! posts next are readable only. A write of the program is a fault: its handler ([`on_fault`])
@@ -29,7 +32,7 @@ use crate::explain::{self, Origin, Stack, lock};
 use crate::fault::{self, SignalBlock, page_size};
 use crate::{doorbells, internal, memory_map};
 
-/// Maximum number of buffers that are guarded at a time.
+/// Maximum number of buffers that are guarded at a time, of sends and receives.
 const MAX_GUARDS: usize = 64;
 /// Maximum number of places in the program that are armed.
 const MAX_SITES: usize = 1024;
@@ -60,6 +63,8 @@ struct Slot {
     end: AtomicUsize,
     /// Start and end of its pages.
     pages: [AtomicUsize; 2],
+    /// The program may not read it either.
+    is_unreadable: AtomicBool,
     thread: AtomicI32,
     count: AtomicUsize,
     /// The first `count` addresses to which calls return, innermost first.
@@ -72,6 +77,7 @@ static SLOTS: [Slot; MAX_GUARDS] = [const {
         start: AtomicUsize::new(0),
         end: AtomicUsize::new(0),
         pages: [const { AtomicUsize::new(0) }; 2],
+        is_unreadable: AtomicBool::new(false),
         thread: AtomicI32::new(0),
         count: AtomicUsize::new(0),
         frames: [const { AtomicUsize::new(0) }; MAX_FRAMES],
@@ -195,22 +201,31 @@ fn unprotect(pages: &Range<usize>) -> bool {
     protect(pages, libc::PROT_READ | libc::PROT_WRITE)
 }
 
+/// Returns the protection of the pages of a guard.
+fn protection(is_unreadable: bool) -> i32 {
+    match is_unreadable {
+        true => libc::PROT_NONE,
+        false => libc::PROT_READ,
+    }
+}
+
 fn intersection(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     a.start.max(b.start)..a.end.min(b.end)
 }
 
-/// Returns the pages of guards that are armed, in a range. The lock is held.
+/// Returns the pages of guards against writes that are armed, in a range. The lock is held.
 fn armed_in(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
     SLOTS.iter().filter_map(move |slot| {
         let (state, pages) = slot.pages();
         let common = intersection(&pages, range);
-        (state & STATE == ARMED && !common.is_empty()).then_some(common)
+        let is_armed = state & STATE == ARMED && !slot.is_unreadable.load(SeqCst);
+        (is_armed && !common.is_empty()).then_some(common)
     })
 }
 
 /// Returns whether pages have data of the program alone, and are writable, but for those that
-/// are guarded. The lock is held.
-fn can_guard(pages: &Range<usize>) -> bool {
+/// are guarded against writes, which cannot become unreadable. The lock is held.
+fn can_guard(pages: &Range<usize>, is_unreadable: bool) -> bool {
     let mut next = pages.start;
     memory_map::each(pages, |mapping| {
         let part = intersection(&mapping.range, pages);
@@ -218,7 +233,7 @@ fn can_guard(pages: &Range<usize>) -> bool {
         let fits = part.start == next
             && mapping.is_anonymous
             && !mapping.is_shared()
-            && (mapping.is_data() || mapping.is_read_only() && is_guarded());
+            && (mapping.is_data() || mapping.is_read_only() && !is_unreadable && is_guarded());
         if fits {
             next = part.end;
         }
@@ -227,10 +242,14 @@ fn can_guard(pages: &Range<usize>) -> bool {
 }
 
 /// Makes the pages of a guard writable. The lock is held.
-fn restore(pages: &Range<usize>) {
+fn restore(pages: &Range<usize>, is_unreadable: bool) {
     // The program may have mapped something else there, by calls that are not seen.
     let is_known = memory_map::each(pages, |mapping| {
-        if mapping.is_anonymous && !mapping.is_shared() && mapping.is_read_only() {
+        let is_protected = match is_unreadable {
+            true => mapping.is_inaccessible(),
+            false => mapping.is_read_only(),
+        };
+        if mapping.is_anonymous && !mapping.is_shared() && is_protected {
             unprotect(&intersection(&mapping.range, pages));
         }
         true
@@ -254,14 +273,29 @@ impl Guard {
         let down = |address: usize| address / page * page;
         let up = |address: usize| address.checked_next_multiple_of(page);
         let start = down(buffer.start).max(up(region.start)?);
-        let pages = start..up(buffer.end)?.min(down(region.end));
+        Self::protect(buffer, start..up(buffer.end)?.min(down(region.end)), false)
+    }
+
+    /// Guards a buffer in a region against reads, as far as it has pages of its own. `None` if that
+    /// is not possible: also where a fault does not tell reads from writes.
+    pub(super) fn arm_against_reads(buffer: &Range<usize>, region: &Range<usize>) -> Option<Self> {
+        if !fault::TELLS_WRITES {
+            return None;
+        }
+        let page = page_size();
+        let common = intersection(buffer, region);
+        let start = common.start.checked_next_multiple_of(page)?;
+        Self::protect(buffer, start..common.end / page * page, true)
+    }
+
+    fn protect(buffer: &Range<usize>, pages: Range<usize>, is_unreadable: bool) -> Option<Self> {
         if pages.is_empty() || !fault::is_installed() || doorbells::is_traced_now() {
             return None;
         }
         let _lock = Lock::take();
         let mut slots = SLOTS.iter().enumerate();
         let (index, slot) = slots.find(|(_, slot)| slot.state.load(SeqCst) & STATE == FREE)?;
-        if !can_guard(&pages) {
+        if !can_guard(&pages, is_unreadable) {
             return None;
         }
         GUARDING.fetch_add(1, SeqCst);
@@ -269,13 +303,14 @@ impl Guard {
         slot.end.store(buffer.end, SeqCst);
         slot.pages[0].store(pages.start, SeqCst);
         slot.pages[1].store(pages.end, SeqCst);
+        slot.is_unreadable.store(is_unreadable, SeqCst);
         let number = (ARMINGS.fetch_add(1, SeqCst) + 1) * (STATE + 1);
         slot.state.store(number | ARMED, SeqCst);
         let guard = Self {
             slot: index,
             number,
         };
-        if !protect(&pages, libc::PROT_READ) {
+        if !protect(&pages, protection(is_unreadable)) {
             guard.release();
             std::mem::forget(guard);
             return None;
@@ -283,8 +318,8 @@ impl Guard {
         Some(guard)
     }
 
-    /// Returns who has written to the buffer.
-    pub(super) fn writer(&self) -> Option<Origin> {
+    /// Returns who has written to the buffer, or read it if it is guarded against that.
+    pub(super) fn accessor(&self) -> Option<Origin> {
         let slot = SLOTS.get(self.slot)?;
         if slot.state.load(SeqCst) != self.number | WRITTEN {
             return None;
@@ -306,7 +341,7 @@ impl Guard {
             let (state, pages) = slot.pages();
             let next = match state & STATE {
                 ARMED => {
-                    restore(&pages);
+                    restore(&pages, slot.is_unreadable.load(SeqCst));
                     FREE
                 }
                 WRITING => ABANDONED,
@@ -336,7 +371,7 @@ fn lift_in(range: &Range<usize>) {
     for slot in &SLOTS {
         let (state, pages) = slot.pages();
         if state & STATE == ARMED && !intersection(&pages, range).is_empty() {
-            restore(&pages);
+            restore(&pages, slot.is_unreadable.load(SeqCst));
             // Otherwise a writer has made them writable.
             slot.exchange(state, LIFTED);
         }
@@ -352,7 +387,7 @@ pub(crate) fn lift(range: &Range<usize>) {
     }
 }
 
-/// Called before a system call of the program that returns data in memory, which would fail with
+/// Called before a system call of the program that reads or writes memory, which would fail with
 /// EFAULT.
 #[inline]
 pub(crate) fn before_call(memory: *mut c_void, length: usize) {
@@ -368,7 +403,7 @@ pub(crate) fn after_call(memory: *mut c_void, returned: isize) {
     }
 }
 
-/// As [`before_call`], for recvmsg(2): its writes have no writer.
+/// As [`before_call`], for recvmsg(2), whose writes have no writer, and sendmsg(2).
 ///
 /// # Safety
 /// The message must be readable.
@@ -396,7 +431,9 @@ fn note_call(written: &Range<usize>) {
     for slot in &SLOTS {
         let state = slot.state.load(SeqCst);
         let buffer = slot.start.load(SeqCst)..slot.end.load(SeqCst);
-        if state & STATE == LIFTED && !intersection(&buffer, written).is_empty() {
+        let is_written = !slot.is_unreadable.load(SeqCst);
+        let overlaps = !intersection(&buffer, written).is_empty();
+        if state & STATE == LIFTED && is_written && overlaps {
             slot.note_writer(state, None);
         }
     }
@@ -440,7 +477,7 @@ pub(crate) unsafe fn on_fault(address: usize, context: *mut c_void) -> bool {
         return false;
     }
     // SAFETY: guaranteed by the caller.
-    let at = unsafe { fault::instruction(context) };
+    let (at, is_write) = unsafe { (fault::instruction(context), fault::is_write(context)) };
     let start = address & !(page_size() - 1);
     let page = start..start + page_size();
     loop {
@@ -456,6 +493,10 @@ pub(crate) unsafe fn on_fault(address: usize, context: *mut c_void) -> bool {
             let buffer = slot.start.load(SeqCst)..slot.end.load(SeqCst);
             // Devices write by the same addresses.
             if internal::is_internal() || !buffer.contains(&address) {
+                continue;
+            }
+            // The device will overwrite what the program writes into a receive.
+            if is_write && slot.is_unreadable.load(SeqCst) {
                 continue;
             }
             if state & STATE == ARMED {
@@ -540,6 +581,12 @@ mod tests {
         word.fetch_add(1, SeqCst);
     }
 
+    fn read(address: usize) {
+        // SAFETY: as in `write`.
+        let word = unsafe { AtomicU32::from_ptr(ptr::with_exposed_provenance_mut(address)) };
+        word.load(SeqCst);
+    }
+
     fn is_writable(address: usize) -> bool {
         memory_map::at(address).unwrap().unwrap().is_data()
     }
@@ -555,18 +602,58 @@ mod tests {
         // Beside it: the other page stays as it is.
         write(buffer.end);
         assert!(is_writable(buffer.end) && !is_writable(buffer.start));
-        assert!(guard.writer().is_none());
+        assert!(guard.accessor().is_none());
         {
             // A device.
             let _scope = internal::enter();
             write(buffer.start);
         }
-        assert!(guard.writer().is_none() && is_writable(buffer.start));
+        assert!(guard.accessor().is_none() && is_writable(buffer.start));
         drop(guard);
         let guard = Guard::arm(&buffer, &all).unwrap();
         write(buffer.start);
-        assert_eq!(guard.writer().unwrap().thread, explain::thread());
+        assert_eq!(guard.accessor().unwrap().thread, explain::thread());
         assert!(is_writable(buffer.start) && is_writable(buffer.end));
+    }
+
+    #[test]
+    fn the_reader_is_found() {
+        if !fault::TELLS_WRITES {
+            return;
+        }
+        let all = pages(4);
+        let page = page_size();
+        let buffer = all.start + 64..all.start + 3 * page;
+        let arm = || Guard::arm_against_reads(&buffer, &all).unwrap();
+        let guard = arm();
+        // The first page has other data.
+        read(all.start);
+        read(buffer.start);
+        read(buffer.end);
+        assert!(guard.accessor().is_none() && !is_writable(all.start + page));
+        // Neither a second one, nor one against writes.
+        assert!(Guard::arm_against_reads(&buffer, &all).is_none());
+        assert!(Guard::arm(&buffer, &all).is_none());
+        {
+            // A device.
+            let _scope = internal::enter();
+            write(all.start + page);
+        }
+        read(all.start + page);
+        assert!(guard.accessor().is_none());
+        read(all.start + 2 * page);
+        assert_eq!(guard.accessor().unwrap().thread, explain::thread());
+        drop(guard);
+        assert!(is_writable(all.start + page) && is_writable(all.start + 2 * page));
+        let guard = arm();
+        // A write is none of its business.
+        write(all.start + page);
+        assert!(guard.accessor().is_none() && is_writable(all.start + page));
+        drop(guard);
+        let guard = Guard::arm(&buffer, &all).unwrap();
+        assert!(Guard::arm_against_reads(&buffer, &all).is_none());
+        drop(guard);
+        assert!(is_writable(all.start + page));
     }
 
     #[test]
@@ -578,7 +665,7 @@ mod tests {
         drop(first);
         assert!(!is_writable(at(0)));
         write(at(64));
-        assert!(second.writer().is_some());
+        assert!(second.accessor().is_some());
         let third = Guard::arm(&(at(128)..at(192)), &all).unwrap();
         lift(&(at(0)..at(4096)));
         assert!(is_writable(at(0)));
@@ -646,7 +733,7 @@ mod tests {
                 let found = (0..100).filter(|_| {
                     let guard = Guard::arm(&buffer, all).unwrap();
                     thread::yield_now();
-                    guard.writer().is_some()
+                    guard.accessor().is_some()
                 });
                 found.count()
             }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::completion_queue::{CompletionQueue, Entry};
+use super::guard::Guard;
 use super::receiving;
 use super::sends::Sge;
 use super::shared;
@@ -18,6 +19,8 @@ pub(crate) struct Received {
     elements: Vec<Sge>,
     /// Addresses of its buffers in known regions, and the keys of those.
     pub(super) buffers: Vec<(Range<u64>, u32)>,
+    /// Those of its buffers that are guarded against reads.
+    guards: Vec<Guard>,
     /// In the completion queue.
     pub(super) entry: Option<Entry>,
 }
@@ -40,8 +43,26 @@ impl Received {
             origin,
             elements,
             buffers: Vec::new(),
+            guards: Vec::new(),
             entry: None,
         }
+    }
+
+    /// Guards its buffers against reads, until it has completed.
+    pub(super) fn guard(&mut self, device: usize, objects: &Objects) {
+        let guards = self.elements.iter().filter_map(|element| {
+            let start = objects.program_address(device, element)?;
+            let start = usize::try_from(start).ok()?;
+            let end = start.checked_add(element.length as usize)?;
+            let region = objects.mapped_memory(device, element.lkey)?;
+            Guard::arm_against_reads(&(start..end), &region)
+        });
+        self.guards = guards.collect();
+    }
+
+    /// Returns who has read it too early.
+    pub(super) fn reader(&self) -> Option<Origin> {
+        self.guards.iter().find_map(Guard::accessor)
     }
 
     /// Looks for its buffers, and returns their addresses.

@@ -173,7 +173,7 @@ pub(super) enum Fault {
 impl Buffer {
     /// Returns who has written to it, if it is guarded.
     pub(super) fn writer(&self) -> Option<Origin> {
-        self.guard.as_ref().and_then(Guard::writer)
+        self.guard.as_ref().and_then(Guard::accessor)
     }
 
     /// Returns what the device has found when it accessed it.
