@@ -900,8 +900,11 @@ static void anchors(void)
 	};
 	struct mlx5dv_steering_anchor *first, *second;
 
-	first = MUST(mlx5dv_create_steering_anchor(ctx, &attr));
-	CHECK(first->id != 0);
+	first = mlx5dv_create_steering_anchor(ctx, &attr);
+	/* Linux offers them on devices that share objects with programs. */
+	if (!first && errno == EPROTONOSUPPORT)
+		SKIP("no steering anchors");
+	CHECK(first && first->id != 0);
 	attr.priority = 1;
 	second = MUST(mlx5dv_create_steering_anchor(ctx, &attr));
 	CHECK(second->id != 0 && second->id != first->id);
