@@ -14,7 +14,8 @@ use super::chaos::ChaosSeed;
 use super::faults::FaultReport;
 use super::search::{self, Search};
 use super::{
-    DEFAULT_DEVICES, Options, RunError, Settings, check_program, reports, supervise, values,
+    DEFAULT_DEVICES, EMBEDDED, Options, RunError, Settings, check_program, reports, supervise,
+    values,
 };
 use crate::error::Error;
 use crate::temporary::TemporaryFolder;
@@ -108,6 +109,8 @@ fn host_settings(options: &Options) -> Result<Settings, Error> {
     let mut settings = Settings::of_host(options)?;
     settings.preload_first()?;
     settings.set("RINGVERBS_CHECK_HOST", "1".into());
+    // Of `ringverbs env`.
+    settings.set(EMBEDDED, "".into());
     Ok(settings)
 }
 
