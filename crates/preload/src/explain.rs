@@ -483,7 +483,7 @@ fn class_name(cause: &Cause) -> &'static str {
     }
 }
 
-/// What a write to a buffer is called in [`Finding::origins`].
+/// The name of a write to a buffer in [`Finding::origins`].
 pub(crate) const WRITTEN: &str = "written";
 
 /// An error of the program.

@@ -423,7 +423,7 @@ fn gives_advice(provider: Provider) {
     cases.world.finish();
 }
 
-/// What is advised of InfiniBand.
+/// Advice on InfiniBand ports.
 fn gives_advice_on_infiniband(provider: Provider) {
     let _turn = turn();
     let Some(cases) = Cases::new(provider, "ib", "check_advice.c") else {
@@ -478,7 +478,7 @@ const EARLY_READS: [(&str, &str); 4] = [
     ("thread", "read_from"),
 ];
 
-/// What is right, or not found: after the data has arrived, and in memory with other data.
+/// Cases of `c/check_reads.c` without a report: correct ones, and reads that are not found.
 const NOT_EARLY: [&str; 6] = ["write", "call", "beside", "part", "twice", "arrived"];
 
 /// Reads of receives before their completions are found, if that is asked for.

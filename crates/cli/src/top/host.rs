@@ -37,7 +37,7 @@ pub struct HostPort {
     pub time: Duration,
 }
 
-/// What is sent or received.
+/// A kind of traffic that ports count.
 #[derive(Clone, Copy)]
 pub enum Traffic {
     PacketsSent,

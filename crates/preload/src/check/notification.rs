@@ -19,7 +19,7 @@ struct State {
     poller: Poller,
 }
 
-/// Who has polled a queue.
+/// The threads that have polled a completion queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Poller {
     #[default]

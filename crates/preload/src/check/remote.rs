@@ -40,7 +40,7 @@ pub(super) struct Request {
     pub(super) origin: Origin,
 }
 
-/// What is known of a work request.
+/// The name of a work request in a report.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Name {
     /// Its `wr_id`, from a hook.
