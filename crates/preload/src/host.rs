@@ -11,7 +11,7 @@ use std::net::Ipv6Addr;
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, Once};
 
 use embedded::{ObjectChange, QueuePairAttributes};
@@ -26,20 +26,19 @@ use uverbs::abi::write::extended::EX_MODIFY_QP;
 use uverbs::abi::write::{
     AllocMwResp, AllocPdResp, ExModifyQp, ModifyQp, ModifySrq, RegMr, RegMrResp,
 };
-use uverbs::{AccessFlags, CqFlags, QpAttrMask, QpState, QpType, environment};
+use uverbs::{AccessFlags, CqFlags, QpAttrMask, QpState, QpType};
 use zerocopy::FromBytes;
 
 use crate::check::Checker;
 use crate::config::{self, CheckConfig, print_error};
 use crate::explain::{Explainer, Target, lock};
 use crate::request::Request;
+use crate::switch::Switch;
 use crate::{hooks, internal};
 
-/// Whether the program is checked on the host's devices: 0 is undecided.
-static MODE: AtomicU8 = AtomicU8::new(0);
-const OFF: u8 = 1;
-const ON: u8 = 2;
-/// What reports the errors of this process; null before its first command.
+/// Whether the program is checked on the host's devices.
+static SWITCH: Switch = Switch::new();
+/// The explainer of this process; null before its first command.
 static CURRENT: AtomicPtr<Explainer> = AtomicPtr::new(ptr::null_mut());
 /// The program's contexts.
 static CONTEXTS: Mutex<Contexts> = Mutex::new(Contexts {
@@ -58,21 +57,7 @@ const MORE_SENDS: u32 = 16;
 /// Returns whether the program is checked on the host's devices.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    match MODE.load(Ordering::Relaxed) {
-        0 => decide(),
-        mode => mode == ON,
-    }
-}
-
-#[cold]
-fn decide() -> bool {
-    // A sanitizer's runtime calls functions of this library before.
-    if !environment::exists() {
-        return false;
-    }
-    let is_on = config::check_on_host().is_some();
-    MODE.store(if is_on { ON } else { OFF }, Ordering::Relaxed);
-    is_on
+    SWITCH.is_on(|| config::check_on_host().is_some())
 }
 
 /// Returns what reports the errors of this process, if it is checked and has used a device.
@@ -113,7 +98,7 @@ fn start(config: &CheckConfig, report: &Path) {
 /// Runs in a child of fork, which is not checked: another thread of its parent may have had any
 /// lock.
 extern "C" fn after_fork() {
-    MODE.store(OFF, Ordering::Relaxed);
+    SWITCH.turn_off();
     CURRENT.store(ptr::null_mut(), Ordering::Relaxed);
 }
 
@@ -134,7 +119,7 @@ enum Object {
     Other,
 }
 
-/// What a program has set of a queue pair.
+/// A queue pair, with the attributes that the program has set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct QueuePair {
     number: u32,

@@ -41,5 +41,6 @@ mod relative;
 mod request;
 mod resources;
 mod status;
+mod switch;
 mod table;
 mod tree;

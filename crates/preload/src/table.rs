@@ -108,16 +108,22 @@ pub(crate) fn find(fd: RawFd) -> Lookup {
     }
 }
 
-/// Returns the number of the device that a descriptor of the program is of, also of one of the
-/// host if the program is checked on that.
-pub(crate) fn device_of(fd: RawFd) -> Option<usize> {
+/// Returns the number of the embedded device that a descriptor of the program is of.
+pub(crate) fn embedded_device_of(fd: RawFd) -> Option<usize> {
     match find(fd) {
         Lookup::Open(object) => match object.kind {
             ObjectKind::Device(device) => Some(device),
             _ => None,
         },
-        Lookup::Other => host::device_of(fd),
         _ => None,
+    }
+}
+
+/// As above, also of a device of the host if the program is checked on that.
+pub(crate) fn device_of(fd: RawFd) -> Option<usize> {
+    match host::is_on() {
+        true => host::device_of(fd),
+        false => embedded_device_of(fd),
     }
 }
 

@@ -28,8 +28,7 @@ use super::{Recorder, current, names, now};
 use crate::explain::json::Object;
 use crate::explain::{lock, thread};
 use crate::request::Request;
-use crate::table::{self, Lookup, ObjectKind};
-use crate::{config, host, internal, posts};
+use crate::{config, host, internal, posts, table};
 
 /// Object types of drivers begin here.
 const DRIVER_OBJECTS: u16 = 1 << 12;
@@ -76,12 +75,10 @@ impl Objects {
 
 /// Returns the name of the device that a descriptor is of.
 fn device_of(fd: RawFd) -> String {
-    if let Lookup::Open(object) = table::find(fd) {
-        if let ObjectKind::Device(number) = object.kind {
-            return config::device_name(number);
-        }
+    match table::embedded_device_of(fd) {
+        Some(number) => config::device_name(number),
+        None => host::device_of_host(fd),
     }
-    host::device_of_host(fd)
 }
 
 /// What a call is about.

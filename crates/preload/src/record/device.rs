@@ -15,7 +15,7 @@ use super::{Recorder, current, names, now};
 use crate::config;
 use crate::explain::json::Object;
 use crate::explain::{is_operation, lock};
-use crate::table::{self, Lookup, ObjectKind};
+use crate::table;
 
 /// Nanoseconds after which lines are written.
 const MAX_DELAY: u64 = 50_000_000;
@@ -27,10 +27,8 @@ pub(super) type Hooked = HashSet<(usize, u32)>;
 
 /// Notes that the posts of a queue pair pass by hooks, before the provider has the first one.
 pub(super) fn note_hooked(recorder: &Recorder, fd: RawFd, number: u32) {
-    if let Lookup::Open(object) = table::find(fd) {
-        if let ObjectKind::Device(device) = object.kind {
-            lock(&recorder.hooked).insert((device, number));
-        }
+    if let Some(device) = table::embedded_device_of(fd) {
+        lock(&recorder.hooked).insert((device, number));
     }
 }
 

@@ -27,7 +27,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Mutex, Once, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -36,6 +36,7 @@ use uverbs::environment;
 use crate::config::print_error;
 use crate::explain::json::Object;
 use crate::explain::lock;
+use crate::switch::Switch;
 use crate::{internal, real, table};
 use command::Objects;
 pub(crate) use command::{Call, closed};
@@ -51,10 +52,8 @@ const TRACE: &str = "trace";
 /// Bytes of pending lines from which they are written.
 const MAX_PENDING: usize = 64 << 10;
 
-/// Whether there is a record: 0 is undecided.
-static MODE: AtomicU8 = AtomicU8::new(0);
-const OFF: u8 = 1;
-const ON: u8 = 2;
+/// Whether there is a record.
+static SWITCH: Switch = Switch::new();
 /// The recorder of this process.
 static CURRENT: AtomicPtr<Recorder> = AtomicPtr::new(ptr::null_mut());
 
@@ -71,21 +70,7 @@ fn path() -> Option<&'static Path> {
 /// Returns whether the program is recorded.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    match MODE.load(Ordering::Relaxed) {
-        0 => decide(),
-        mode => mode == ON,
-    }
-}
-
-#[cold]
-fn decide() -> bool {
-    // A sanitizer's runtime calls functions of this library before.
-    if !environment::exists() {
-        return false;
-    }
-    let is_on = path().is_some();
-    MODE.store(if is_on { ON } else { OFF }, Ordering::Relaxed);
-    is_on
+    SWITCH.is_on(|| path().is_some())
 }
 
 /// Returns the recorder; `None` without a record, and in a signal handler, which may have
