@@ -80,6 +80,14 @@ fn sanitizers(provider: Provider) {
     world.finish();
 }
 
+/// Returns whether rr runs a program without the devices.
+fn records_programs(world: &World) -> bool {
+    let trace = world.directory.join("trace-of-true");
+    let mut command = Command::new("rr");
+    command.args(["record", "--output-trace-dir"]).arg(trace);
+    run(command.arg("true")).0
+}
+
 fn debuggers(provider: Provider) {
     let world = World::new(provider, "roce");
     let Some(program) = program(&world, "-O0") else {
@@ -104,11 +112,11 @@ fn debuggers(provider: Provider) {
         if !installed(&words[..1]) {
             continue;
         }
-        let (succeeded, said) = run(world.command(words[0]).args(&words[1..]));
-        if words[0] == "rr" && said.contains("performance counter") {
-            testing::skip!("rr needs performance counters of the processor");
+        if words[0] == "rr" && !records_programs(&world) {
+            testing::skip!("this version of rr does not run programs on this processor");
             continue;
         }
+        let (succeeded, said) = run(world.command(words[0]).args(&words[1..]));
         assert!(succeeded && said.contains("well\n"), "{words:?}: {said}");
     }
     world.finish();

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "check.h"
 #include "loopback.h"
@@ -219,27 +220,42 @@ static struct ibv_cq *common_cq;
 static const char *common_call;
 static int has_mutex;
 
-/* Calls one function again and again, at the same time as another thread. */
+/* Posts take milliseconds, in which another thread runs on a busy machine, too. */
+#define LONG (256 << 10)
+
+static char long_memory[LONG], long_target[LONG];
+static struct ibv_mr *long_mr, *long_target_mr;
+
+static uint64_t milliseconds(void)
+{
+	struct timespec now;
+
+	CHECK(!clock_gettime(CLOCK_MONOTONIC, &now));
+	return now.tv_sec * 1000ull + now.tv_nsec / 1000000;
+}
+
+/* Calls one function again and again, at the same time as another thread: short calls for so long
+ * that both threads run. */
 static void *call_again(void *unused)
 {
 	struct ibv_sge list[8];
 	struct ibv_send_wr wr[8] = { 0 }, *bad;
 	struct ibv_recv_wr receive = { 0 }, *bad_receive;
 	int is_short = strcmp(common_call, "send");
-	int rounds = !strcmp(common_call, "receive") ? 20000 : is_short ? 5000 : 300;
+	uint64_t end = milliseconds() + 400;
 	struct ibv_wc wc;
 
 	for (int n = 0; n < 8; n++) {
-		list[n] = (struct ibv_sge){ (uintptr_t)memory + n * 4096, 4096, mr->lkey };
+		list[n] = (struct ibv_sge){ (uintptr_t)long_memory, LONG, long_mr->lkey };
 		wr[n] = (struct ibv_send_wr){
 			.sg_list = &list[n], .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
 			.next = n < 7 ? &wr[n + 1] : NULL,
 			.send_flags = n < 7 ? 0 : IBV_SEND_SIGNALED,
-			.wr.rdma = { (uintptr_t)target, target_mr->rkey },
+			.wr.rdma = { (uintptr_t)long_target, long_target_mr->rkey },
 		};
 	}
 	pthread_barrier_wait(&barrier);
-	for (int n = 0; n < rounds; n++) {
+	for (int n = 0; is_short ? n % 1024 || milliseconds() < end : n < 20; n++) {
 		if (!is_short)
 			pthread_barrier_wait(&barrier);
 		if (has_mutex)
@@ -281,12 +297,17 @@ static void calls(const char *what)
 	pd = domain;
 	common_cq = ibv_cq_ex_to_cq(extended);
 	common_call = what;
+	long_mr = ibv_reg_mr(domain, long_memory, LONG, IBV_ACCESS_LOCAL_WRITE);
+	long_target_mr = ibv_reg_mr(domain, long_target, LONG, IBV_ACCESS_LOCAL_WRITE |
+				    IBV_ACCESS_REMOTE_WRITE);
+	CHECK(long_mr && long_target_mr);
 	connect_to_itself(common_qp, rights);
 	CHECK(!pthread_barrier_init(&barrier, NULL, 2));
 	CHECK(!pthread_create(&thread, NULL, call_again, NULL));
 	call_again(NULL);
 	CHECK(!pthread_join(thread, NULL));
 	CHECK(!ibv_destroy_qp(common_qp) && !ibv_destroy_cq(common_cq));
+	CHECK(!ibv_dereg_mr(long_mr) && !ibv_dereg_mr(long_target_mr));
 	CHECK(!ibv_dealloc_pd(parent) && !ibv_dealloc_td(td));
 }
 
