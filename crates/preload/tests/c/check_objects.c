@@ -255,7 +255,7 @@ static void *call_again(void *unused)
 		};
 	}
 	pthread_barrier_wait(&barrier);
-	for (int n = 0; is_short ? n % 1024 || milliseconds() < end : n < 20; n++) {
+	for (int n = 0; is_short ? n % 1024 || milliseconds() < end : n < 50; n++) {
 		if (!is_short)
 			pthread_barrier_wait(&barrier);
 		if (has_mutex)
