@@ -230,6 +230,8 @@ pub(crate) struct Posted {
     pub(crate) count: usize,
     /// An error, if the provider takes the work requests.
     finding: Option<Finding>,
+    /// The same, by what shared receive queues have posted.
+    kept: Option<Finding>,
 }
 
 /// A completion.
@@ -426,6 +428,7 @@ impl Checker {
         drop(queue);
         posted.finding = last.and_then(|origin| {
             let advice = || self.no_room_for_failures(posting, origin.clone(), own);
+            posted.kept = too_small_with_waiting(posting, origin.clone());
             too_small(posting, origin.clone()).or_else(advice)
         });
         posted
@@ -455,8 +458,16 @@ impl Checker {
             posted.count += 1;
         }
         drop(queue);
-        posted.finding = last.and_then(|origin| too_small(posting, origin));
+        posted.finding = last.and_then(|origin| {
+            posted.kept = too_small_with_waiting(posting, origin.clone());
+            too_small(posting, origin)
+        });
         posted
+    }
+
+    /// Handles receives of a shared receive queue that the provider has taken.
+    pub(crate) fn accepted_shared(queue: (usize, u32), origin: Origin) {
+        shared::accepted(queue, origin);
     }
 
     /// Notes receives of a shared receive queue before the provider has them. Returns how many.
@@ -513,10 +524,14 @@ impl Checker {
 
     /// Handles work requests that the provider has taken.
     pub(crate) fn accepted(&self, explainer: &Explainer, posting: Posting<'_>, posted: Posted) {
-        let Some((finding, (queue, _))) = posted.finding.zip(posting.completions) else {
+        let Some((queue, _)) = posting.completions else {
             return;
         };
-        if let Some(finding) = queue.report_when_polled(finding) {
+        if let Some(kept) = posted.kept {
+            shared::keep(queue, kept);
+        }
+        let finding = posted.finding;
+        if let Some(finding) = finding.and_then(|it| queue.report_when_polled(it)) {
             explainer.report_error(finding);
         }
     }
@@ -583,7 +598,9 @@ impl Checker {
         (read, acknowledged): (u32, u32),
     ) {
         lock(&self.windows).destroyed(device, handle);
-        shared::destroyed((device, handle));
+        if let Some(kept) = shared::destroyed((device, handle)) {
+            explainer.report_error(kept);
+        }
         // Another thread may acknowledge them.
         if read == acknowledged || !is_single_threaded() {
             return;
@@ -704,8 +721,16 @@ impl Checker {
         })
     }
 
+    /// Reports what is known at the end of the process.
+    pub(crate) fn ended(&self, explainer: &Explainer) {
+        for finding in shared::ended() {
+            explainer.report_error(finding);
+        }
+        self.advise_of_rights(explainer);
+    }
+
     /// Reports rights that no peer has used.
-    pub(crate) fn advise_of_rights(&self, explainer: &Explainer) {
+    fn advise_of_rights(&self, explainer: &Explainer) {
         if !self.advises || self.is_on_host {
             return;
         }
@@ -1310,6 +1335,32 @@ fn too_small(posting: Posting<'_>, origin: Origin) -> Option<Finding> {
         message: format!(
             "queue pair {number:#x}: its completion queue has {entries} entries, and {outstanding} \
              work requests are posted that complete into it"
+        ),
+        origins: vec![
+            ("posted", origin),
+            ("completion queue: created", queue.created.clone()),
+        ],
+    })
+}
+
+/// Returns the error of work requests of which too many can complete before the next poll, with
+/// the receives of shared receive queues. Others may use the completion queue later.
+fn too_small_with_waiting(posting: Posting<'_>, origin: Origin) -> Option<Finding> {
+    let (queue, entries) = posting.completions?;
+    let all = queue.excess_with_waiting(entries)?;
+    let Posting {
+        device,
+        number,
+        queue_pair,
+        ..
+    } = posting;
+    Some(Finding {
+        rule: Rule::CompletionQueueTooSmall,
+        device,
+        queue_pair: Some((number, Arc::clone(queue_pair))),
+        message: format!(
+            "queue pair {number:#x}: its completion queue has {entries} entries, and {all} work \
+             requests are posted that complete into it, those of a shared receive queue included"
         ),
         origins: vec![
             ("posted", origin),

@@ -906,7 +906,7 @@ impl Explainer {
             self.summarise_causes();
         }
         if let Some(checker) = &self.checker {
-            checker.advise_of_rights(self);
+            checker.ended(self);
             let summary = checker.summary();
             self.target.write(&match self.format {
                 Format::Text => summary.text(),
@@ -1109,6 +1109,7 @@ mod tests {
             signals_all: false,
             max_inline: 0,
             shared_queue: None,
+            receive_queue: None,
         }
     }
 

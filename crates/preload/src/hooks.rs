@@ -711,6 +711,9 @@ pub(crate) unsafe fn entries_of(queue: *mut c_void) -> u32 {
     u32::try_from(unsafe { (*queue.cast::<Cq>()).cqe }).unwrap_or_default()
 }
 
+/// Offset in a completion queue of libibverbs of the number of its entries, an `int`.
+pub(crate) const ENTRIES: usize = offset_of!(Cq, cqe);
+
 /// Returns a counter at an offset in an object of libibverbs, by the object's user handle; `None`
 /// if it is none of the context with this descriptor.
 fn counter(fd: RawFd, user_handle: u64, offset: usize) -> Option<u32> {

@@ -115,6 +115,8 @@ enum Object {
     },
     SharedQueue {
         user_handle: u64,
+        /// It has a completion queue of its own.
+        has_completions: bool,
     },
     Other,
 }
@@ -394,6 +396,8 @@ impl Context {
         let given: Option<[u32; 5]> = request.output(ATTR_CREATE_QP_RESP_CAP);
         let [sends, receives, _, _, _] = given.or(requested).unwrap_or_default();
         let [.., max_inline] = requested.unwrap_or_default();
+        let shared_queue = request.handle(ATTR_CREATE_QP_SRQ_HANDLE);
+        let receive_queue = self.receive_queue(request, shared_queue);
         let queue_pair = QueuePair {
             number,
             user_handle,
@@ -414,15 +418,40 @@ impl Context {
             send_blocks: sends.saturating_mul(MORE_SENDS),
             signals_all: flags & SIGNALS_ALL != 0,
             max_inline,
-            shared_queue: request.handle(ATTR_CREATE_QP_SRQ_HANDLE),
+            shared_queue,
+            receive_queue,
         };
         Some(vec![created, queue_pair])
+    }
+
+    /// Returns the user handle of the completion queue that a queue pair's receives complete into,
+    /// if it is the one that the queue pair names.
+    fn receive_queue(&self, request: &Request, shared_queue: Option<u32>) -> Option<u64> {
+        let shared = shared_queue.map(|handle| self.objects.get(&handle));
+        match shared {
+            None
+            | Some(Some(Object::SharedQueue {
+                has_completions: false,
+                ..
+            })) => {}
+            Some(_) => return None,
+        }
+        match self
+            .objects
+            .get(&request.handle(ATTR_CREATE_QP_RECV_CQ_HANDLE)?)?
+        {
+            Object::CompletionQueue { user_handle } => Some(*user_handle),
+            _ => None,
+        }
     }
 
     fn shared_queue_created(&mut self, request: &Request) -> Option<Vec<ObjectChange>> {
         let user_handle = request.input(ATTR_CREATE_SRQ_USER_HANDLE)?;
         let handle = request.handle(ATTR_CREATE_SRQ_HANDLE)?;
-        let queue = Object::SharedQueue { user_handle };
+        let queue = Object::SharedQueue {
+            user_handle,
+            has_completions: request.handle(ATTR_CREATE_SRQ_CQ_HANDLE).is_some(),
+        };
         Some(vec![self.add(handle, queue, ("shared receive queue", 0))])
     }
 
@@ -509,7 +538,7 @@ impl Context {
                 ObjectChange::QueuePairDestroyed { number },
                 destroyed(user_handle, first),
             ],
-            Object::SharedQueue { user_handle } => vec![destroyed(user_handle, first)],
+            Object::SharedQueue { user_handle, .. } => vec![destroyed(user_handle, first)],
             Object::Region { key } => {
                 vec![ObjectChange::RegionDeregistered { key }, destroyed(0, 0)]
             }
@@ -621,6 +650,7 @@ mod tests {
             signals_all: true,
             max_inline: 64,
             shared_queue: None,
+            receive_queue: None,
         };
         assert_eq!(made[1], queue_pair);
         let mut modify = |given: &ModifyQp| {

@@ -739,6 +739,8 @@ unsafe extern "C" fn post_shared_receive<const N: usize>(
         // SAFETY: the provider has set it to the first work request that it refused.
         let accepted = unsafe { accepted_of(list, *bad.cast::<*mut c_void>(), false) };
         Checker::refused_shared(key, count.saturating_sub(accepted));
+    } else if let Some(post) = noted.last() {
+        Checker::accepted_shared(key, post.origin.clone());
     }
     result
 }

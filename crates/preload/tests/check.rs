@@ -131,7 +131,7 @@ const ERRORS_OF_OBJECTS: [(&str, &str, &str); 14] = [
 ];
 
 /// The same, of `c/check_shared.c`.
-const ERRORS_OF_SHARED_QUEUES: [(&str, &str, &str); 12] = [
+const ERRORS_OF_SHARED_QUEUES: [(&str, &str, &str); 20] = [
     (
         "domain",
         "another-domain",
@@ -164,7 +164,19 @@ const ERRORS_OF_SHARED_QUEUES: [(&str, &str, &str); 12] = [
         "wrong-receive-queue",
         "\t\tCHECK(ibv_post_recv(b[0], &wr, &bad));",
     ),
+    ("small-receives", "completion-queue-too-small", RECEIVE),
+    ("small-left", "completion-queue-too-small", RECEIVE),
+    ("small-late", "completion-queue-too-small", RECEIVE),
+    ("small-sends", "completion-queue-too-small", WRITE_FROM),
+    ("small-datagrams", "completion-queue-too-small", RECEIVE),
+    ("arrived-send", "completion-queue-too-small", WRITE_FROM),
+    ("arrived-resized", "completion-queue-too-small", WRITE_FROM),
+    ("arrived-messages", "completion-queue-too-small", RECEIVE),
 ];
+
+/// Posts of `c/check_shared.c`.
+const RECEIVE: &str = "\tCHECK(!ibv_post_srq_recv(queue, &wr, &bad));";
+const WRITE_FROM: &str = "\tCHECK(!ibv_post_send(qp, &write, &bad));";
 
 /// The same, of `c/check_overlaps.c`.
 const ERRORS_OF_OVERLAPS: [(&str, &str, &str); 8] = [
@@ -208,12 +220,16 @@ const RIGHT_OF_OBJECTS: [&str; 4] = [
 ];
 
 /// The same, of `c/check_shared.c`.
-const RIGHT_OF_SHARED_QUEUES: [&str; 5] = [
+const RIGHT_OF_SHARED_QUEUES: [&str; 9] = [
     "repeated-id",
     "repeated-same-id",
     "refused",
     "ended",
     "own-ended",
+    "one-after-another",
+    "end-reset",
+    "end-destroyed",
+    "own-completions",
 ];
 
 /// The same, of `c/check_overlaps.c`.

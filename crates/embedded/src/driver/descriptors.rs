@@ -27,8 +27,11 @@ pub enum ObjectChange {
         signals_all: bool,
         /// Longest data in a send itself, in bytes.
         max_inline: u32,
-        /// Handle of its shared receive queue, unless it is a DC target.
+        /// Handle of its shared receive queue.
         shared_queue: Option<u32>,
+        /// User handle of the completion queue of its receives; `None` if it is a DC target, or
+        /// if its shared receive queue has one of its own.
+        receive_queue: Option<u64>,
     },
     /// A queue pair was moved to a state. RESET empties its queues.
     QueuePairModified {

@@ -80,6 +80,7 @@ impl State {
         let events = self.events(request, user_handle, ATTR_CREATE_QP_EVENT_FD);
         let qp = Qp {
             target: Some(target),
+            shared_queue: Some(srq),
             ..Qp::without_queues(0, QpType::DRIVER, events)
         };
         let object = Object::new(fd, qp).using(vec![pd, cq, srq]);

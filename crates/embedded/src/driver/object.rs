@@ -76,8 +76,11 @@ pub(crate) struct Qp {
     pub(crate) send_blocks: u32,
     /// The context's register that it uses; `None` for an XRC target.
     pub(crate) register: Option<u32>,
-    /// Handle of its shared receive queue, unless it is a DC target.
+    /// Handle of its shared receive queue.
     pub(crate) shared_queue: Option<u32>,
+    /// User handle of the completion queue of its receives, unless it is a DC target, or its
+    /// shared receive queue has one.
+    pub(crate) receive_queue: Option<u64>,
     /// For an XRC target: the device's number of its XRC domain.
     pub(crate) domain: Option<u32>,
     /// For a DC target: its attributes.
@@ -106,6 +109,7 @@ impl Qp {
             send_blocks: 0,
             register: None,
             shared_queue: None,
+            receive_queue: None,
             domain: None,
             target: None,
             packet: None,

@@ -272,6 +272,7 @@ impl ObjectData for Qp {
             signals_all: self.signal_all,
             max_inline,
             shared_queue: self.shared_queue,
+            receive_queue: self.receive_queue,
         })
     }
 

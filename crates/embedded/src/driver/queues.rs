@@ -358,6 +358,7 @@ impl State {
             send_blocks: parsed.driver.sq_wqe_count,
             register,
             shared_queue: parsed.srq,
+            receive_queue: self.receive_queue(fd, &parsed)?,
             ..Qp::without_queues(number, QpType(kind), events)
         };
         let object = Object::new(fd, qp)
@@ -370,6 +371,20 @@ impl State {
         let cap = zerocopy::transmute!(parsed.cap);
         self.add_qp(request, object, number, cap, answer);
         Ok(())
+    }
+
+    /// Returns the user handle of the completion queue that a new queue pair's receives complete
+    /// into, if it is the one that the queue pair names.
+    fn receive_queue(&self, fd: RawFd, parsed: &QpRequest) -> Result<Option<u64>> {
+        let shared = parsed
+            .srq
+            .map(|srq| self.objects.srq(fd, srq))
+            .transpose()?;
+        let has_another = shared.is_some_and(|it| it.kind != SrqKind::Basic);
+        let Some(cq) = parsed.recv_cq.filter(|_| !has_another) else {
+            return Ok(None);
+        };
+        Ok(Some(self.objects.cq(fd, cq)?.events.user_handle))
     }
 
     /// Reads the attributes of a new queue pair with queues of its own, and resolves what

@@ -1,10 +1,13 @@
 //! Completion queues: how many completions they may get before the program polls.
 
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::memory;
 use super::notification::Notification;
 use crate::explain::{Finding, Origin, lock};
+use crate::hooks;
 use crate::promises::InUse;
 
 /// A completion queue of the program.
@@ -13,6 +16,9 @@ pub(crate) struct CompletionQueue {
     pub(crate) created: Origin,
     /// Its number in the device.
     pub(crate) number: u32,
+    /// In libibverbs the address of the `ibv_cq`.
+    user_handle: u64,
+    is_destroyed: AtomicBool,
     pub(crate) notification: Notification,
     /// The program has promised to use it by one thread at a time.
     is_promised: AtomicBool,
@@ -22,6 +28,8 @@ pub(crate) struct CompletionQueue {
     outstanding: AtomicU32,
     /// Sends that will have a completion only if they fail or are flushed.
     unsignaled: AtomicU32,
+    /// Receives of shared receive queues that have got no data, and complete into this queue only.
+    waiting: AtomicU32,
     /// A completion was polled in a way that is seen.
     is_polled: AtomicBool,
     /// An error that is reported when the first completion is polled: until then the program
@@ -32,16 +40,24 @@ pub(crate) struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    pub(crate) fn new(created: Origin, number: u32, ignores_overrun: bool) -> Self {
+    /// Creates one with a number in the device and a user handle.
+    pub(crate) fn new(
+        created: Origin,
+        (number, user_handle): (u32, u64),
+        ignores_overrun: bool,
+    ) -> Self {
         Self {
             created,
             number,
+            user_handle,
+            is_destroyed: AtomicBool::new(false),
             notification: Notification::default(),
             is_promised: AtomicBool::new(false),
             in_use: InUse::default(),
             ignores_overrun,
             outstanding: AtomicU32::new(0),
             unsignaled: AtomicU32::new(0),
+            waiting: AtomicU32::new(0),
             is_polled: AtomicBool::new(false),
             pending: Mutex::new(None),
             reader: AtomicI32::new(0),
@@ -69,6 +85,44 @@ impl CompletionQueue {
         self.reader.store(0, Ordering::SeqCst);
     }
 
+    /// Handles that it is destroyed. Its memory still exists.
+    pub(crate) fn destroyed(&self) {
+        self.is_destroyed.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns the number of its entries, as libibverbs has it; `None` if it was destroyed.
+    pub(super) fn entries(&self) -> Option<u32> {
+        let address = self.user_handle.checked_add(hooks::ENTRIES as u64)?;
+        let mut bytes = [MaybeUninit::uninit(); size_of::<u32>()];
+        let entries = memory::read(address, &mut bytes)?;
+        let entries = u32::from_ne_bytes(entries.try_into().ok()?);
+        // What has been read since may be something else.
+        let is_destroyed = self.is_destroyed.load(Ordering::SeqCst);
+        (!is_destroyed && entries != 0).then_some(entries)
+    }
+
+    /// As [`Self::excess`], with all receives of shared receive queues that complete into it only.
+    pub(super) fn excess_with_waiting(&self, entries: u32) -> Option<u32> {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        let all = (self.outstanding.load(Ordering::Relaxed)).saturating_add(waiting);
+        (waiting != 0 && all > entries && !self.ignores_overrun).then_some(all)
+    }
+
+    /// Keeps a finding until a completion is polled.
+    pub(super) fn report_at_poll(&self, finding: Finding) {
+        lock(&self.pending).get_or_insert(finding);
+    }
+
+    /// Notes that a completion was polled in a way that is seen.
+    pub(super) fn note_polled(&self) {
+        self.is_polled.store(true, Ordering::Relaxed);
+    }
+
+    /// A completion was polled in a way that is seen.
+    pub(super) fn is_polled(&self) -> bool {
+        self.is_polled.load(Ordering::Relaxed)
+    }
+
     /// Returns how many work requests it may get completions of, if these are more than its
     /// entries.
     pub(super) fn excess(&self, entries: u32) -> Option<u32> {
@@ -87,10 +141,10 @@ impl CompletionQueue {
 
     /// Returns the finding if it can be reported, and keeps it otherwise.
     pub(super) fn report_when_polled(&self, finding: Finding) -> Option<Finding> {
-        if self.is_polled.load(Ordering::Relaxed) {
+        if self.is_polled() {
             return Some(finding);
         }
-        lock(&self.pending).get_or_insert(finding);
+        self.report_at_poll(finding);
         None
     }
 }
@@ -108,8 +162,44 @@ impl Entry {
 
     /// Frees it, since its completion was polled. Returns an error that is due.
     pub(super) fn polled(self) -> Option<Finding> {
-        self.0.is_polled.store(true, Ordering::Relaxed);
+        self.0.note_polled();
         lock(&self.0.pending).take()
+    }
+}
+
+/// Receives of a shared receive queue that have got no data. All complete into one completion
+/// queue.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    queue: Arc<CompletionQueue>,
+    count: u32,
+}
+
+impl Waiting {
+    pub(super) fn new(queue: &Arc<CompletionQueue>) -> Self {
+        Self {
+            queue: Arc::clone(queue),
+            count: 0,
+        }
+    }
+
+    pub(super) fn queue(&self) -> &Arc<CompletionQueue> {
+        &self.queue
+    }
+
+    pub(super) fn set(&mut self, count: u32) {
+        let waiting = &self.queue.waiting;
+        match count.checked_sub(self.count) {
+            Some(more) => _ = waiting.fetch_add(more, Ordering::Relaxed),
+            None => _ = waiting.fetch_sub(self.count - count, Ordering::Relaxed),
+        }
+        self.count = count;
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.set(0);
     }
 }
 
@@ -142,7 +232,7 @@ mod tests {
 
     #[test]
     fn one_thread_reads_at_a_time() {
-        let queue = CompletionQueue::new(Origin::here(), 1, false);
+        let queue = CompletionQueue::new(Origin::here(), (1, 0), false);
         assert_eq!(queue.begin_reading(1), None);
         assert_eq!(queue.begin_reading(1), None);
         assert_eq!(queue.begin_reading(2), Some(1));
@@ -152,7 +242,7 @@ mod tests {
 
     #[test]
     fn entries_are_free_when_their_completions_are_polled() {
-        let queue = Arc::new(CompletionQueue::new(Origin::here(), 1, false));
+        let queue = Arc::new(CompletionQueue::new(Origin::here(), (1, 0), false));
         let first = Entry::new(&queue);
         let _second = Entry::new(&queue);
         assert_eq!((queue.excess(1), queue.excess(2)), (Some(2), None));
@@ -164,7 +254,18 @@ mod tests {
         assert_eq!(queue.excess_of_failures(2, 1), None);
         drop(unsignaled);
         assert_eq!(queue.excess_of_failures(0, 0), Some(1));
-        let queue = Arc::new(CompletionQueue::new(Origin::here(), 1, true));
+        let mut waiting = Waiting::new(&queue);
+        waiting.set(3);
+        assert_eq!(queue.excess_with_waiting(3), Some(4));
+        assert_eq!(
+            (queue.excess(0), queue.excess_with_waiting(4)),
+            (Some(1), None)
+        );
+        waiting.set(1);
+        assert_eq!(queue.excess_with_waiting(1), Some(2));
+        drop(waiting);
+        assert_eq!(queue.excess_with_waiting(0), None);
+        let queue = Arc::new(CompletionQueue::new(Origin::here(), (1, 0), true));
         let _entry = Entry::new(&queue);
         assert_eq!(queue.excess(0), None);
     }

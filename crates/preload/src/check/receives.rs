@@ -65,6 +65,11 @@ impl Received {
         self.guards.iter().find_map(Guard::accessor)
     }
 
+    /// Ends that its buffers are guarded.
+    pub(super) fn unguard(&mut self) {
+        self.guards.clear();
+    }
+
     /// Looks for its buffers, and returns their addresses.
     pub(super) fn locate(&mut self, device: usize, objects: &Objects) -> Vec<Range<u64>> {
         let buffers = self.elements.iter().filter_map(|element| {
@@ -98,29 +103,34 @@ pub(crate) struct ReceiveQueue {
     queue_pair: Option<(usize, u32)>,
     /// They are not followed.
     ignores_messages: bool,
-    /// Device and handle of its shared receive queue.
+    /// Device and handle of its shared receive queue, and the completion queue of what it gets.
     shared: Option<shared::Key>,
+    completions: Option<Arc<CompletionQueue>>,
 }
 
 impl ReceiveQueue {
     /// Creates that of a queue pair, given by device and number, with the handle of its shared
-    /// receive queue. Messages are followed if it is a reliable one.
+    /// receive queue and the completion queue of receives of that. Messages are followed if it is a reliable one.
     pub(crate) fn new(
         entries: u32,
         (device, number): (usize, u32),
-        shared: Option<u32>,
+        shared: Option<(u32, Option<Arc<CompletionQueue>>)>,
         is_reliable: bool,
     ) -> Self {
+        let (shared, completions) = shared.unzip();
         let queue = Self {
             capacity: entries as usize,
             queue_pair: is_reliable.then_some((device, number)),
             shared: shared.map(|handle| (device, handle)),
+            completions: completions.flatten(),
             ..Self::default()
         };
-        match queue.shared {
-            Some(shared) if is_reliable => shared::attach(number, shared),
-            Some(shared) => shared::ignore(shared),
-            None => {}
+        if let Some(shared) = queue.shared {
+            shared::used(shared, queue.completions.as_ref());
+            match is_reliable {
+                true => shared::attach(number, shared, queue.completions.clone()),
+                false => shared::ignore(shared),
+            }
         }
         queue
     }
@@ -131,7 +141,7 @@ impl ReceiveQueue {
         self.ignore_messages();
         self.ignores_messages = false;
         if let Some(((_, qpn), shared)) = self.queue_pair.zip(self.shared) {
-            shared::attach(qpn, shared);
+            shared::attach(qpn, shared, self.completions.clone());
         }
     }
 
@@ -145,6 +155,9 @@ impl ReceiveQueue {
     /// Ignores messages until RESET.
     pub(super) fn ignore_messages(&mut self) {
         self.ignores_messages = true;
+        if let Some(shared) = self.shared {
+            shared::uncount(shared);
+        }
         if let Some((_, qpn)) = self.queue_pair {
             match self.shared {
                 Some(shared) => shared::detach(qpn, shared),
@@ -191,7 +204,7 @@ impl ReceiveQueue {
     /// Removes the oldest receive, which has completed, if it is this one.
     pub(super) fn complete(&mut self, wr_id: u64) -> Option<Completed> {
         if let Some(shared) = self.shared {
-            let (_, qpn) = self.queue_pair?;
+            let qpn = self.queue_pair.map(|(_, qpn)| qpn);
             return shared::complete(shared, qpn, wr_id);
         }
         let oldest = self.receives.pop_front()?;

@@ -335,8 +335,10 @@ impl Objects {
                 send_blocks,
                 signals_all,
                 shared_queue,
+                receive_queue,
                 ..
             } => {
+                let completions = receive_queue.and_then(|it| self.completion_queue(device, it));
                 let queue_pair = QueuePair {
                     kind,
                     state: Mutex::new(QpState::RESET),
@@ -356,7 +358,7 @@ impl Objects {
                     receives_in_flight: Mutex::new(ReceiveQueue::new(
                         receives,
                         (device, number),
-                        shared_queue,
+                        shared_queue.map(|handle| (handle, completions)),
                         kind == QpType::RC,
                     )),
                 };
@@ -451,7 +453,8 @@ impl Objects {
             ignores_overrun,
         } = *change
         {
-            let queue = CompletionQueue::new(Origin::here(), number, ignores_overrun);
+            let queue =
+                CompletionQueue::new(Origin::here(), (number, user_handle), ignores_overrun);
             lock(&self.destroyed_queues).remove(&(device, user_handle));
             lock(&self.completion_queues).insert((device, user_handle), Arc::new(queue));
         }
@@ -635,6 +638,7 @@ impl Objects {
     ) -> Option<Arc<CompletionQueue>> {
         let key = (device, user_handle);
         let queue = lock(&self.completion_queues).remove(&key)?;
+        queue.destroyed();
         let origins = [Origin::here(), queue.created.clone()];
         let mut destroyed = lock(&self.destroyed_queues);
         destroyed.insert(key, origins);

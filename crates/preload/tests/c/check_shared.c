@@ -1,6 +1,7 @@
 /*
  * As check_cases.c: errors in the use of shared receive queues, and of the buffers of receives.
- * Queue pairs a[0] and a[1] send, b[0] and b[1] receive.
+ * Queue pairs a[0] and a[1] send, b[0] and b[1] receive. Cases of small completion queues connect
+ * those that send to others.
  */
 #include <infiniband/verbs.h>
 #include <stdint.h>
@@ -36,10 +37,11 @@ static struct ibv_srq *shared_queue(struct ibv_pd *of)
 	return queue;
 }
 
-static struct ibv_qp *queue_pair(struct ibv_srq *of)
+static struct ibv_qp *queue_pair_with(struct ibv_srq *of, enum ibv_qp_type type,
+				      struct ibv_cq *sends, struct ibv_cq *into)
 {
 	struct ibv_qp_init_attr ask = {
-		.send_cq = cq, .recv_cq = receives, .srq = of, .qp_type = IBV_QPT_RC,
+		.send_cq = sends, .recv_cq = into, .srq = of, .qp_type = type,
 		.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1,
 			 .max_recv_sge = 2 },
 	};
@@ -47,6 +49,11 @@ static struct ibv_qp *queue_pair(struct ibv_srq *of)
 
 	CHECK(qp);
 	return qp;
+}
+
+static struct ibv_qp *queue_pair(struct ibv_srq *of)
+{
+	return queue_pair_with(of, IBV_QPT_RC, cq, receives);
 }
 
 static uint64_t poll_one(struct ibv_cq *from)
@@ -229,6 +236,235 @@ static void domain(int of_queue)
 	CHECK(!ibv_dereg_mr(region) && !ibv_dealloc_pd(another));
 }
 
+static struct ibv_cq *small_queue(int entries)
+{
+	struct ibv_cq *small = ibv_create_cq(context, entries, NULL, NULL, 0);
+
+	CHECK(small && small->cqe == entries);
+	return small;
+}
+
+/* Connects a queue pair that sends to one whose receives are completed into a queue. */
+static struct ibv_qp *receiver(struct ibv_qp *from, struct ibv_srq *of, struct ibv_cq *sends,
+			       struct ibv_cq *into)
+{
+	struct ibv_qp *qp = queue_pair_with(of, IBV_QPT_RC, sends, into);
+	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+
+	CHECK(!ibv_modify_qp(from, &reset, IBV_QP_STATE));
+	connect_to(from, qp->qp_num, rights);
+	connect_to(qp, from->qp_num, rights);
+	return qp;
+}
+
+static void receive_many(struct ibv_srq *queue, int count)
+{
+	for (int n = 0; n < count; n++)
+		receive(queue, n, target_mr, target + n * 64, 64);
+}
+
+static void write_from(struct ibv_qp *qp)
+{
+	struct ibv_sge list = { (uintptr_t)memory, 8, mr->lkey };
+	struct ibv_send_wr write = { .sg_list = &list, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+				     .send_flags = IBV_SEND_SIGNALED }, *bad;
+
+	write.wr.rdma.remote_addr = (uintptr_t)target + LENGTH - 8;
+	write.wr.rdma.rkey = target_mr->rkey;
+	CHECK(!ibv_post_send(qp, &write, &bad));
+}
+
+/* Receives that complete into one queue of 3 entries, and are posted before, and after, there are
+ * any queue pairs. */
+static void fill(const char *how)
+{
+	struct ibv_cq *small = small_queue(3);
+	struct ibv_srq *queue = shared_queue(pd);
+	int is_late = !strcmp(how, "late"), sends = !strcmp(how, "sends");
+	int count = right || sends ? 3 : 4;
+	struct ibv_qp *first, *second;
+
+	if (is_late)
+		receive_many(queue, count - 1);
+	first = receiver(a[0], queue, sends ? small : cq, small);
+	second = receiver(a[1], queue, cq, small);
+	if (sends && right) {
+		write_from(first);
+		poll_one(small);
+	}
+	if (is_late)
+		receive(queue, 7, target_mr, target + 512, 64);
+	else
+		receive_many(queue, count);
+	if (sends && !right) {
+		write_from(first);
+		poll_one(small);
+	}
+	for (int n = 0; n < count; n++) {
+		send_from(a[n % 2], IBV_WR_SEND, 64);
+		poll_one(small);
+	}
+	/* The completion queue may be gone first. */
+	CHECK(!ibv_destroy_qp(first) && !ibv_destroy_qp(second) && !ibv_destroy_cq(small));
+	if (strcmp(how, "left"))
+		CHECK(!ibv_destroy_srq(queue));
+	else
+		exit(0);
+}
+
+/* As above, of datagrams. */
+static void fill_datagrams(void)
+{
+	struct ibv_cq *small = small_queue(3);
+	struct ibv_srq *queue = shared_queue(pd);
+	struct ibv_qp *to = queue_pair_with(queue, IBV_QPT_UD, cq, small);
+	struct ibv_qp_attr attr = { .qkey = 7 };
+	struct ibv_ah_attr address = { .is_global = 1, .port_num = 1 };
+	struct ibv_sge list = { (uintptr_t)memory, 8, mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &list, .num_sge = 1, .opcode = IBV_WR_SEND,
+				  .send_flags = IBV_SEND_SIGNALED }, *bad;
+
+	connect_to(to, 0, attr);
+	CHECK(!ibv_query_gid(context, 1, 0, &address.grh.dgid));
+	wr.wr.ud.ah = ibv_create_ah(pd, &address);
+	CHECK(wr.wr.ud.ah);
+	wr.wr.ud.remote_qpn = to->qp_num;
+	wr.wr.ud.remote_qkey = 7;
+	receive_many(queue, 3);
+	for (int n = 0; n < 8; n++) {
+		CHECK(!ibv_post_send(to, &wr, &bad));
+		poll_one(cq);
+		poll_one(small);
+		receive(queue, 8, target_mr, target + 1024, 64);
+	}
+	if (!right)
+		receive(queue, 9, target_mr, target + 1024, 64);
+	CHECK(!ibv_destroy_ah(wr.wr.ud.ah) && !ibv_destroy_qp(to) && !ibv_destroy_cq(small));
+	CHECK(!ibv_destroy_srq(queue));
+}
+
+/* Messages for one of two completion queues: together with a send, or of themselves, they are more
+ * than it has entries. The other one may get all of the other receives. */
+static void arrive(const char *how)
+{
+	struct ibv_cq *small = small_queue(3), *other = small_queue(3);
+	struct ibv_srq *queue = shared_queue(pd);
+	struct ibv_qp *first = receiver(a[0], queue, small, small);
+	struct ibv_qp *second = receiver(a[1], queue, other, other);
+	int is_overrun = !strcmp(how, "messages"), count = is_overrun && !right ? 4 : 3;
+
+	receive_many(queue, 16);
+	if (!strcmp(how, "resized") && right)
+		CHECK(!ibv_resize_cq(small, 15) && small->cqe == 15);
+	for (int n = 0; n < count; n++) {
+		send_from(a[0], IBV_WR_SEND, 64);
+		if (right && strcmp(how, "resized"))
+			poll_one(small);
+	}
+	for (int n = 0; n < 9; n++) {
+		send_from(a[1], IBV_WR_SEND, 64);
+		poll_one(other);
+	}
+	if (is_overrun)
+		goto end;
+	write_from(first);
+	if (!right)
+		goto end;
+	for (int n = strcmp(how, "resized") ? 3 : 0; n < 4; n++)
+		poll_one(small);
+end:
+	if (!right) {
+		poll_one(small);
+		poll_one(small);
+	}
+	CHECK(!ibv_destroy_qp(first) && !ibv_destroy_qp(second) && !ibv_destroy_srq(queue));
+	CHECK(!ibv_destroy_cq(small) && !ibv_destroy_cq(other));
+}
+
+/* Queue pairs that come one after another, each with a completion queue for its part of the
+ * receives. */
+static void come(void)
+{
+	struct ibv_srq *queue = shared_queue(pd);
+	struct ibv_cq *small[2];
+	struct ibv_qp *to[2];
+
+	for (int n = 0; n < 2; n++) {
+		small[n] = small_queue(3);
+		to[n] = receiver(a[n], queue, small[n], small[n]);
+		receive_many(queue, 7);
+		for (int sent = 0; sent < 6; sent++) {
+			send_from(a[n], IBV_WR_SEND, 64);
+			poll_one(small[n]);
+			write_from(to[n]);
+			poll_one(small[n]);
+		}
+	}
+	for (int n = 0; n < 2; n++)
+		CHECK(!ibv_destroy_qp(to[n]) && !ibv_destroy_cq(small[n]));
+	CHECK(!ibv_destroy_srq(queue));
+}
+
+/* Queue pairs that end, with messages that have no data and were not polled. */
+static void end(int resets)
+{
+	struct ibv_cq *small = small_queue(3);
+	struct ibv_srq *queue = shared_queue(pd);
+	struct ibv_qp *to = receiver(a[0], queue, small, small), *other;
+
+	receive_many(queue, 1);
+	send_from(a[0], IBV_WR_SEND, 8);
+	poll_one(small);
+	for (int n = 0; n < 8; n++) {
+		receive_many(queue, 3);
+		for (int sent = 0; sent < 2; sent++)
+			send_from(a[0], IBV_WR_SEND, 0);
+		send_from(a[0], IBV_WR_SEND, 8);
+		other = to;
+		if (resets) {
+			struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+
+			CHECK(!ibv_modify_qp(to, &reset, IBV_QP_STATE));
+			CHECK(!ibv_modify_qp(a[0], &reset, IBV_QP_STATE));
+			connect_to(a[0], to->qp_num, rights);
+			connect_to(to, a[0]->qp_num, rights);
+		} else {
+			to = receiver(a[0], queue, small, small);
+			CHECK(!ibv_destroy_qp(other));
+		}
+	}
+	CHECK(!ibv_destroy_qp(to) && !ibv_destroy_srq(queue) && !ibv_destroy_cq(small));
+}
+
+/* A queue that has a completion queue of its own, which is not that of the queue pair. */
+static void own_completions(void)
+{
+	struct ibv_cq_init_attr_ex cqe = {
+		.cqe = 31, .wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_TM_INFO,
+	};
+	struct ibv_cq *large = ibv_cq_ex_to_cq(ibv_create_cq_ex(context, &cqe));
+	struct ibv_cq *small = small_queue(3);
+	struct ibv_srq_init_attr_ex ask = {
+		.attr = { .max_wr = 16, .max_sge = 1 }, .srq_type = IBV_SRQT_TM, .pd = pd,
+		.cq = large, .tm_cap = { .max_num_tags = 8, .max_ops = 16 },
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD |
+			     IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM,
+	};
+	struct ibv_srq *queue = ibv_create_srq_ex(context, &ask);
+	struct ibv_qp *to;
+
+	CHECK(large);
+	/* libmlx5 creates none on Ethernet. */
+	if (queue) {
+		to = receiver(a[0], queue, small, small);
+		receive_many(queue, 8);
+		write_from(to);
+		poll_one(small);
+		CHECK(!ibv_destroy_qp(to) && !ibv_destroy_srq(queue));
+	}
+	CHECK(!ibv_destroy_cq(large) && !ibv_destroy_cq(small));
+}
+
 int main(int count, char **arguments)
 {
 	struct ibv_device **devices = ibv_get_device_list(NULL);
@@ -264,6 +500,18 @@ int main(int count, char **arguments)
 		domain(right);
 	else if (!strcmp(mistake, "refused"))
 		refuse();
+	else if (!strcmp(mistake, "small-datagrams"))
+		fill_datagrams();
+	else if (!strncmp(mistake, "small-", 6))
+		fill(mistake + 6);
+	else if (!strncmp(mistake, "arrived-", 8))
+		arrive(mistake + 8);
+	else if (!strcmp(mistake, "one-after-another"))
+		come();
+	else if (!strncmp(mistake, "end-", 4))
+		end(!strcmp(mistake, "end-reset"));
+	else if (!strcmp(mistake, "own-completions"))
+		own_completions();
 	else if (!strncmp(mistake, "repeated-", 9))
 		repeat(mistake + 9);
 	else
