@@ -75,6 +75,8 @@ pub struct Model {
     pub counted: Vec<Counted>,
     /// How long peers may be silent before retries count, in nanoseconds.
     pub max_silence: u64,
+    /// So many of the next accesses on behalf of peers find memory absent.
+    pub absent: u32,
 }
 
 /// Number of causes that are kept.
@@ -98,6 +100,17 @@ impl Model {
             }
         };
         &mut self.queues[index]
+    }
+
+    /// Fails if the memory that a peer's packet needs is absent.
+    fn page_in(&mut self) -> Result<(), Fault> {
+        match self.absent.checked_sub(1) {
+            None => Ok(()),
+            Some(left) => {
+                self.absent = left;
+                Err(Fault::Absent)
+            }
+        }
     }
 
     fn local(&mut self, local: Range, offset: u32, length: usize) -> Result<&mut [u8], Fault> {
@@ -164,6 +177,7 @@ impl Host for Model {
         offset: u32,
         data: &[u8],
     ) -> Result<(), Fault> {
+        self.page_in()?;
         self.local(*local, offset, data.len())?
             .copy_from_slice(data);
         Ok(())
@@ -218,6 +232,7 @@ impl Host for Model {
         length: u32,
         access: Access,
     ) -> Result<(), Fault> {
+        self.page_in()?;
         self.remote(rkey, va, length as usize, access).map(|_| ())
     }
 

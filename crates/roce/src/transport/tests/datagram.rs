@@ -3,9 +3,9 @@
 use super::*;
 use crate::packet::{Link, MULTICAST_QPN};
 
-const QKEY: u32 = 0x1111_1111;
+pub(super) const QKEY: u32 = 0x1111_1111;
 
-fn config() -> QpConfig {
+pub(super) fn config() -> QpConfig {
     QpConfig {
         service: Service::Ud,
         qkey: QKEY,
@@ -14,7 +14,7 @@ fn config() -> QpConfig {
 }
 
 /// Creates HCAs with a queue pair 50 each, and posted receives of 2048 bytes.
-fn world(count: usize, kind: LinkKind, config: &QpConfig) -> World {
+pub(super) fn world(count: usize, kind: LinkKind, config: &QpConfig) -> World {
     let mut world = World::new(count, kind, 64 * 1024, 1);
     for hca in &mut world.hcas {
         hca.transport.create(50, config.clone()).unwrap();
@@ -26,7 +26,13 @@ fn world(count: usize, kind: LinkKind, config: &QpConfig) -> World {
     world
 }
 
-fn datagram(world: &World, to: usize, length: u32, qpn: u32, qkey: u32) -> SendWork<Range> {
+pub(super) fn datagram(
+    world: &World,
+    to: usize,
+    length: u32,
+    qpn: u32,
+    qkey: u32,
+) -> SendWork<Range> {
     let mut request = work(1, Operation::SendImm, 0, length, 0);
     request.imm = 0x0102_0304;
     let path = world.hcas[0].path_to(to);
