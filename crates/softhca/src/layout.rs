@@ -681,22 +681,35 @@ pub mod hca_cap {
     pub const AT: usize = 0x10;
 }
 
-/// Event types.
-#[allow(missing_docs)]
-pub mod event {
-    pub const COMPLETION: u8 = 0x00;
-    pub const COMM_EST: u8 = 0x02;
-    pub const SQ_DRAINED: u8 = 0x03;
-    pub const CQ_ERROR: u8 = 0x04;
-    pub const WQ_CATASTROPHIC: u8 = 0x05;
-    pub const INTERNAL_ERROR: u8 = 0x08;
-    pub const PORT_CHANGE: u8 = 0x09;
-    pub const COMMAND: u8 = 0x0a;
-    pub const PAGE_FAULT: u8 = 0x0c;
-    pub const WQ_INVALID_REQUEST: u8 = 0x10;
-    pub const WQ_ACCESS: u8 = 0x11;
-    pub const SRQ_CATASTROPHIC: u8 = 0x12;
-    pub const SRQ_LAST_WQE: u8 = 0x13;
-    pub const SRQ_LIMIT: u8 = 0x14;
-    pub const DCT_DRAINED: u8 = 0x1c;
+/// Declares the constants of event types, and a list of them for tests.
+macro_rules! event_types {
+    ($($name:ident = $number:literal;)+) => {
+        /// Event types.
+        #[allow(missing_docs)]
+        pub mod event {
+            $(pub const $name: u8 = $number;)+
+
+            /// All of them, with their names.
+            #[cfg(test)]
+            pub(crate) const ALL: &[(&str, u8)] = &[$((stringify!($name), $number)),+];
+        }
+    };
+}
+
+event_types! {
+    COMPLETION = 0x00;
+    COMM_EST = 0x02;
+    SQ_DRAINED = 0x03;
+    CQ_ERROR = 0x04;
+    WQ_CATASTROPHIC = 0x05;
+    INTERNAL_ERROR = 0x08;
+    PORT_CHANGE = 0x09;
+    COMMAND = 0x0a;
+    PAGE_FAULT = 0x0c;
+    WQ_INVALID_REQUEST = 0x10;
+    WQ_ACCESS = 0x11;
+    SRQ_CATASTROPHIC = 0x12;
+    SRQ_LAST_WQE = 0x13;
+    SRQ_LIMIT = 0x14;
+    DCT_DRAINED = 0x1c;
 }

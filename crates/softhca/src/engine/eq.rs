@@ -82,6 +82,8 @@ impl<P: Platform> Core<P> {
             });
             return;
         }
+        #[cfg(test)]
+        crate::tests::events::record(kind);
         eq.producer = eq.producer.wrapping_add(1);
         self.stats.eqes += 1;
         if eq.armed {

@@ -503,7 +503,7 @@ fn broken_rules_are_those_of_accesses() {
 }
 
 #[test]
-fn misuse_and_events_are_told() {
+pub(super) fn misuse_and_events_are_told() {
     let mut driver = Driver::new("ib");
     let mut cq = driver.create_cq(1);
     let (mut a, _b) = driver.pair_on(&cq);
@@ -546,7 +546,7 @@ fn write_to(driver: &mut Driver, key: u32, va: u64) {
 }
 
 /// Accesses that no driver permits a program to make.
-fn wrong_accesses() {
+pub(super) fn wrong_accesses() {
     let mut driver = Driver::new("ib");
     let whole = driver.key;
     let memory = driver.pages(1);
@@ -580,7 +580,7 @@ fn wrong_accesses() {
 }
 
 /// Doorbells of nothing, and queues that are not in memory.
-fn wrong_registers() {
+pub(super) fn wrong_registers() {
     let mut driver = Driver::new("ib");
     let page = u64::from(driver.uar) * 4096;
     // A page that is not allocated; an event of a completion queue that does not exist.

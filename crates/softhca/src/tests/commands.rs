@@ -49,7 +49,7 @@ fn write_command(driver: &Driver, slot: u64, input: &[u8], output: u32) -> u64 {
 }
 
 #[test]
-fn a_command_goes_through_queue_and_mailboxes() {
+pub(super) fn a_command_goes_through_queue_and_mailboxes() {
     let mut driver = Driver::new("ib");
     install_command_queue(&mut driver);
     let query = Input::new(op::QUERY_HCA_CAP, 16).or(4, 0, 1);

@@ -236,7 +236,7 @@ fn a_ksm_key_begins_at_its_start_address() {
 }
 
 #[test]
-fn an_armed_cq_raises_one_event() {
+pub(super) fn an_armed_cq_raises_one_event() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let (key, memory) = (driver.key, driver.pages(1));
@@ -548,7 +548,7 @@ fn post_srq_chain(
 }
 
 #[test]
-fn an_srq_follows_its_next_indices() {
+pub(super) fn an_srq_follows_its_next_indices() {
     let mut driver = Driver::new("ib");
     let (buffer, doorbell, memory) = (driver.pages(1), driver.pages(1), driver.pages(1));
     let srqn = driver.create_srq(buffer, doorbell);

@@ -94,7 +94,7 @@ fn a_target_receives_requests_with_its_number_and_key() {
 }
 
 #[test]
-fn only_a_drained_target_can_be_destroyed() {
+pub(super) fn only_a_drained_target_can_be_destroyed() {
     let mut driver = Driver::new("ib");
     let cq = driver.create_cq(4);
     let memory = driver.pages(1);

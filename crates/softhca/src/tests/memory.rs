@@ -236,7 +236,7 @@ fn advance(driver: &mut Driver, nanoseconds: u64) {
 }
 
 #[test]
-fn an_absent_page_is_requested_once() {
+pub(super) fn an_absent_page_is_requested_once() {
     let mut driver = Driver::new("ib-umr");
     let (mut cq, mut a, mut b) = driver.pair();
     let mut kernel = kernel_qp(&mut driver, &cq);

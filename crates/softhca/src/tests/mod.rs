@@ -7,6 +7,7 @@ mod copy;
 mod data;
 mod dynamic;
 mod ethernet;
+pub(crate) mod events;
 mod faults;
 mod health;
 mod hostile;

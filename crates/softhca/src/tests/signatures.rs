@@ -242,7 +242,7 @@ fn one_signature_error_is_reported_until_the_key_is_rearmed() {
 }
 
 #[test]
-fn a_queue_pair_drains_after_a_signature_error() {
+pub(super) fn a_queue_pair_drains_after_a_signature_error() {
     let mut driver = Driver::new("ib");
     let (mut cq, mut a, mut b) = driver.pair();
     let signed = 3 * (BLOCK as u32 + 4);
