@@ -55,6 +55,12 @@ const LIFTED: u64 = 4;
 const ABANDONED: u64 = 5;
 const STATE: u64 = 7;
 
+/// Returns whether the pages of a guard may be protected: a thread that notes itself makes them
+/// writable only then.
+fn holds_pages(state: u64) -> bool {
+    [ARMED, WRITING, ABANDONED].contains(&(state & STATE))
+}
+
 /// A buffer that is guarded, and who has written to it.
 struct Slot {
     /// The state, and above it a number that no other guard has.
@@ -223,13 +229,27 @@ fn armed_in(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
+/// Returns the pages that guards have made read-only, or had until a moment ago. The lock is held:
+/// no others will be until it is released.
+fn read_only_pages() -> [Range<usize>; MAX_GUARDS] {
+    std::array::from_fn(|index| {
+        let (state, pages) = SLOTS[index].pages();
+        match holds_pages(state) && !SLOTS[index].is_unreadable.load(SeqCst) {
+            true => pages,
+            false => 0..0,
+        }
+    })
+}
+
 /// Returns whether pages have data of the program alone, and are writable, but for those that
 /// are guarded against writes, which cannot become unreadable. The lock is held.
 fn can_guard(pages: &Range<usize>, is_unreadable: bool) -> bool {
     let mut next = pages.start;
+    // Before the map is read: a writer may end a guard meanwhile.
+    let read_only = read_only_pages();
     memory_map::each(pages, |mapping| {
         let part = intersection(&mapping.range, pages);
-        let is_guarded = || armed_in(&part).any(|it| it == part);
+        let is_guarded = || read_only.iter().any(|it| intersection(it, &part) == part);
         let fits = part.start == next
             && mapping.is_anonymous
             && !mapping.is_shared()
@@ -453,7 +473,7 @@ pub(crate) fn after_fork() {
     }
     for slot in &SLOTS {
         let (state, pages) = slot.pages();
-        if [ARMED, WRITING, ABANDONED].contains(&(state & STATE)) {
+        if holds_pages(state) {
             unprotect(&pages);
         }
         slot.state.store(FREE, SeqCst);
@@ -485,8 +505,7 @@ pub(crate) unsafe fn on_fault(address: usize, context: *mut c_void) -> bool {
         let mut is_guarded = false;
         for slot in &SLOTS {
             let (state, pages) = slot.pages();
-            let holds = [ARMED, WRITING, ABANDONED].contains(&(state & STATE));
-            if !holds || !pages.contains(&address) {
+            if !holds_pages(state) || !pages.contains(&address) {
                 continue;
             }
             is_guarded = true;
@@ -587,6 +606,15 @@ mod tests {
         word.load(SeqCst);
     }
 
+    /// Sets a flag in the end, also of a test that has failed, whose threads wait for it.
+    struct SetInTheEnd<'a>(&'a AtomicBool);
+
+    impl Drop for SetInTheEnd<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, SeqCst);
+        }
+    }
+
     fn is_writable(address: usize) -> bool {
         memory_map::at(address).unwrap().unwrap().is_data()
     }
@@ -673,6 +701,23 @@ mod tests {
         assert!(is_writable(at(0)));
     }
 
+    /// A thread that writes to a buffer has noted itself, and not yet made its pages writable.
+    #[test]
+    fn pages_with_a_writer_are_guarded() {
+        let all = pages(1);
+        let at = |offset| all.start + offset;
+        let first = Guard::arm(&(at(0)..at(64)), &all).unwrap();
+        let slot = &SLOTS[first.slot];
+        let armed = slot.state.load(SeqCst);
+        assert!(slot.exchange(armed, WRITING) && !is_writable(at(0)));
+        let second = Guard::arm(&(at(64)..at(128)), &all).unwrap();
+        drop(first);
+        let third = Guard::arm(&(at(128)..at(192)), &all).unwrap();
+        assert!(slot.exchange(armed & !STATE | ABANDONED, FREE));
+        drop((second, third));
+        assert!(is_writable(at(0)));
+    }
+
     #[test]
     fn other_memory_is_not_guarded() {
         let all = pages(3);
@@ -739,11 +784,11 @@ mod tests {
             }
         };
         thread::scope(|scope| {
+            let _end = SetInTheEnd(&ends);
             scope.spawn(writer(0));
             scope.spawn(writer(2048));
             let guards = [0, 1024].map(|offset| scope.spawn(guards(offset)));
             let [written, beside] = guards.map(|it| it.join().unwrap());
-            ends.store(true, SeqCst);
             assert!(written != 0 && beside == 0);
         });
         assert!(is_writable(start));
