@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crossbeam_utils::atomic::AtomicCell;
 
 use crate::real::{self, errno, set_errno};
-use crate::{check, doorbells, internal};
+use crate::{check, doorbells, internal, own};
 
 static PAGE: AtomicUsize = AtomicUsize::new(4096);
 /// The signals of faults.
@@ -222,7 +222,7 @@ fn allow_access(address: usize) -> bool {
     let page = page_size();
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the memory is the program's, which has registered it for such an access.
-    unsafe { libc::syscall(libc::SYS_mprotect, address & !(page - 1), page, protection) == 0 }
+    unsafe { own::syscall(libc::SYS_mprotect, address & !(page - 1), page, protection) == 0 }
 }
 
 /// Maps an empty page at an address that has none. Returns whether the address is mapped now.
@@ -233,7 +233,7 @@ fn map(address: usize, placement: c_int) -> bool {
     // SAFETY: nothing but a device can access an address without a page.
     let mapped = unsafe {
         let at = address & !(page - 1);
-        libc::syscall(libc::SYS_mmap, at, page, protection, flags, -1, 0)
+        own::syscall(libc::SYS_mmap, at, page, protection, flags, -1, 0)
     };
     // EEXIST: another thread was first.
     mapped != -1 || errno() == libc::EEXIST

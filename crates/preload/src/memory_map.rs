@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::os::fd::RawFd;
 
+use crate::own;
+
 /// A part of the memory map.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
@@ -61,7 +63,7 @@ pub(crate) fn each(range: &Range<usize>, mut each: impl FnMut(Mapping) -> bool) 
     let path = c"/proc/self/maps".as_ptr();
     // SAFETY: a name that ends with NUL. Not by the C library, whose functions this library
     // exports.
-    let file = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags) } as RawFd;
+    let file = unsafe { own::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags) } as RawFd;
     if file < 0 {
         return false;
     }
@@ -70,7 +72,7 @@ pub(crate) fn each(range: &Range<usize>, mut each: impl FnMut(Mapping) -> bool) 
     let mut goes_on = true;
     while goes_on {
         // SAFETY: the bytes are writable.
-        let count = unsafe { libc::syscall(libc::SYS_read, file, bytes.as_mut_ptr(), bytes.len()) };
+        let count = unsafe { own::syscall(libc::SYS_read, file, bytes.as_mut_ptr(), bytes.len()) };
         let read = usize::try_from(count).ok().and_then(|it| bytes.get(..it));
         let Some(read) = read.filter(|it| !it.is_empty()) else {
             break;
@@ -95,7 +97,7 @@ pub(crate) fn each(range: &Range<usize>, mut each: impl FnMut(Mapping) -> bool) 
         }
     }
     // SAFETY: opened above.
-    unsafe { libc::syscall(libc::SYS_close, file) };
+    unsafe { own::syscall(libc::SYS_close, file) };
     true
 }
 

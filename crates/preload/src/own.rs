@@ -9,6 +9,12 @@ use libc::{mmsghdr, mode_t, off64_t, sockaddr, socklen_t, timespec};
 
 use crate::real::{LibcFunction, Origin, set_errno};
 
+unsafe extern "C" {
+    /// The C library's function, for this crate, in which `libc::syscall` is what it exports.
+    #[link_name = "__wrap_syscall"]
+    pub(crate) fn syscall(number: c_long, ...) -> c_long;
+}
+
 macro_rules! own_functions {
     ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {$(
         const _: () = {

@@ -30,7 +30,7 @@ use crate::check::{self, Checker};
 use crate::config::{self, Config, print_error};
 use crate::explain::{Explainer, Target};
 use crate::table::{self, Object, ObjectKind, ProgramDescriptors, Table};
-use crate::{doorbells, fault, host, internal, real, record};
+use crate::{doorbells, fault, host, internal, own, real, record};
 
 static CURRENT: AtomicPtr<ProcessState> = AtomicPtr::new(ptr::null_mut());
 static GENERATION: AtomicU8 = AtomicU8::new(1);
@@ -187,7 +187,7 @@ fn pid() -> libc::pid_t {
 /// Returns a descriptor of this process, which is readable once the process has ended.
 fn pidfd() -> Option<OwnedFd> {
     // SAFETY: creates a descriptor.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid(), 0) } as RawFd;
+    let fd = unsafe { own::syscall(libc::SYS_pidfd_open, pid(), 0) } as RawFd;
     // SAFETY: created above, and owned by nothing else.
     (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(internal::mark_internal(fd)) })
 }

@@ -1,7 +1,7 @@
 //! The functions of the C library: for calls of the program found by RTLD_NEXT, so that other
 //! preloaded libraries see them; for calls of the library itself in the C library.
 
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -167,6 +167,9 @@ libc_functions! {
     openat(at: c_int, path: *const c_char, flags: c_int, mode: Optional) -> c_int, -1;
     close(fd: c_int) -> c_int, -1;
     close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int, -1;
+    syscall(
+        number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize
+    ) -> c_long, -1;
     dup(fd: c_int) -> c_int, -1;
     dup2(from: c_int, to: c_int) -> c_int, -1;
     dup3(from: c_int, to: c_int, flags: c_int) -> c_int, -1;

@@ -37,6 +37,19 @@ static MARKS: [AtomicU8; MAX_DESCRIPTORS] = [const { AtomicU8::new(0) }; MAX_DES
 /// One above the largest number that was ever marked.
 static MARKED_END: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
+/// A table has displaced objects.
+static HAS_DISPLACED: AtomicBool = AtomicBool::new(false);
+
+/// Closes objects whose descriptors have become those of others. Called after commands.
+pub(crate) fn close_displaced() {
+    if HAS_DISPLACED.load(Ordering::Relaxed) {
+        HAS_DISPLACED.store(false, Ordering::Relaxed);
+        let displaced = std::mem::take(&mut *ProcessState::current().table.lock_displaced());
+        // Not under the lock.
+        drop(displaced);
+    }
+}
+
 /// What a descriptor refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ObjectKind {
@@ -83,6 +96,10 @@ pub(crate) enum Lookup {
 #[derive(Default)]
 pub(crate) struct Table {
     open: Mutex<HashMap<RawFd, Arc<Object>>>,
+    /// Objects whose descriptors the program has closed by calls that were not seen, which became
+    /// known when a command got the number again. The device executes the command, so they are
+    /// closed after it ([`close_displaced`]).
+    displaced: Mutex<Vec<Arc<Object>>>,
 }
 
 fn mark(fd: RawFd) -> Option<&'static AtomicU8> {
@@ -208,6 +225,12 @@ impl Table {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn lock_displaced(&self) -> MutexGuard<'_, Vec<Arc<Object>>> {
+        self.displaced
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns all descriptors; `None` if another thread holds the lock until then.
     pub(crate) fn list(&self, until: Instant) -> Option<Vec<(RawFd, Arc<Object>)>> {
         loop {
@@ -249,8 +272,13 @@ impl Table {
         if fd < 0 {
             return Err(Errno::new(real::errno()));
         }
-        match self.insert(fd, object) {
-            Ok(()) => Ok(fd),
+        match self.associate(fd, object) {
+            Ok(None) => Ok(fd),
+            Ok(Some(before)) => {
+                self.lock_displaced().push(before);
+                HAS_DISPLACED.store(true, Ordering::Relaxed);
+                Ok(fd)
+            }
             Err(errno) => {
                 // SAFETY: the descriptor was created above.
                 unsafe { real::close(fd) };
@@ -259,15 +287,18 @@ impl Table {
         }
     }
 
-    /// Associates a descriptor with an object.
+    /// Associates a descriptor with an object. This may close another object: no device is locked.
     pub(crate) fn insert(&self, fd: RawFd, object: Arc<Object>) -> Result<(), Errno> {
+        self.associate(fd, object).map(drop)
+    }
+
+    /// As above; returns the object of a descriptor that was closed by a call that was not seen.
+    fn associate(&self, fd: RawFd, object: Arc<Object>) -> Result<Option<Arc<Object>>, Errno> {
         let mark = mark(fd).ok_or(Errno::new(libc::EMFILE))?;
         let before = self.lock().insert(fd, object);
         MARKED_END.fetch_max(fd as usize + 1, Ordering::Relaxed);
         mark.store(ProcessState::current().generation, Ordering::Release);
-        // Not under the lock: this may close the device's descriptor.
-        drop(before);
-        Ok(())
+        Ok(before)
     }
 
     /// Removes a descriptor that the program closes, and returns its object, which is closed

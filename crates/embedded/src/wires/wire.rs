@@ -134,8 +134,19 @@ pub(crate) fn sleep_until_readable<const N: usize>(
     descriptors: [BorrowedFd<'_>; N],
     limit: Option<Duration>,
 ) {
+    /// How long the program's threads alone drive the devices if it has closed descriptors by
+    /// system calls of its own: nothing would wait any more.
+    const WITHOUT_DESCRIPTORS: Duration = Duration::from_millis(10);
     let mut entries = descriptors.map(|it| PollFd::new(it, PollFlags::POLLIN));
     let _ = ppoll(&mut entries, limit.map(TimeSpec::from_duration), None);
+    let is_closed = |entry: &PollFd<'_>| {
+        let found = entry.revents();
+        found.is_some_and(|found| found.contains(PollFlags::POLLNVAL))
+    };
+    if entries.iter().any(is_closed) {
+        let limit = limit.unwrap_or(WITHOUT_DESCRIPTORS);
+        thread::sleep(limit.min(WITHOUT_DESCRIPTORS));
+    }
 }
 
 /// Creates an epoll instance.

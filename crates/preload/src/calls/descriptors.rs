@@ -1,6 +1,6 @@
 //! Functions that take descriptors.
 
-use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
+use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::BorrowedFd;
 use std::slice;
@@ -213,6 +213,17 @@ fn write_manager_command(object: &Object, fd: c_int, command: &[u8]) -> Result<u
     }
 }
 
+/// Returns the flags of a descriptor that the library itself uses. The program may have closed it
+/// by a system call that is not seen: its owner closes it as if it were open, since Rust's library
+/// ends the process if an owned descriptor is not.
+fn flags_of_own(fd: c_int) -> c_int {
+    // SAFETY: no pointer is passed.
+    match unsafe { real::fcntl(fd, libc::F_GETFD, 0) } {
+        -1 if real::errno() == libc::EBADF => libc::FD_CLOEXEC,
+        flags => flags,
+    }
+}
+
 /// Closes a range of descriptors, except those that the library itself uses.
 fn close_descriptor_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let end = (last as usize).saturating_add(1);
@@ -320,6 +331,27 @@ export! {
         close_descriptor_range(first.max(0) as c_uint, c_uint::MAX, 0);
     }
 
+    // Programs close all descriptors by number before they execute another one, and in order to
+    // become daemons.
+    syscall(
+        number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize
+    ) -> c_long {
+        match number {
+            // Its own calls also get here if it is linked as one unit.
+            // SAFETY: guaranteed by the caller.
+            _ if internal::is_internal() => unsafe { real::syscall(number, a, b, c, d, e, f) },
+            // SAFETY: guaranteed by the caller, as of that function. The system, too, takes 32
+            // bits of each argument.
+            libc::SYS_close => unsafe { close(a as c_int) }.into(),
+            // SAFETY: as above.
+            libc::SYS_close_range => unsafe {
+                close_range(a as c_uint, b as c_uint, c as c_int).into()
+            },
+            // SAFETY: guaranteed by the caller.
+            _ => unsafe { real::syscall(number, a, b, c, d, e, f) },
+        }
+    }
+
     dup(fd: c_int) -> c_int {
         let object = find(fd);
         // SAFETY: guaranteed by the caller.
@@ -378,6 +410,7 @@ export! {
                 let nonblocking = argument as c_int & libc::O_NONBLOCK != 0;
                 result(set_nonblocking(events, nonblocking))
             }
+            (Lookup::Other, libc::F_GETFD) if table::is_internal(fd) => flags_of_own(fd),
             // SAFETY: guaranteed by the caller.
             (_, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => unsafe {
                 mark_internal(real::fcntl(fd, command, argument))
@@ -404,6 +437,7 @@ export! {
                 // SAFETY: the device keeps its descriptor open while the object exists;
                 // the caller vouches for addresses in the command, as to the kernel.
                 let done = unsafe { object.kernel.ioctl(object.fd, request, argument) };
+                table::close_displaced();
                 // A completion queue is hooked below, as its device has told.
                 let errno = done.err().map_or(0, |errno| errno.raw());
                 call.map(|call| call.end(errno));

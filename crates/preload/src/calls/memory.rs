@@ -11,7 +11,7 @@ use super::export;
 use crate::fault::page_size;
 use crate::real::{self, set_errno};
 use crate::table::{Lookup, ObjectKind, find_for_use};
-use crate::{check, doorbells, internal, process};
+use crate::{check, doorbells, internal, own, process};
 
 const MREMAP_DONTUNMAP: c_int = 4;
 const MADV_DONTNEED_LOCKED: c_int = 24;
@@ -64,8 +64,8 @@ fn maps(length: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64) 
     let flags = flags & !(libc::MAP_FIXED | libc::MAP_POPULATE | libc::MAP_LOCKED);
     // SAFETY: a new mapping, which nothing else uses, is made and unmapped.
     unsafe {
-        let mapped = libc::syscall(libc::SYS_mmap, 0, length, protection, flags, fd, offset);
-        mapped != -1 && libc::syscall(libc::SYS_munmap, mapped, length) == 0
+        let mapped = own::syscall(libc::SYS_mmap, 0, length, protection, flags, fd, offset);
+        mapped != -1 && own::syscall(libc::SYS_munmap, mapped, length) == 0
     }
 }
 

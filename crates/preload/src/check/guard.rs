@@ -30,7 +30,7 @@ use std::thread;
 
 use crate::explain::{self, Origin, Stack, lock};
 use crate::fault::{self, SignalBlock, page_size};
-use crate::{doorbells, internal, memory_map};
+use crate::{doorbells, internal, memory_map, own};
 
 /// Maximum number of buffers that are guarded at a time, of sends and receives.
 const MAX_GUARDS: usize = 64;
@@ -200,7 +200,7 @@ fn has_room() -> bool {
 fn protect(pages: &Range<usize>, protection: i32) -> bool {
     // SAFETY: pages with data of the program, which it may read and write: a write to protected
     // ones is a fault that `on_fault` handles.
-    unsafe { libc::syscall(libc::SYS_mprotect, pages.start, pages.len(), protection) == 0 }
+    unsafe { own::syscall(libc::SYS_mprotect, pages.start, pages.len(), protection) == 0 }
 }
 
 fn unprotect(pages: &Range<usize>) -> bool {

@@ -66,4 +66,4 @@ HOOK(sendmmsg, 0) HOOK(recvmmsg, 0) HOOK(sendmsg, 1) HOOK(recvmsg, 1) HOOK(sendt
 HOOK(recvfrom, 1) HOOK(recv, 1) HOOK(send, 1) HOOK(poll, 1) HOOK(ppoll, 1) HOOK(read, 1)
 HOOK(write, 1) HOOK(close, 1) HOOK(open, 1) HOOK(open64, 1) HOOK(openat, 1) HOOK(fcntl, 1)
 HOOK(ioctl, 1) HOOK(mmap, 1) HOOK(flock, 0) HOOK(ftruncate, 0) HOOK(unlink, 0)
-HOOK(syscall, 0)
+HOOK(syscall, 1)

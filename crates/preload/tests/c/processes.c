@@ -14,6 +14,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -208,6 +210,44 @@ static void close_from(void)
 	closefrom(3);
 }
 
+static void close_range_by_number(void)
+{
+	CHECK(!syscall(SYS_close_range, 3, ~0U, 0));
+	CHECK(syscall(SYS_close_range, 4, 3, 0) == -1 && errno == EINVAL);
+}
+
+static void close_each_by_number(void)
+{
+	for (int fd = 3; fd < 4096; fd++)
+		syscall(SYS_close, fd);
+}
+
+/* A system call that no library sees. */
+static void close_all_unseen(void)
+{
+#if defined(__x86_64__)
+	long result = SYS_close_range;
+
+	__asm__ volatile("syscall" : "+a"(result) : "D"(3L), "S"((long)~0U), "d"(0L)
+			 : "rcx", "r11", "memory");
+#elif defined(__aarch64__)
+	register long result __asm__("x0") = 3, last __asm__("x1") = ~0U;
+	register long flags __asm__("x2") = 0, number __asm__("x8") = SYS_close_range;
+
+	__asm__ volatile("svc 0" : "+r"(result) : "r"(last), "r"(flags), "r"(number) : "memory");
+#endif
+	CHECK(!result);
+}
+
+static double processor_time(void)
+{
+	struct rusage used;
+
+	CHECK(!getrusage(RUSAGE_SELF, &used));
+	return used.ru_utime.tv_sec + used.ru_stime.tv_sec +
+	       (used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
+}
+
 static void *opens(void *rounds)
 {
 	for (intptr_t n = 0; n < (intptr_t)rounds; n++)
@@ -349,6 +389,26 @@ int main(int argc, char **argv)
 
 		close_all();
 		CHECK(!ibv_alloc_pd(context) && errno == EBADF);
+		context = open_first();
+	} else if (IS("close-range-number") || IS("close-each-number")) {
+		if (IS("close-range-number"))
+			close_range_by_number();
+		else
+			close_each_by_number();
+		CHECK(!ibv_alloc_pd(context) && errno == EBADF);
+		context = open_first();
+	} else if (IS("close-unseen")) {
+		struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+		double before;
+
+		CHECK(channel);
+		close_all_unseen();
+		/* The devices' thread does not spin, since nothing waits. */
+		before = processor_time();
+		sleep(1);
+		CHECK(processor_time() - before < 0.25);
+		own(NULL);
+		CHECK(!ibv_destroy_comp_channel(channel));
 		context = open_first();
 	} else if (IS("close-standard")) {
 		close(0);
