@@ -41,6 +41,18 @@ fn counts(provider: Provider) {
     let totals = usage.totals().unwrap();
     assert!(totals.opened > 0 && totals.bytes == 0, "{totals:?}");
 
+    // Work requests that fail are opened devices, and no bytes.
+    let options = &["-g", "-libverbs"];
+    if let Some(program) = compiled("cc", "faults.c", options, &world.directory) {
+        for mistake in ["local", "right", "no-receive"] {
+            let mut child = start(&world, &usage, &format!("{} {mistake}", program.display()));
+            assert!(child.wait().unwrap().success());
+            let failed = usage.totals().unwrap();
+            assert!(failed.opened > totals.opened, "{mistake}: {failed:?}");
+            assert_eq!(failed.bytes, 0, "{mistake}");
+        }
+    }
+
     // Two processes that do not end by themselves.
     let port = free_port();
     let line = format!("ibv_rc_pingpong -g 1 -n 100000000 -s 1000 -p {port}");

@@ -254,11 +254,11 @@ impl State {
         }
     }
 
-    /// Returns the bytes sent and received since the last call.
+    /// Returns the bytes delivered and received since the last call.
     #[inline]
     pub(crate) fn take_moved(&mut self) -> (u64, u64) {
         let stats = self.hca.stats();
-        let (sent, received) = (stats.bytes_gathered, stats.bytes_scattered);
+        let (sent, received) = (stats.bytes_delivered, stats.bytes_scattered);
         let moved = (
             sent.saturating_sub(self.taken.0),
             received.saturating_sub(self.taken.1),

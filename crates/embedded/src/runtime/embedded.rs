@@ -36,10 +36,12 @@ pub struct Activity {
     pub sends: u64,
     /// Number of receives that were taken.
     pub receives: u64,
-    /// Bytes read from memory, also for reads of peers.
+    /// Bytes read from memory, also for reads of peers, and again for packets that are sent again.
     pub bytes_sent: u64,
     /// Bytes written to memory, also by writes of peers.
     pub bytes_received: u64,
+    /// Bytes of sends and writes that have succeeded, and of peers' reads.
+    pub bytes_delivered: u64,
 }
 
 /// A software HCA in this process.
@@ -328,6 +330,7 @@ impl Embedded {
             receives: stats.receive_requests,
             bytes_sent: stats.bytes_gathered,
             bytes_received: stats.bytes_scattered,
+            bytes_delivered: stats.bytes_delivered,
         }
     }
 

@@ -321,9 +321,9 @@ pub(super) struct Summary {
 }
 
 impl Summary {
-    /// Returns whether a byte was sent or received.
+    /// Returns whether a byte has arrived, here or at a peer.
     fn has_data(&self) -> bool {
-        let moved = |it: &Activity| it.bytes_sent + it.bytes_received != 0;
+        let moved = |it: &Activity| it.bytes_delivered != 0 || it.bytes_received != 0;
         self.devices.iter().any(moved)
     }
 

@@ -81,8 +81,11 @@ pub struct Stats {
     /// Send requests with inline data.
     pub sends_inline: u64,
     pub receive_requests: u64,
+    /// Bytes read from memory, again for packets that are sent again.
     pub bytes_gathered: u64,
     pub bytes_scattered: u64,
+    /// Bytes of sends and writes that have succeeded, and of peers' reads.
+    pub bytes_delivered: u64,
     /// Packets of remote writes and atomics that were carried out.
     pub remote_writes: u64,
     pub ethernet_sent: u64,
@@ -118,6 +121,7 @@ impl Stats {
             receive_requests,
             bytes_gathered,
             bytes_scattered,
+            bytes_delivered,
             remote_writes,
             ethernet_sent,
             ethernet_received,

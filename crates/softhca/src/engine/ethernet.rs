@@ -234,6 +234,7 @@ impl<P: Platform> Core<P> {
             Some(packet) => {
                 self.stats.ethernet_sent += 1;
                 self.stats.bytes_gathered += frame.len() as u64;
+                self.stats.bytes_delivered += frame.len() as u64;
                 out.push(packet);
             }
             None => self.drop_frame(None, frame.len(), FrameDrop::NoBuffer),

@@ -338,7 +338,6 @@ impl<P: Platform> Core<P> {
         offset: u32,
         data: &[u8],
     ) -> Result<(), Fault> {
-        self.stats.bytes_scattered += data.len() as u64;
         let end = offset as usize + data.len();
         let fits = local.cqe_scatter.as_ref().is_some_and(|cqe_scatter| {
             end <= usize::from(cqe_scatter.limit)
@@ -470,7 +469,7 @@ impl<P: Platform> Host for Core<P> {
         offset: u32,
         out: &mut [u8],
     ) -> Result<(), Fault> {
-        self.stats.bytes_gathered += out.len() as u64;
+        let length = out.len();
         let inline = local.inline.get(offset as usize..).unwrap_or_default();
         let (data, out) = out.split_at_mut(inline.len().min(out.len()));
         data.copy_from_slice(&inline[..data.len()]);
@@ -484,6 +483,9 @@ impl<P: Platform> Host for Core<P> {
             let out = &mut out[range];
             self.read_in_wire_format(accessing_qp, accessor, key, va, out, Rights::LOCAL_READ)
         });
+        if result.is_ok() {
+            self.stats.bytes_gathered += length as u64;
+        }
         self.observe_list(result, local, qpn, (offset, out.len()), Rights::LOCAL_READ);
         self.request_absent_page(result)
     }
@@ -518,6 +520,9 @@ impl<P: Platform> Host for Core<P> {
             None => (offset, data),
         };
         let result = self.scatter_or_store(qpn, local, offset, data);
+        if result.is_ok() {
+            self.stats.bytes_scattered += data.len() as u64;
+        }
         self.observe_list(
             result,
             local,
@@ -540,6 +545,9 @@ impl<P: Platform> Host for Core<P> {
             value.to_be_bytes()
         };
         let result = self.scatter_or_store(qpn, local, 0, &bytes);
+        if result.is_ok() {
+            self.stats.bytes_scattered += bytes.len() as u64;
+        }
         self.observe_list(result, local, qpn, (0, bytes.len()), Rights::LOCAL_WRITE);
         self.request_absent_page(result)
     }
@@ -603,6 +611,10 @@ impl<P: Platform> Host for Core<P> {
             self.follow_send_done(qpn, &work, &done);
         }
         if done.status() == Status::Success {
+            // Those of reads and atomics are counted when they are scattered.
+            if !work.operation.is_read_or_atomic() && work.operation != Operation::Local {
+                self.stats.bytes_delivered += u64::from(done.length);
+            }
             if !id.signaled {
                 return;
             }
@@ -831,7 +843,6 @@ impl<P: Platform> Host for Core<P> {
         data: Payload<'_>,
     ) -> Result<(), Fault> {
         let accessor = self.accessor(target)?;
-        self.stats.bytes_scattered += data.len() as u64;
         self.stats.remote_writes += 1;
         let accessing_qp = AccessingQp {
             qpn: target.qpn,
@@ -869,6 +880,9 @@ impl<P: Platform> Host for Core<P> {
                 }
             }
         };
+        if result.is_ok() {
+            self.stats.bytes_scattered += data.len() as u64;
+        }
         self.observe_access(&result, accessor, rkey, (va, data.len() as u64), rights);
         self.request_absent_page(result)
     }
@@ -881,13 +895,16 @@ impl<P: Platform> Host for Core<P> {
         out: &mut [u8],
     ) -> Result<(), Fault> {
         let accessor = self.accessor(target)?;
-        self.stats.bytes_gathered += out.len() as u64;
         let accessing_qp = AccessingQp {
             qpn: target.qpn,
             is_requester: false,
         };
         let rights = Rights::REMOTE_READ;
         let result = self.read_in_wire_format(accessing_qp, accessor, rkey, va, out, rights);
+        if result.is_ok() {
+            self.stats.bytes_gathered += out.len() as u64;
+            self.stats.bytes_delivered += out.len() as u64;
+        }
         self.observe_access(&result, accessor, rkey, (va, out.len() as u64), rights);
         self.request_absent_page(result)
     }
