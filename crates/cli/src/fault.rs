@@ -32,7 +32,7 @@ pub struct Args {
     /// A file of faults
     #[arg(long, value_name = "FILE", conflicts_with = "faults")]
     file: Option<PathBuf>,
-    /// End the faults
+    /// End the faults, and show how often they have happened
     #[arg(long, conflicts_with_all = ["faults", "file"])]
     end: bool,
 }
@@ -87,7 +87,8 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let text = text(args).map_err(Error::subcommand)?;
     let processes = running::find(&args.target)?;
     if args.end {
-        processes.set_faults(None).map_err(Error::subcommand)?;
+        let (text, answers) = processes.end_faults().map_err(Error::subcommand)?;
+        print(&text, &answers)?;
         return Ok(ExitCode::SUCCESS);
     }
     let Some(text) = text else {

@@ -225,6 +225,29 @@ fn running(provider: Provider) {
     running.set_faults(None).unwrap();
     assert_eq!(running.faults(), None);
 
+    // At their end, the counts are final.
+    let text = "delay 1us opcode=send";
+    running.set_faults(Some(text)).unwrap();
+    wait("no answers", || {
+        let answers = running.fault_answers(text);
+        let delayed = |it: &FaultAnswer| it.of(0).is_some_and(|(_, count)| count > 0);
+        (answers.len() == 2 && answers.iter().all(delayed)).then_some(())
+    });
+    assert!(running.fault_answers(text).iter().all(|it| !it.has_ended()));
+    let (ended, answers) = running.end_faults().unwrap();
+    assert_eq!((&ended[..], answers.len()), (text, 2));
+    let counts = || answers.iter().map(|it| it.of(0)).collect::<Vec<_>>();
+    let finally = counts();
+    assert!(answers.iter().all(FaultAnswer::has_ended), "{finally:?}");
+    let sent = || {
+        let (status, _) = running.status().unwrap();
+        let sent = status.iter().map(|it| it.devices[0].counter("bytes_sent"));
+        sent.sum::<u64>()
+    };
+    let then = sent();
+    wait("nothing is sent", || (sent() > then).then_some(()));
+    assert_eq!(counts(), finally);
+
     // One of them alone.
     let text = "die nth=20";
     let one = RunningProcesses::with_number(client.child.id()).unwrap();

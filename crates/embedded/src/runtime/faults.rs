@@ -40,6 +40,8 @@ const _: () = assert!(STATES + MAX_FAULTS <= WORDS);
 /// Values of [`ANSWER`].
 const ACCEPTED: u64 = 1;
 const NOT_UNDERSTOOD: u64 = 2;
+/// Accepted, and ended since: the counts are final.
+const ENDED: u64 = 3;
 
 /// How a process has answered to a fault.
 #[non_exhaustive]
@@ -104,6 +106,13 @@ impl FaultCounts {
             ..MAX_FAULTS => self.0.word(COUNTS + position).load(Ordering::Relaxed),
             _ => 0,
         }
+    }
+
+    /// Tells that the faults are set no more.
+    fn end(&self) {
+        let answer = self.0.word(ANSWER);
+        // Fails if they were not accepted.
+        let _ = answer.compare_exchange(ACCEPTED, ENDED, Ordering::Release, Ordering::Relaxed);
     }
 
     /// Counts a fault.
@@ -210,9 +219,14 @@ impl FaultControl {
         if *applied == text && (!again || text.is_none()) {
             return false;
         }
+        let Place { directory, number } = &self.place;
+        let before = FaultCounts::open(&directory.path_of(&answer_name(*number)));
         match &text {
             None => drop(inject(devices, &Faults::default(), None, None)),
             Some(text) => self.apply(devices, text, on_die),
+        }
+        if let Ok(before) = before {
+            before.end();
         }
         *applied = text;
         true
@@ -260,7 +274,13 @@ impl FaultAnswer {
     /// Returns whether it has understood the file: another version may not.
     #[must_use]
     pub fn is_accepted(&self) -> bool {
-        self.counts.0.word(ANSWER).load(Ordering::Relaxed) == ACCEPTED
+        self.counts.0.word(ANSWER).load(Ordering::Relaxed) != NOT_UNDERSTOOD
+    }
+
+    /// Returns whether it injects none of them any more, so that the counts are final.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.counts.0.word(ANSWER).load(Ordering::Acquire) != ACCEPTED
     }
 
     /// Returns what it has done with the fault at a position, and how often that has happened.
@@ -307,6 +327,21 @@ impl RunningProcesses {
     #[must_use]
     pub fn wait_for_fault_answers(&self, text: &str, expected: usize) -> Vec<FaultAnswer> {
         wait_for_answers(expected, MAX_WAIT, || self.fault_answers(text))
+    }
+
+    /// Ends the faults; returns their text, if any are set, and the answers of the processes,
+    /// which are waited for at most two seconds.
+    ///
+    /// # Errors
+    /// Those of removing the file.
+    pub fn end_faults(&self) -> std::result::Result<(String, Vec<FaultAnswer>), Error> {
+        let text = self.faults().unwrap_or_default();
+        let answers = self.fault_answers(&text);
+        // Processes that are no more do not tell that theirs have ended.
+        let expected = self.set_faults(None)?.min(answers.len());
+        let ended = || answers.iter().filter(|it| it.has_ended()).collect();
+        wait_for_answers::<&FaultAnswer>(expected, MAX_WAIT, ended);
+        Ok((text, answers))
     }
 
     /// Returns the text of the faults that are set.
