@@ -238,11 +238,21 @@ pub(crate) struct Posted {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
     pub(crate) wr_id: u64,
-    pub(crate) has_failed: bool,
-    /// Of a receive.
+    /// As `enum ibv_wc_status`.
+    pub(crate) status: u32,
+    /// Of a receive; false of a failed one, which does not tell.
     pub(crate) is_receive: bool,
     /// The queue pair; `None` if the completion queue does not tell.
     pub(crate) qpn: Option<u32>,
+}
+
+impl Completion {
+    /// `IBV_WC_LOC_PROT_ERR`.
+    const LOCAL_PROTECTION: u32 = 4;
+
+    fn has_failed(&self) -> bool {
+        self.status != 0
+    }
 }
 
 /// Checks a process.
@@ -820,8 +830,8 @@ impl Checker {
             }
             return;
         };
-        let is_received = completion.is_receive && !completion.has_failed;
-        if self.advises && !completion.has_failed {
+        let is_received = completion.is_receive && !completion.has_failed();
+        if self.advises && !completion.has_failed() {
             rights::worked();
         }
         if is_received {
@@ -843,11 +853,26 @@ impl Checker {
             self.lose(&queue_pair, &mut queue);
             return;
         }
-        if completion.has_failed {
+        if completion.has_failed() {
+            let finding = (completion.status == Completion::LOCAL_PROTECTION && !queue.is_lost())
+                .then(|| {
+                    failed_for_region(
+                        explainer,
+                        (device, number),
+                        &queue_pair,
+                        &queue,
+                        completion.wr_id,
+                    )
+                })
+                .flatten();
             // The queue pair is in error, and work requests are flushed.
             self.lose(&queue_pair, &mut queue);
             lock(&queue_pair.receives_in_flight).lose();
             self.forget_windows((device, number));
+            drop(queue);
+            finding
+                .into_iter()
+                .for_each(|it| explainer.report_error(it));
             return;
         }
         if queue.is_lost() {
@@ -1183,6 +1208,53 @@ fn fault_of_receive(
     })
 }
 
+/// Returns what is wrong if a work request may not access its buffers since their region was
+/// deregistered after it was posted.
+fn failed_for_region(
+    explainer: &Explainer,
+    key: (usize, u32),
+    queue_pair: &Arc<QueuePair>,
+    sends: &SendQueue,
+    wr_id: u64,
+) -> Option<Finding> {
+    match sends.find(wr_id) {
+        Some(sent) if has_ended(queue_pair) || watched::has_arrived(key.1, sent.at) => None,
+        Some(sent) => (sent.buffers.iter())
+            .find_map(|buffer| deregistered(explainer, key, queue_pair, sent, buffer)),
+        // Failed completions do not tell: it is a receive.
+        None => {
+            let completed = lock(&queue_pair.receives_in_flight).complete(wr_id)?;
+            fault_of_receive(explainer, key, queue_pair, &completed.received)
+        }
+    }
+}
+
+/// Returns what is wrong if the region of a send's buffer was deregistered.
+fn deregistered(
+    explainer: &Explainer,
+    (device, number): (usize, u32),
+    queue_pair: &Arc<QueuePair>,
+    sent: &Sent,
+    buffer: &sends::Buffer,
+) -> Option<Finding> {
+    let (wr_id, length, address, key) = (sent.wr_id, buffer.length, buffer.address, buffer.lkey);
+    let region = explainer.objects.region(device, key)?;
+    let origins = vec![
+        ("posted", sent.origin.clone()),
+        ("deregistered", region.deregistered?),
+    ];
+    Some(Finding {
+        rule: Rule::RegionDeregistered,
+        device,
+        queue_pair: Some((number, Arc::clone(queue_pair))),
+        message: format!(
+            "queue pair {number:#x}: {length} bytes at {address:#x}: key {key:#x} was deregistered \
+             after wr_id {wr_id:#x} was posted with it and before its completion was polled"
+        ),
+        origins,
+    })
+}
+
 /// Returns what is wrong with a completed send.
 fn fault_of(
     explainer: &Explainer,
@@ -1241,14 +1313,11 @@ fn fault_of(
                 format!("{what} were unmapped, {then}"),
             ),
             None => {
-                let region = explainer.objects.region(device, buffer.lkey);
-                let Some(deregistered) = region.and_then(|region| region.deregistered) else {
-                    continue;
-                };
-                origins.push(("deregistered", deregistered));
-                let key = buffer.lkey;
-                let message = format!("{what}: key {key:#x} was deregistered {then}");
-                (Rule::RegionDeregistered, message)
+                let key = (device, number);
+                match deregistered(explainer, key, queue_pair, sent, buffer) {
+                    None => continue,
+                    finding => return finding,
+                }
             }
         };
         if rule == Rule::BufferChanged {

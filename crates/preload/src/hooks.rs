@@ -455,7 +455,7 @@ unsafe extern "C" fn checked_poll<const N: usize>(
             let wc = unsafe { &*completions.cast::<Wc>().add(number) };
             Completion {
                 wr_id: wc.wr_id,
-                has_failed: wc.status != 0,
+                status: wc.status,
                 is_receive: wc.opcode & RECEIVE != 0,
                 qpn: Some(wc.qp_num),
             }
@@ -501,11 +501,11 @@ unsafe fn check_current(queue: *mut c_void) {
     // SAFETY: guaranteed by the caller. The functions read the current completion.
     unsafe {
         let cq = queue.cast::<Cq>();
-        let has_failed = (*cq).status != 0;
-        let opcode = (*cq).read_opcode.filter(|_| !has_failed);
+        let status = (*cq).status;
+        let opcode = (*cq).read_opcode.filter(|_| status == 0);
         let completion = Completion {
             wr_id: (*cq).wr_id,
-            has_failed,
+            status: status as u32,
             is_receive: opcode.is_some_and(|read| read(queue) & RECEIVE != 0),
             qpn: (*cq).read_qp_num.map(|read| read(queue)),
         };

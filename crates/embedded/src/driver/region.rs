@@ -408,6 +408,10 @@ impl State {
             access: wanted.access,
             moved: 0,
         };
+        if let Some(changes) = &mut self.objects.changes {
+            changes.extend(old.destruction());
+            changes.extend(new.creation());
+        }
         self.objects.replace_region(requested.mr_handle, new);
         self.objects
             .replace_dependency(requested.mr_handle, pd, wanted.pd);

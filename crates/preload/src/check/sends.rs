@@ -291,6 +291,11 @@ impl SendQueue {
         std::mem::take(&mut self.building)
     }
 
+    /// Returns the oldest send with this number.
+    pub(super) fn find(&self, wr_id: u64) -> Option<&Sent> {
+        self.sends.iter().find(|sent| sent.wr_id == wr_id)
+    }
+
     /// Returns the first of the sends if none of them has a completion.
     pub(super) fn first_of_unsignaled(&self) -> Option<&Sent> {
         let none = !self.signals_all && !self.sends.iter().any(|sent| sent.is_signaled);

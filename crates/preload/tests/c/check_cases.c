@@ -67,6 +67,15 @@ static void poll_one(struct ibv_cq *from)
 	CHECK(wc.status == IBV_WC_SUCCESS);
 }
 
+/* As above, also of a work request that has failed. */
+static void poll_any(struct ibv_cq *from)
+{
+	struct ibv_wc wc;
+
+	while (!ibv_poll_cq(from, 1, &wc))
+		;
+}
+
 /* Lets the device send again what waits for a receive. */
 static void wait_for_device(void)
 {
@@ -525,6 +534,41 @@ int main(int count, char **arguments)
 		CHECK(!ibv_dereg_mr(other));
 		if (!right)
 			poll_one(cq);
+	} else if (!strcmp(mistake, "deregistered-early") || !strcmp(mistake, "reregistered")) {
+		const int translation = IBV_REREG_MR_CHANGE_TRANSLATION;
+
+		other = ibv_reg_mr(pd, memory, LENGTH, all);
+		CHECK(other);
+		post_of(a, other, (uintptr_t)memory, 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+		if (right)
+			poll_one(cq);
+		if (*mistake == 'r')
+			CHECK(!ibv_rereg_mr(other, translation, NULL, target, LENGTH, 0));
+		else
+			CHECK(!ibv_dereg_mr(other));
+		if (!right)
+			poll_any(cq);
+		if (*mistake == 'r') {
+			/* The region is known by its new key. */
+			if (right) {
+				post_of(a, other, (uintptr_t)target, 1, IBV_WR_RDMA_WRITE,
+					IBV_SEND_SIGNALED);
+				poll_one(cq);
+			}
+			CHECK(!ibv_dereg_mr(other));
+		}
+	} else if (!strcmp(mistake, "deregistered-receive")) {
+		other = ibv_reg_mr(pd, target, LENGTH, all);
+		CHECK(other);
+		receive(b, other, target);
+		if (!right)
+			CHECK(!ibv_dereg_mr(other));
+		post(IBV_WR_SEND, IBV_SEND_SIGNALED);
+		poll_any(receives);
+		if (right) {
+			poll_one(cq);
+			CHECK(!ibv_dereg_mr(other));
+		}
 	} else if (!strcmp(mistake, "never-drains")) {
 		struct ibv_sge list = { (uintptr_t)memory, 64, mr->lkey };
 		struct ibv_send_wr wr = { .sg_list = &list, .num_sge = 1,
