@@ -399,6 +399,10 @@ fn finds_errors_of_shared_queues(provider: Provider) {
     if let Some(cases) = Cases::new(provider, "roce", "check_shared.c") {
         cases.finds(provider, &ERRORS_OF_SHARED_QUEUES, &RIGHT_OF_SHARED_QUEUES);
     }
+    // Where libmlx5 has tag matching.
+    if let Some(cases) = Cases::new(provider, "ib", "check_shared.c") {
+        cases.finds(provider, &[], &["own-completions"]);
+    }
 }
 
 fn finds_overlaps(provider: Provider) {
@@ -435,6 +439,9 @@ const ADVICE: [&str; 15] = [
     "completions-left",
 ];
 
+/// What needs no advice, of the same.
+const NO_ADVICE: [&str; 2] = ["gid-table", "manager"];
+
 /// Advice is given if asked for, and is no error.
 fn gives_advice(provider: Provider) {
     let _turn = turn();
@@ -452,6 +459,16 @@ fn gives_advice(provider: Provider) {
         let said = cases.said(&format!("{case} right"), &asked);
         assert!(is_silent(&said), "{case}: {said}");
     }
+    for case in NO_ADVICE {
+        let said = cases.said(case, &asked);
+        assert!(is_silent(&said), "{case}: {said}");
+    }
+    // Where they were given first.
+    let said = cases.said("unused-rights/queue-pair", &asked);
+    let mut lines = cases.source.lines();
+    let at = lines.position(|it| it.contains("attr.qp_state = IBV_QPS_INIT;"));
+    let place = format!(" ({}:{})\n", cases.name, at.unwrap() + 2);
+    assert!(said.contains(&place), "no {place}: {said}");
     assert!(is_silent(&cases.said("hop-limit", &[])));
     cases.world.finish();
 }
@@ -467,8 +484,10 @@ fn gives_advice_on_infiniband(provider: Provider) {
     let first = "ringverbs: mlx5_0: advice no-global-route: ";
     assert!(said.starts_with(first), "{said}");
     assert_eq!(said.matches(": advice ").count(), 1, "{said}");
-    let said = cases.said("no-global-route right", &asked);
-    assert!(is_silent(&said), "{said}");
+    for right in ["no-global-route right", "gid-of-port"] {
+        let said = cases.said(right, &asked);
+        assert!(is_silent(&said), "{right}: {said}");
+    }
     cases.world.finish();
 }
 

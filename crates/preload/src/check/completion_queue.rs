@@ -268,5 +268,7 @@ mod tests {
         let queue = Arc::new(CompletionQueue::new(Origin::here(), (1, 0), true));
         let _entry = Entry::new(&queue);
         assert_eq!(queue.excess(0), None);
+        let _unsignaled = Unsignaled::new(&queue);
+        assert_eq!(queue.excess_of_failures(0, 0), None);
     }
 }

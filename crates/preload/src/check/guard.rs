@@ -655,10 +655,17 @@ mod tests {
         let arm = || Guard::arm_against_reads(&buffer, &all).unwrap();
         let guard = arm();
         // The first page has other data.
-        read(all.start);
         read(buffer.start);
+        read(all.start);
         read(buffer.end);
         assert!(guard.accessor().is_none() && !is_writable(all.start + page));
+        // A system call that writes there reads nothing.
+        let start = ptr::with_exposed_provenance_mut(buffer.start + page);
+        before_call(start, 8);
+        after_call(start, 8);
+        assert!(guard.accessor().is_none());
+        drop(guard);
+        let guard = arm();
         // Neither a second one, nor one against writes.
         assert!(Guard::arm_against_reads(&buffer, &all).is_none());
         assert!(Guard::arm(&buffer, &all).is_none());

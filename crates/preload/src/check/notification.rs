@@ -107,6 +107,12 @@ mod tests {
         queue.requested(5, 3, here);
         queue.polled(own, 3);
         assert_eq!(left(&queue, 5), None);
+        // Another thread has asked.
+        queue.requested(5, 3, || Origin {
+            thread: own + 1,
+            ..here()
+        });
+        assert_eq!(left(&queue, 5), None);
         // Another thread polls, too.
         queue.requested(5, 3, here);
         queue.polled(own + 1, 0);

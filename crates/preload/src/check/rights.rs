@@ -171,3 +171,38 @@ pub(super) fn queue_pair_destroyed((device, number): (usize, u32)) {
 pub(super) fn findings() -> Vec<Finding> {
     lock(&RIGHTS).findings()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_access_uses_its_own_right() {
+        // Which no other test has.
+        const DEVICE: usize = 901;
+        let all = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+        let unused = || {
+            let mut rights = lock(&RIGHTS);
+            rights.places.retain(|_, it| it.device == DEVICE);
+            let messages = rights.findings().into_iter().map(|it| it.message);
+            Vec::from_iter(messages)
+        };
+        region_registered((DEVICE, 7), all);
+        used(1, 7, Access::Atomic);
+        region_deregistered((DEVICE, 7));
+        let [message] = &unused()[..] else { panic!() };
+        assert!(message.ends_with("REMOTE_WRITE and REMOTE_READ, which none has used"));
+        region_registered((DEVICE, 8), all);
+        used(1, 8, Access::Read);
+        region_deregistered((DEVICE, 8));
+        let [message] = &unused()[..] else { panic!() };
+        assert!(
+            message.ends_with(" REMOTE_WRITE, which none has used"),
+            "{message}"
+        );
+        region_registered((DEVICE, 9), all);
+        used(1, 9, Access::Write);
+        region_deregistered((DEVICE, 9));
+        assert!(unused().is_empty());
+    }
+}

@@ -114,10 +114,7 @@ impl Queue {
                 self.count();
             }
             (Destination::One(waiting), Some(queue)) if Arc::ptr_eq(waiting.queue(), queue) => {}
-            _ => {
-                self.destination = Destination::Unknown;
-                self.kept = None;
-            }
+            _ => self.destination = Destination::Unknown,
         }
     }
 
@@ -449,6 +446,39 @@ mod tests {
         memory.message(&mut queue, 12, 3);
         assert_eq!(complete(&mut queue, 12, 3), Some(false));
         assert!(queue.waiting.is_empty());
+    }
+
+    #[test]
+    fn receives_are_counted_that_wait_for_certain() {
+        let completions = Arc::new(CompletionQueue::new(Origin::here(), (1, 0), false));
+        let counted = || completions.excess_with_waiting(0);
+        let (mut queue, mut memory) = (Queue::default(), Memory(vec![0; 64]));
+        memory.post(&mut queue, 1);
+        assert_eq!(counted(), None);
+        queue.use_with(Some(&completions));
+        assert_eq!(counted(), Some(1));
+        // Others that wait may have been taken; one of them has.
+        queue.counted = 0;
+        memory.post(&mut queue, 2);
+        memory.post(&mut queue, 3);
+        assert_eq!(counted(), Some(2));
+        assert_eq!(complete(&mut queue, 11, 1), Some(false));
+        assert_eq!(counted(), Some(2));
+        memory.post(&mut queue, 4);
+        queue.counted = 1;
+        assert_eq!(complete(&mut queue, 11, 4), Some(false));
+        assert_eq!(counted(), None);
+        // A completion of an unknown one.
+        memory.post(&mut queue, 5);
+        assert_eq!(counted(), Some(1));
+        assert_eq!(complete(&mut queue, 11, 6), None);
+        assert_eq!(counted(), None);
+        memory.post(&mut queue, 7);
+        assert_eq!(counted(), Some(1));
+        let another = Arc::new(CompletionQueue::new(Origin::here(), (2, 0), false));
+        queue.use_with(Some(&another));
+        queue.use_with(Some(&completions));
+        assert_eq!((counted(), another.excess_with_waiting(0)), (None, None));
     }
 
     #[test]

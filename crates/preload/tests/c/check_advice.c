@@ -1,7 +1,9 @@
 /*
  * Sets up a queue pair as works on one device and not on others, in the way that the first
- * argument names; with a second argument, as works everywhere.
+ * argument names; with a second argument, as works everywhere. Some names are of what needs no
+ * advice.
  */
+#include <fcntl.h>
 #include <infiniband/verbs.h>
 
 #include "check.h"
@@ -123,6 +125,21 @@ static void wait_for_event(struct ibv_qp *qp, struct ibv_comp_channel *channel, 
 	CHECK(!ibv_dereg_mr(mr));
 }
 
+/* Returns the index of the first GID that is not link-local, from the whole table. */
+static int index_from_table(struct ibv_context *context, struct ibv_gid_entry *entry)
+{
+	struct ibv_gid_entry entries[64];
+	ssize_t all = ibv_query_gid_table(context, entries, 64, 0);
+
+	CHECK(all > 0);
+	for (ssize_t n = 0; n < all; n++) {
+		*entry = entries[n];
+		if (entry->gid.raw[0] != 0xfe)
+			return entry->gid_index;
+	}
+	return -1;
+}
+
 int main(int count, char **arguments)
 {
 	struct ibv_device **devices = ibv_get_device_list(NULL);
@@ -139,22 +156,26 @@ int main(int count, char **arguments)
 		.min_rnr_timer = 12, .timeout = 14, .retry_cnt = 6, .rnr_retry = 6,
 	};
 	struct ibv_srq_init_attr ask_srq = { .attr = { .max_wr = 4, .max_sge = 1 } };
-	struct ibv_gid_entry entry;
+	struct ibv_gid_entry entry = { 0 };
 	struct ibv_comp_channel *channel = NULL;
 	struct ibv_srq *srq = NULL;
 	struct ibv_qp *qp;
 	struct ibv_pd *pd;
-	int index = -1, fills = 0, waits = 0, writes = 0, is_infiniband;
+	int index = -1, fills = 0, waits = 0, writes = 0, manages, is_infiniband;
 	struct ibv_port_attr port;
 
 	CHECK(devices && devices[0]);
 	context = ibv_open_device(devices[0]);
 	CHECK(context);
 	pd = ibv_alloc_pd(context);
+	manages = !strcmp(what, "manager");
+	/* As the connection manager does. */
+	if (manages)
+		CHECK(open("/dev/infiniband/rdma_cm", O_RDWR | O_CLOEXEC) >= 0);
 	if (count > 1) {
 		fills = !strcmp(arguments[1], "unsignaled-in-mixed-queue");
 		waits = !strcmp(arguments[1], "completions-left");
-		writes = fills || waits || !strncmp(arguments[1], "unused-rights", 13);
+		writes = fills || waits || manages || !strncmp(arguments[1], "unused-rights", 13);
 	}
 	if (waits) {
 		channel = ibv_create_comp_channel(context);
@@ -164,6 +185,10 @@ int main(int count, char **arguments)
 	CHECK(pd && ask.send_cq);
 	CHECK(!ibv_query_port(context, 1, &port));
 	is_infiniband = port.link_layer == IBV_LINK_LAYER_INFINIBAND;
+	if (!strcmp(what, "gid-of-port"))
+		index = 0;
+	if (!strcmp(what, "gid-table"))
+		index = index_from_table(context, &entry);
 	/* The first GID that is link-local, or is not; of InfiniBand, all are. */
 	for (int n = 0; n < 16 && index < 0; n++) {
 		if (ibv_query_gid_ex(context, 1, n, &entry, 0))
@@ -186,7 +211,7 @@ int main(int count, char **arguments)
 	attr.ah_attr.is_global = !!strcmp(what, "no-global-route");
 	attr.ah_attr.dlid = port.lid;
 	/* The entry after it has the same address, and another version of RoCE. */
-	attr.ah_attr.grh.sgid_index = index + !strcmp(what, "fixed-gid-index");
+	attr.ah_attr.grh.sgid_index = index + (!strcmp(what, "fixed-gid-index") || manages);
 	attr.ah_attr.grh.dgid = entry.gid;
 	attr.ah_attr.grh.hop_limit = strcmp(what, "hop-limit") ? 64 : 1;
 	attr.dest_qp_num = qp->qp_num;
@@ -204,7 +229,7 @@ int main(int count, char **arguments)
 		attr.qp_access_flags = 0;
 	if (writes)
 		attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
-	if (!strcmp(what, "unused-rights/queue-pair"))
+	if (!strcmp(what, "unused-rights/queue-pair") || manages)
 		attr.qp_access_flags |= IBV_ACCESS_REMOTE_ATOMIC;
 	attr.qp_state = IBV_QPS_INIT;
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |

@@ -433,6 +433,9 @@ static void end(int resets)
 			CHECK(!ibv_destroy_qp(other));
 		}
 	}
+	receive_many(queue, 1);
+	send_from(a[0], IBV_WR_SEND, 8);
+	poll_one(small);
 	CHECK(!ibv_destroy_qp(to) && !ibv_destroy_srq(queue) && !ibv_destroy_cq(small));
 }
 
