@@ -201,6 +201,25 @@ impl Rule {
             _ => "error",
         }
     }
+
+    /// Returns whether it is checked on embedded devices alone, which tell what they access, and
+    /// when.
+    fn needs_embedded(self) -> bool {
+        matches!(
+            self,
+            Self::BufferChanged
+                | Self::OverlappingAccess
+                | Self::ReceiveOverwritten
+                | Self::ReadBeforeCompletion
+                | Self::BufferUnmapped
+                | Self::RegionDeregistered
+                | Self::AnotherDomain
+                | Self::AnotherContext
+                | Self::FixedGidIndex
+                | Self::UnusedRights
+                | Self::CompletionsLeft
+        )
+    }
 }
 
 /// Types of objects that a program must destroy before it closes their context.
@@ -279,21 +298,6 @@ pub(crate) struct Checker {
     is_on_host: bool,
 }
 
-/// The rules that need embedded devices.
-const ON_EMBEDDED: [Rule; 11] = [
-    Rule::BufferChanged,
-    Rule::OverlappingAccess,
-    Rule::ReceiveOverwritten,
-    Rule::ReadBeforeCompletion,
-    Rule::BufferUnmapped,
-    Rule::RegionDeregistered,
-    Rule::AnotherDomain,
-    Rule::AnotherContext,
-    Rule::FixedGidIndex,
-    Rule::UnusedRights,
-    Rule::CompletionsLeft,
-];
-
 impl Checker {
     /// # Errors
     /// A file cannot be opened, or the suppressions are wrong.
@@ -338,10 +342,15 @@ impl Checker {
         }
     }
 
+    /// Returns whether a rule is not checked on these devices.
+    fn leaves_out(&self, rule: Rule) -> bool {
+        self.is_on_host && rule.needs_embedded()
+    }
+
     /// Begins to observe what devices read and write.
     pub(crate) fn observe(&self) {
         embedded::observe_data(watched::before_gather, watched::before_scatter);
-        if self.advises && !self.is_on_host {
+        if self.advises && !self.leaves_out(Rule::UnusedRights) {
             embedded::observe_peer_accesses(rights::used);
         }
     }
@@ -366,9 +375,10 @@ impl Checker {
     /// Returns the summary.
     pub(crate) fn summary(&self) -> CheckSummary {
         let mut left_out = Vec::new();
-        if self.is_on_host {
-            let rules = ON_EMBEDDED.map(Rule::name).join(", ");
-            left_out.push(format!("on devices of the host: {rules}"));
+        let rules = Rule::ALL.into_iter().filter(|it| self.leaves_out(*it));
+        let rules: Vec<_> = rules.map(Rule::name).collect();
+        if !rules.is_empty() {
+            left_out.push(format!("on devices of the host: {}", rules.join(", ")));
         }
         let lost = self.lost.load(Ordering::Relaxed);
         if lost != 0 {
@@ -404,7 +414,8 @@ impl Checker {
         let mut sends = Vec::from_iter(sends.into_iter().filter(|_| !is_lost));
         let peer = *lock(&queue_pair.peer);
         // Not under the lock, which is waited for under the device's.
-        for sent in sends.iter_mut().filter(|_| !self.is_on_host) {
+        let reads = !self.leaves_out(Rule::BufferChanged);
+        for sent in sends.iter_mut().filter(|_| reads) {
             let guards = self.guarded.as_ref();
             let guards = guards.is_some_and(|it| it.contain(&sent.origin));
             let key = (posting.device, posting.number);
@@ -648,9 +659,11 @@ impl Checker {
                 return;
             }
             ObjectChange::GidQueried { index } => return gids::was_read(device, index),
-            ObjectChange::RegionRegistered { .. } if self.is_on_host => return,
             ObjectChange::RegionRegistered { key, access, .. } => {
-                return rights::region_registered((device, key), access);
+                if !self.leaves_out(Rule::UnusedRights) {
+                    rights::region_registered((device, key), access);
+                }
+                return;
             }
             ObjectChange::RegionDeregistered { key } => {
                 return rights::region_deregistered((device, key));
@@ -680,13 +693,14 @@ impl Checker {
                 let Some(kind) = queue_pair.map(|it| it.kind) else {
                     return;
                 };
-                let has_rights = [QpType::RC, QpType::UC].contains(&kind) && !self.is_on_host;
-                if has_rights && !gids::manager_is_used() {
+                let has_rights = [QpType::RC, QpType::UC].contains(&kind);
+                if has_rights && !self.leaves_out(Rule::UnusedRights) && !gids::manager_is_used() {
                     rights::queue_pair_modified((device, number), attributes.access);
                 }
                 let mut advice =
                     advice::of_modified((kind, gids::is_ethernet(device)), state, attributes);
-                if state == QpState::RTR && attributes.is_global && !self.is_on_host {
+                let has_gid = state == QpState::RTR && attributes.is_global;
+                if has_gid && !self.leaves_out(Rule::FixedGidIndex) {
                     advice.extend(gids::not_read(device, attributes.source.0.into()));
                 }
                 (number, advice)
@@ -741,7 +755,7 @@ impl Checker {
 
     /// Reports rights that no peer has used.
     fn advise_of_rights(&self, explainer: &Explainer) {
-        if !self.advises || self.is_on_host {
+        if !self.advises || self.leaves_out(Rule::UnusedRights) {
             return;
         }
         for finding in rights::findings() {
