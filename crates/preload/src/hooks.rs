@@ -671,35 +671,35 @@ pub(crate) fn queue_created(user_handle: u64) {
 /// Reads memory of this process that may not be mapped; `None` if it is not.
 pub(crate) fn read<T>(address: usize) -> Option<MaybeUninit<T>> {
     let mut value = MaybeUninit::<T>::uninit();
-    let size = size_of::<T>();
-    let to = libc::iovec {
-        iov_base: value.as_mut_ptr().cast(),
-        iov_len: size,
-    };
-    let from = libc::iovec {
-        iov_base: ptr::with_exposed_provenance_mut(address),
-        iov_len: size,
-    };
-    // SAFETY: `to` is the value's memory. The system reads `from`, and returns an error where
-    // nothing can be read.
-    let count = unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &from, 1, 0) };
-    (count == size as isize).then_some(value)
+    // SAFETY: the value's memory.
+    unsafe { read_into(value.as_mut_ptr().cast(), address, size_of::<T>()) }.then_some(value)
 }
 
 /// As above, a number of bytes.
 pub(crate) fn read_bytes(address: u64, length: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0_u8; length];
+    let address = usize::try_from(address).ok()?;
+    // SAFETY: the vector's memory.
+    unsafe { read_into(bytes.as_mut_ptr().cast(), address, length) }.then_some(bytes)
+}
+
+/// As above, into memory; returns false if not all is mapped.
+///
+/// # Safety
+/// So many bytes must be writable.
+unsafe fn read_into(to: *mut c_void, address: usize, length: usize) -> bool {
     let to = libc::iovec {
-        iov_base: bytes.as_mut_ptr().cast(),
+        iov_base: to,
         iov_len: length,
     };
     let from = libc::iovec {
-        iov_base: ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?),
+        iov_base: ptr::with_exposed_provenance_mut(address),
         iov_len: length,
     };
-    // SAFETY: as above.
+    // SAFETY: `to` is guaranteed by the caller. The system reads `from`, and returns an error
+    // where nothing can be read.
     let count = unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &from, 1, 0) };
-    (count == length as isize).then_some(bytes)
+    count == length as isize
 }
 
 /// Returns the number of entries of a completion queue.
