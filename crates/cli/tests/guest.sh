@@ -313,7 +313,9 @@ record() {
 
 # Errors that are planted in C programs, each with its rule, on the host's device.
 check() {
-    cc -O1 -o "$scratch/cases" c/check_cases.c -libverbs -lpthread > "$scratch/cc" 2>&1 || bad "cc check_cases.c" "$scratch/cc"
+    for source in check_cases check_objects; do
+        cc -O1 -o "$scratch/$source" c/$source.c -libverbs -lpthread > "$scratch/cc" 2>&1 || bad "cc $source.c" "$scratch/cc"
+    done
     for planted in never-drains:queue-never-drains \
         small-sends:completion-queue-too-small \
         small-receives:completion-queue-too-small \
@@ -322,12 +324,13 @@ check() {
         again-send:use-after-destroy again-receive:use-after-destroy \
         again-poll:use-after-destroy no-start:builder-without-start \
         region:leak domain:leak completion-queue:leak \
-        queue-pair:leak; do
-        error=${planted%:*} rule=${planted#*:}
+        queue-pair:leak first-calls-poll:two-threads; do
+        error=${planted%:*} rule=${planted#*:} cases=check_cases
+        [ "$rule" != two-threads ] || cases=check_objects
         # One whose completions are lost waits for them.
-        timeout 15 "$ringverbs" check --host -- "$scratch/cases" "$error" > "$scratch/wrong" 2>&1
+        timeout 15 "$ringverbs" check --host -- "$scratch/$cases" "$error" > "$scratch/wrong" 2>&1
         wrong=$?
-        timeout 60 "$ringverbs" check --host -- "$scratch/cases" "$error" right > "$scratch/right" 2>&1
+        timeout 60 "$ringverbs" check --host -- "$scratch/$cases" "$error" right > "$scratch/right" 2>&1
         right=$?
         if { [ $wrong -eq 99 ] || [ $wrong -eq 124 ]; } && grep -q "^ringverbs: $RXE_DEV: error $rule: " "$scratch/wrong" \
             && [ $right -eq 0 ] && ! grep -q ': error ' "$scratch/right"; then

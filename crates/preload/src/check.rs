@@ -48,6 +48,7 @@ use crate::config::CheckConfig;
 pub(crate) use crate::explain::Origin;
 use crate::explain::{Explainer, Finding, Post, QueuePair, Stranger, WRITTEN, lock, thread};
 use crate::memory_map;
+use crate::promises;
 pub(crate) use completion_queue::CompletionQueue;
 use completion_queue::Entry;
 use device::SeenWrites;
@@ -349,6 +350,7 @@ impl Checker {
 
     /// Begins to observe what devices read and write.
     pub(crate) fn observe(&self) {
+        promises::look_for_contexts();
         embedded::observe_data(watched::before_gather, watched::before_scatter);
         if self.advises && !self.leaves_out(Rule::UnusedRights) {
             embedded::observe_peer_accesses(rights::used);

@@ -34,12 +34,16 @@ use crate::explain::{Explainer, Origin, lock, thread};
 use crate::table::{self, Lookup, Object, ObjectKind};
 use crate::{host, internal, posts, process, promises, record};
 
-/// The part of `struct ibv_context` that programs are compiled with.
+/// `struct ibv_context`.
 #[repr(C)]
 pub(crate) struct Context {
     device: *mut c_void,
     pub(crate) operations: [*mut c_void; 32],
     pub(crate) command_fd: c_int,
+    events_fd: c_int,
+    completion_vectors: c_int,
+    pub(crate) mutex: pthread_mutex_t,
+    pub(crate) abi_compat: usize,
 }
 
 /// The part of `struct ibv_cq_ex`, which begins as `struct ibv_cq`, up to `read_qp_num`.
@@ -108,6 +112,8 @@ const _: () = assert!(offset_of!(Cq, handle) == 24);
 const _: () = assert!(offset_of!(Cq, start_poll) == 144);
 const _: () = assert!(offset_of!(Context, operations) + POLL_CQ * 8 == 96);
 const _: () = assert!(offset_of!(Context, command_fd) == 264);
+#[cfg(target_arch = "x86_64")]
+const _: () = assert!(offset_of!(Context, abi_compat) == 320);
 
 /// Indices in `struct ibv_context_ops`.
 pub(crate) const POLL_CQ: usize = 11;
@@ -765,6 +771,7 @@ pub(crate) fn after_command(fd: RawFd, device: usize) {
         let changes = explainer.after_command(fd, device);
         hook_builders(explainer, (fd, device), &changes);
     }
+    promises::after_command(fd);
     hook_created(fd, true);
 }
 

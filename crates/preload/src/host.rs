@@ -34,7 +34,7 @@ use crate::config::{self, CheckConfig, print_error};
 use crate::explain::{Explainer, Target, lock};
 use crate::request::Request;
 use crate::switch::Switch;
-use crate::{hooks, internal};
+use crate::{hooks, internal, promises};
 
 /// Whether the program is checked on the host's devices.
 static SWITCH: Switch = Switch::new();
@@ -57,7 +57,13 @@ const MORE_SENDS: u32 = 16;
 /// Returns whether the program is checked on the host's devices.
 #[inline]
 pub(crate) fn is_on() -> bool {
-    SWITCH.is_on(|| config::check_on_host().is_some())
+    SWITCH.is_on(|| {
+        let is_asked = config::check_on_host().is_some();
+        if is_asked {
+            promises::look_for_contexts();
+        }
+        is_asked
+    })
 }
 
 /// Returns what reports the errors of this process, if it is checked and has used a device.
@@ -232,6 +238,7 @@ fn note_command(fd: RawFd, argument: *mut c_void) {
     };
     explainer.changed((fd, device), Some(fd), &changes);
     hooks::hook_builders(explainer, (fd, device), &changes);
+    promises::after_command(fd);
     for change in changes {
         if let ObjectChange::CompletionQueueCreated { user_handle, .. } = change {
             hooks::queue_created(user_handle);

@@ -153,6 +153,7 @@ libc_functions! {
     pthread_attr_setsigmask_np(
         attributes: *mut c_void, mask: *const libc::sigset_t
     ) -> c_int, libc::ENOSYS;
+    pthread_mutex_init(mutex: *mut c_void, attributes: *const c_void) -> c_int, libc::ENOSYS;
     daemon(keeps_folder: c_int, keeps_files: c_int) -> c_int, -1;
     // These do not return.
     _exit(status: c_int) -> c_int, -1;

@@ -96,7 +96,7 @@ const ERRORS: [(&str, &str, &str); 56] = [
 ];
 
 /// The same, of `c/check_objects.c`.
-const ERRORS_OF_OBJECTS: [(&str, &str, &str); 14] = [
+const ERRORS_OF_OBJECTS: [(&str, &str, &str); 17] = [
     ("overwritten-whole", "receive-overwritten", ""),
     ("overwritten-long", "receive-overwritten", ""),
     ("overwritten-part", "receive-overwritten", ""),
@@ -139,6 +139,10 @@ const ERRORS_OF_OBJECTS: [(&str, &str, &str); 14] = [
         "two-threads",
         "\t\t\tibv_post_recv(common_qp, &receive, &bad_receive);",
     ),
+    // Promised before the first completion queue.
+    ("first-calls-poll", "two-threads", ""),
+    ("first-calls-send", "two-threads", ""),
+    ("first-calls-receive", "two-threads", ""),
 ];
 
 /// The same, of `c/check_shared.c`.
@@ -223,11 +227,12 @@ const RIGHT: [&str; 8] = [
 ];
 
 /// What is right in any case, of `c/check_objects.c`.
-const RIGHT_OF_OBJECTS: [&str; 4] = [
+const RIGHT_OF_OBJECTS: [&str; 5] = [
     "overwritten-same",
     "mutex-calls-poll",
     "mutex-calls-send",
     "mutex-calls-receive",
+    "mutex-first-calls-receive",
 ];
 
 /// The same, of `c/check_shared.c`.

@@ -17,6 +17,7 @@ use crate::hooks;
 use crate::host;
 use crate::internal::{self, mark_internal};
 use crate::process::{self, ProcessState, wake_devices};
+use crate::promises;
 use crate::real::{self, Optional};
 use crate::record::{self, Call};
 use crate::table::{self, Lookup, Object, ObjectKind, find, find_for_use};
@@ -309,6 +310,7 @@ export! {
             table::set_internal(fd, false);
         }
         record::closed(fd);
+        promises::closed(fd);
         host::closing(fd);
         let object = find(fd);
         // Before closing, so that the number is not reused while it is in the table.

@@ -4,6 +4,7 @@ mod descriptors;
 mod exit;
 mod loading;
 mod memory;
+mod mutexes;
 mod paths;
 mod signals;
 mod sockets;

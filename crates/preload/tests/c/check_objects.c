@@ -274,28 +274,60 @@ static void *call_again(void *unused)
 	return unused;
 }
 
+static struct ibv_cq_ex *extended;
+static struct ibv_td *td;
+static struct ibv_pd *parent;
+
+/* Creates a completion queue, without a lock where that is the mistake. */
+static void make_queue(void)
+{
+	struct ibv_cq_init_attr_ex wanted = {
+		.cqe = 32, .wc_flags = IBV_WC_EX_WITH_QP_NUM,
+		.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
+		.flags = !right || has_mutex ? IBV_CREATE_CQ_ATTR_SINGLE_THREADED : 0,
+	};
+
+	extended = ibv_create_cq_ex(context, &wanted);
+	CHECK(extended);
+}
+
+/* The same, a protection domain. */
+static void make_domain(void)
+{
+	struct ibv_td_init_attr no_attributes = { 0 };
+	struct ibv_parent_domain_init_attr of = { .pd = pd };
+	struct ibv_pd *before;
+
+	td = ibv_alloc_td(context, &no_attributes);
+	CHECK(td);
+	of.td = td;
+	/* The next one may have its address. */
+	before = ibv_alloc_parent_domain(context, &of);
+	CHECK(before && !ibv_dealloc_pd(before));
+	if (right && !has_mutex)
+		of.td = NULL;
+	parent = ibv_alloc_parent_domain(context, &of);
+	CHECK(parent);
+}
+
+static void destroy_both(void)
+{
+	CHECK(!extended || !ibv_destroy_cq(ibv_cq_ex_to_cq(extended)));
+	CHECK(!parent || (!ibv_dealloc_pd(parent) && !ibv_dealloc_td(td)));
+}
+
 /* Uses an object without a lock in two threads at once; or one with a lock, or with a lock of the
  * program. */
 static void calls(const char *what)
 {
-	int promises = !right || has_mutex;
-	struct ibv_cq_init_attr_ex wanted = {
-		.cqe = 32, .wc_flags = IBV_WC_EX_WITH_QP_NUM,
-		.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
-		.flags = promises ? IBV_CREATE_CQ_ATTR_SINGLE_THREADED : 0,
-	};
-	struct ibv_td_init_attr no_attributes = { 0 };
-	struct ibv_cq_ex *extended = ibv_create_cq_ex(context, &wanted);
-	struct ibv_td *td = ibv_alloc_td(context, &no_attributes);
-	struct ibv_parent_domain_init_attr of = { .pd = pd, .td = promises ? td : NULL };
-	struct ibv_pd *parent = ibv_alloc_parent_domain(context, &of), *domain = pd;
+	struct ibv_pd *domain = pd;
 	pthread_t thread;
 
-	CHECK(extended && td && parent);
-	pd = parent;
+	if (parent)
+		pd = parent;
 	common_qp = queue_pair(NULL);
 	pd = domain;
-	common_cq = ibv_cq_ex_to_cq(extended);
+	common_cq = extended ? ibv_cq_ex_to_cq(extended) : NULL;
 	common_call = what;
 	long_mr = ibv_reg_mr(domain, long_memory, LONG, IBV_ACCESS_LOCAL_WRITE);
 	long_target_mr = ibv_reg_mr(domain, long_target, LONG, IBV_ACCESS_LOCAL_WRITE |
@@ -306,24 +338,14 @@ static void calls(const char *what)
 	CHECK(!pthread_create(&thread, NULL, call_again, NULL));
 	call_again(NULL);
 	CHECK(!pthread_join(thread, NULL));
-	CHECK(!ibv_destroy_qp(common_qp) && !ibv_destroy_cq(common_cq));
+	CHECK(!ibv_destroy_qp(common_qp));
 	CHECK(!ibv_dereg_mr(long_mr) && !ibv_dereg_mr(long_target_mr));
-	CHECK(!ibv_dealloc_pd(parent) && !ibv_dealloc_td(td));
 }
 
 /* Uses an object in two threads at once: with a lock, or without. */
 static void threads(const char *what)
 {
-	struct ibv_cq_init_attr_ex wanted = {
-		.cqe = 16, .wc_flags = IBV_WC_EX_WITH_QP_NUM,
-		.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
-		.flags = right ? 0 : IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
-	};
-	struct ibv_cq_ex *extended = ibv_create_cq_ex(context, &wanted);
-	struct ibv_td_init_attr no_attributes = { 0 };
-	struct ibv_td *td = ibv_alloc_td(context, &no_attributes);
-	struct ibv_parent_domain_init_attr of = { .pd = pd, .td = right ? NULL : td };
-	struct ibv_pd *parent = ibv_alloc_parent_domain(context, &of), *domain = pd;
+	struct ibv_pd *domain = pd;
 	struct ibv_cq *common = cq;
 	struct ibv_poll_cq_attr none = { 0 };
 	struct ibv_sge list = { (uintptr_t)memory, 8, mr->lkey };
@@ -332,7 +354,6 @@ static void threads(const char *what)
 	struct ibv_qp *qp;
 	pthread_t thread;
 
-	CHECK(extended && td && parent);
 	cq = ibv_cq_ex_to_cq(extended);
 	pd = parent;
 	qp = queue_pair(NULL);
@@ -358,8 +379,7 @@ static void threads(const char *what)
 		ibv_wr_abort(ibv_qp_to_qp_ex(qp));
 	}
 	CHECK(!pthread_join(thread, NULL));
-	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(ibv_cq_ex_to_cq(extended)));
-	CHECK(!ibv_dealloc_pd(parent) && !ibv_dealloc_td(td));
+	CHECK(!ibv_destroy_qp(qp));
 }
 
 int main(int count, char **arguments)
@@ -367,6 +387,7 @@ int main(int count, char **arguments)
 	const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 	struct ibv_device **devices = ibv_get_device_list(NULL);
 	const char *mistake = arguments[1];
+	int is_first;
 
 	CHECK(count >= 2 && devices && devices[0]);
 	right = count > 2;
@@ -374,10 +395,17 @@ int main(int count, char **arguments)
 		has_mutex = right = 1;
 		mistake += 6;
 	}
+	is_first = !strncmp(mistake, "first-", 6);
+	mistake += is_first ? 6 : 0;
 	context = ibv_open_device(devices[0]);
 	CHECK(context);
+	/* Of the context's objects the first one; a domain before there is a completion queue. */
+	if (is_first && strstr(mistake, "-poll"))
+		make_queue();
 	pd = ibv_alloc_pd(context);
 	CHECK(pd);
+	if (is_first && !extended)
+		make_domain();
 	mr = ibv_reg_mr(pd, memory, LENGTH, all);
 	target_mr = ibv_reg_mr(pd, target, sizeof(target), all);
 	cq = ibv_create_cq(context, 32, NULL, NULL, 0);
@@ -387,6 +415,10 @@ int main(int count, char **arguments)
 	b = queue_pair(NULL);
 	connect_to(a, b->qp_num, rights);
 	connect_to(b, a->qp_num, rights);
+	if (!is_first && (!strncmp(mistake, "threads-", 8) || !strncmp(mistake, "calls-", 6))) {
+		make_queue();
+		make_domain();
+	}
 	if (!strncmp(mistake, "overwritten-", 12))
 		overwrite(mistake + 12);
 	else if (!strncmp(mistake, "threads-", 8))
@@ -397,6 +429,7 @@ int main(int count, char **arguments)
 		window(mistake + 7);
 	else
 		events(mistake);
+	destroy_both();
 	CHECK(!ibv_destroy_qp(a) && !ibv_destroy_qp(b));
 	CHECK(!ibv_dereg_mr(mr) && !ibv_dereg_mr(target_mr));
 	CHECK(!ibv_destroy_cq(cq) && !ibv_destroy_cq(receives) && !ibv_dealloc_pd(pd));
