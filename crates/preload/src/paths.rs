@@ -1,11 +1,13 @@
 //! Paths of RDMA devices, and their replacements.
 
+use std::cell::Cell;
 use std::ffi::{CStr, CString, OsStr};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use crate::config;
+use crate::internal;
 use crate::status;
 use crate::tree;
 
@@ -52,9 +54,35 @@ pub(crate) enum DevicePath {
     Tree(CString),
 }
 
+thread_local! {
+    /// This thread classifies a path.
+    static IS_CLASSIFYING: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Classifies a path; `None` if it does not belong to RDMA devices, or there are no embedded
 /// devices.
 pub(crate) fn device_path(path: &CStr) -> Option<DevicePath> {
+    struct Scope;
+    impl Drop for Scope {
+        fn drop(&mut self) {
+            left_by_jump();
+        }
+    }
+    let is_nested = IS_CLASSIFYING.try_with(|it| it.replace(true)).ok()?;
+    // An allocator reads files of the system in its first call, which may be one in here.
+    if is_nested && !internal::is_in_handler() {
+        return None;
+    }
+    let _scope = Scope;
+    classify(path)
+}
+
+/// Called before the program leaves this thread's calls by longjmp(3).
+pub(crate) fn left_by_jump() {
+    let _ = IS_CLASSIFYING.try_with(|it| it.set(false));
+}
+
+fn classify(path: &CStr) -> Option<DevicePath> {
     let bytes = path.to_bytes();
     let within = |name: &[u8]| {
         let rest = bytes.strip_prefix(name);

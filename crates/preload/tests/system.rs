@@ -19,6 +19,16 @@ fn gids(provider: Provider) {
     }
 }
 
+/// An allocator reads a file of the system in its first call, which may be one of this library's.
+fn allocators(provider: Provider) {
+    let world = World::new(provider, "roce");
+    if let Some(program) = compiled("cc", "first_call.c", &["-libverbs"], &world.directory) {
+        let line = program.display().to_string();
+        world.start(&line, "output.txt").good();
+        world.finish();
+    }
+}
+
 /// Working directories, and paths that are relative to them or to open directories.
 #[test]
 fn programs_work_in_folders_of_sysfs() {
@@ -270,6 +280,7 @@ with_each_provider! {
     capabilities_keep_their_promises: promises;
     gids_are_shown: gids;
     violations_and_traffic_are_counted: shared_programs;
+    allocators_may_read_sysfs: allocators;
     small_cases_are_right: cases;
     gid_tables_have_other_shapes: shapes;
     numbers_follow_from_a_seed: seeds;

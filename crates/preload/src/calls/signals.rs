@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use libc::{siginfo_t, sigset_t};
 
 use super::{export, failed};
-use crate::{config, fault, internal, real, record};
+use crate::{config, fault, internal, paths, real, record};
 
 const SIG_HOLD: usize = 2;
 
@@ -85,8 +85,9 @@ fn exchange_handler(
     }
 }
 
-/// Called before a jump, which leaves calls that wait if it is out of a signal handler.
-fn leave_waits() {
+/// Called before a jump, which leaves calls of this library if it is out of a signal handler.
+fn leave_calls() {
+    paths::left_by_jump();
     if !internal::is_internal() && !internal::is_interrupted() {
         embedded::abandon_waits();
     }
@@ -244,25 +245,25 @@ export! {
     }
 
     longjmp(environment: *mut c_void, value: c_int) -> c_int {
-        leave_waits();
+        leave_calls();
         // SAFETY: guaranteed by the caller.
         unsafe { real::longjmp(environment, value) }
     }
 
     _longjmp(environment: *mut c_void, value: c_int) -> c_int {
-        leave_waits();
+        leave_calls();
         // SAFETY: guaranteed by the caller.
         unsafe { real::_longjmp(environment, value) }
     }
 
     siglongjmp(environment: *mut c_void, value: c_int) -> c_int {
-        leave_waits();
+        leave_calls();
         // SAFETY: guaranteed by the caller.
         unsafe { real::siglongjmp(environment, value) }
     }
 
     __longjmp_chk(environment: *mut c_void, value: c_int) -> c_int {
-        leave_waits();
+        leave_calls();
         // SAFETY: guaranteed by the caller.
         unsafe { real::__longjmp_chk(environment, value) }
     }
