@@ -12,3 +12,5 @@
 pub mod embedded;
 #[cfg(feature = "rxe")]
 pub mod rxe;
+#[cfg(target_arch = "x86_64")]
+pub mod stepper;
