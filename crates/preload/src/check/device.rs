@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use embedded::roce::transport::{Operation, Service, Status};
-use embedded::softhca::work::{CompletionLoad, Ended, Posted, WorkEvent};
+use embedded::softhca::work::{Ended, Posted, WorkEvent};
 
 use super::content::Content;
 use super::remote::{Name, Place, Remote, Request};
@@ -160,28 +160,19 @@ fn too_small(
     posted: &Posted,
     queue_pair: Option<Arc<QueuePair>>,
 ) -> Option<Finding> {
-    let CompletionLoad {
-        cqn,
-        entries,
-        outstanding,
-        ignores_overrun,
-    } = posted.queue;
-    if outstanding <= entries || ignores_overrun {
+    let load = posted.queue;
+    if !load.is_excessive() {
         return None;
     }
     let number = posted.work.qpn;
     let created = explainer
         .objects
-        .created_as(device, "completion queue", cqn);
+        .created_as(device, "completion queue", load.cqn);
     Some(Finding {
         rule: Rule::CompletionQueueTooSmall,
         device,
         queue_pair: queue_pair.map(|it| (number, it)),
-        message: format!(
-            "queue pair {number:#x}: its completion queue {cqn:#x} has {entries} entries in the \
-             device, and {outstanding} completions are unread or will come of work requests that \
-             are posted"
-        ),
+        message: format!("queue pair {number:#x}: its {load}"),
         origins: Vec::from_iter(created.map(|it| ("completion queue: created", it))),
     })
 }

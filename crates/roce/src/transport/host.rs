@@ -416,7 +416,7 @@ pub trait Host {
     /// [`Host::remote_write`]. `None` if it is not in one piece or not accessible, or not
     /// sent as it is in memory.
     fn locate(
-        &self,
+        &mut self,
         _qpn: u32,
         _local: &Self::LocalBuffers,
         _offset: u32,

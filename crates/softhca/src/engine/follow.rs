@@ -79,11 +79,15 @@ impl<P: Platform> Core<P> {
         follower.expect(cqn, expected);
         let is_local = matches!(send.operation, Operation::Local);
         let (is_signaled, is_inline) = (send.signaled, !send.local.inline.is_empty());
+        let work = self.send_work(qpn, send, number);
         Some(Posted {
-            work: self.described_send(qpn, &self.send_work(qpn, send, number))?,
+            work: self.described_send(qpn, &work)?,
             is_signaled,
             is_inline: is_inline && !is_local,
             queue: self.completion_load(follower, cqn),
+            data: (follower.is_of_data())
+                .then(|| self.posted_data(qpn, &work))
+                .flatten(),
         })
     }
 
@@ -137,6 +141,7 @@ impl<P: Platform> Core<P> {
             is_signaled: true,
             is_inline: false,
             queue: self.completion_load(follower, cqn),
+            data: None,
         })
     }
 

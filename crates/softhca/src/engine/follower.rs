@@ -53,6 +53,18 @@ impl Follower {
         }
     }
 
+    /// Returns whether the observer is told of data.
+    pub(super) fn is_of_data(&self) -> bool {
+        self.observer.is_of_data
+    }
+
+    /// Tells that the device reads the data of a send.
+    pub(super) fn reads(&mut self, qpn: u32, number: u32) {
+        if self.observer.is_of_data && !self.is_left(qpn) {
+            self.observer.tell(&WorkEvent::Reading { qpn, number });
+        }
+    }
+
     /// Changes the number of completions that are expected.
     pub(super) fn expect(&mut self, cqn: u32, change: i32) {
         let expected = self.expected.entry(cqn).or_default();

@@ -1,5 +1,7 @@
 //! Implementation of the transport's [`Host`]: work requests, memory, completions.
 
+use std::sync::Arc;
+
 use roce::packet::{L3, Link, Path, Payload};
 use roce::rule::{Rule, Violation};
 use roce::transport::{
@@ -21,6 +23,7 @@ use super::wqe::{CqeScatter, LocalBuffers, opcode};
 use crate::cause::{AccessError, AccessRule, Cause, WorkRequest};
 use crate::platform::{LONGEST_COPY, Platform};
 use crate::profile::{Group, cap};
+use crate::work::MAX_DATA;
 
 /// Of an access to memory that is not mapped, though all rules of keys hold.
 const NOT_MAPPED: BrokenRule = BrokenRule {
@@ -275,6 +278,28 @@ impl<P: Platform> Core<P> {
         })
     }
 
+    /// Returns the data of an RDMA write as they are now, unless it is too long or its data are
+    /// made as they are read.
+    pub(super) fn posted_data(&self, qpn: u32, work: &SendWork<LocalBuffers>) -> Option<Arc<[u8]>> {
+        let is_write = matches!(work.operation, Operation::Write | Operation::WriteImm);
+        if !is_write || work.refused.is_some() || work.length > MAX_DATA {
+            return None;
+        }
+        let local = &work.local;
+        let mut data = local.inline.clone();
+        let start = data.len();
+        data.resize(start.max(work.length as usize), 0);
+        let out = &mut data[start..];
+        let accessor = Self::local_accessor(qpn, local);
+        let read = Self::each_segment(local, 0, out.len(), |key, va, range| {
+            match self.is_protected(key) {
+                true => Err(Fault::Protection),
+                false => self.read_key(accessor, key, va, &mut out[range], Rights::LOCAL_READ),
+            }
+        });
+        read.is_ok().then(|| data.into())
+    }
+
     /// Describes a work request of a receive queue.
     pub(super) fn described_receive(
         &self,
@@ -470,6 +495,9 @@ impl<P: Platform> Host for Core<P> {
         out: &mut [u8],
     ) -> Result<(), Fault> {
         let length = out.len();
+        if let Some(follower) = &mut self.follower {
+            follower.reads(qpn, local.number);
+        }
         let inline = local.inline.get(offset as usize..).unwrap_or_default();
         let (data, out) = out.split_at_mut(inline.len().min(out.len()));
         data.copy_from_slice(&inline[..data.len()]);
@@ -490,7 +518,13 @@ impl<P: Platform> Host for Core<P> {
         self.request_absent_page(result)
     }
 
-    fn locate(&self, qpn: u32, local: &LocalBuffers, offset: u32, length: usize) -> Option<u64> {
+    fn locate(
+        &mut self,
+        qpn: u32,
+        local: &LocalBuffers,
+        offset: u32,
+        length: usize,
+    ) -> Option<u64> {
         if !local.inline.is_empty() {
             return None;
         }
@@ -504,6 +538,9 @@ impl<P: Platform> Host for Core<P> {
         });
         let location =
             location.filter(|at| result.is_ok() && self.platform.copies_from(*at, length))?;
+        if let Some(follower) = &mut self.follower {
+            follower.reads(qpn, local.number);
+        }
         self.platform.before_gather(qpn, location, length);
         Some(location)
     }

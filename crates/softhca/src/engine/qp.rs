@@ -537,6 +537,7 @@ impl<P: Platform> Core<P> {
         send.datagram = datagram;
         send.stream = work.stream;
         send.refused = refused;
+        send.local.number = number;
         send
     }
 

@@ -151,6 +151,11 @@ impl<P: Platform> Core<P> {
         address.filter(|_| result.is_ok())
     }
 
+    /// Returns whether data are converted or checked on their way through a key.
+    pub(super) fn is_protected(&self, key: u32) -> bool {
+        self.protected(key).is_some()
+    }
+
     /// The key, if it has protection.
     fn protected(&self, key: u32) -> Option<ProtectedKey> {
         if self.protected_keys == 0 {

@@ -154,6 +154,8 @@ pub struct LocalBuffers {
     pub inline: Vec<u8>,
     pub(crate) pd: u32,
     pub(crate) privileged: bool,
+    /// Of a send: its number in the queue.
+    pub(crate) number: u32,
     /// Of a receive.
     pub(crate) receives: bool,
     pub(crate) cqe_scatter: Option<Box<CqeScatter>>,
@@ -168,6 +170,7 @@ impl LocalBuffers {
             inline: Vec::new(),
             pd,
             privileged,
+            number: 0,
             receives: false,
             cqe_scatter: None,
             tagging: None,

@@ -12,7 +12,7 @@ fn observe(driver: &mut Driver) -> impl FnMut() -> Vec<WorkEvent> + use<> {
     let events = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&events);
     let observer = WorkObserver::new(move |event| {
-        told.lock().unwrap().push(*event);
+        told.lock().unwrap().push(event.clone());
         true
     });
     driver.hca.observe_work(Some(observer));
@@ -45,7 +45,7 @@ fn work_requests_are_posted_and_end() {
     assert_eq!((work.length, work.remote), (12, Some((memory + 4096, key))));
     assert_eq!(work.buffers()[0].va, memory);
     let qpn = a.number;
-    let WorkEvent::Ended(ended) = told[1] else {
+    let WorkEvent::Ended(ended) = &told[1] else {
         panic!("{told:?}");
     };
     assert_eq!((ended.qpn, ended.number), (qpn, Some(0)));
@@ -140,4 +140,45 @@ fn completions_that_may_come_are_counted() {
     assert_eq!(write(&mut driver, SIGNALED), 2 + 2);
     driver.modify(0x50a, b.number, |input| input);
     assert_eq!(write(&mut driver, 0), 2);
+}
+
+/// Data are told as they are when the doorbell rings, and that they are read after that.
+#[test]
+fn observers_of_data_are_told_those_of_writes() {
+    let mut driver = Driver::new("ib");
+    let (_cq, mut a, mut b) = driver.pair();
+    let memory = driver.pages(2);
+    let key = driver.key;
+    driver.write(memory, b"abcdefgh");
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&events);
+    let observer = WorkObserver::of_data(move |event| {
+        told.lock().unwrap().push(event.clone());
+        true
+    });
+    driver.hca.observe_work(Some(observer));
+    let mut segments = remote(memory + 4096, key);
+    segments.extend(segment(3, key, memory + 4));
+    segments.extend(segment(2, key, memory));
+    driver.post(&mut a, 0x08, 0, &segments);
+    let told = std::mem::take(&mut *events.lock().unwrap());
+    assert_eq!(posted(&told[0]).data.as_deref(), Some(&b"efgab"[..]));
+    let reading = WorkEvent::Reading {
+        qpn: a.number,
+        number: 0,
+    };
+    assert_eq!(told[1], reading);
+    assert!(matches!(told[2], WorkEvent::Ended(_)), "{told:?}");
+    // Neither of sends, nor what cannot be read.
+    driver.post_recv(&mut b, &segment(100, key, memory));
+    driver.post(&mut a, 0x0a, 0, &segment(12, key, memory));
+    let mut segments = remote(memory + 4096, key);
+    segments.extend(segment(3, key + 1, memory));
+    driver.post(&mut a, 0x08, 0, &segments);
+    let told = std::mem::take(&mut *events.lock().unwrap());
+    let data = told.iter().filter_map(|it| match it {
+        WorkEvent::Posted(posted) => Some(posted.data.is_some()),
+        _ => None,
+    });
+    assert_eq!(Vec::from_iter(data), [false; 3]);
 }
