@@ -49,6 +49,7 @@ mod random;
 mod readiness;
 mod runtime;
 mod scope;
+mod suppressions;
 pub mod sysfs;
 mod user;
 mod wires;
@@ -74,6 +75,7 @@ pub use driver::moved::may_be_registered;
 pub use driver::pinned::Loss;
 pub use file_size::file_size_limit;
 pub use runtime::capture_control::{CaptureAnswer, CaptureState};
+pub use runtime::check::{CheckRule, ProgramError};
 pub use runtime::control::RunningProcesses;
 pub use runtime::embedded::{Activity, Embedded};
 pub use runtime::exit_flush::flush_before_exit;
@@ -88,6 +90,7 @@ pub use runtime::status::{CompletionQueueStatus, DeviceStatus, ProcessStatus, Qu
 pub use runtime::time::Limit;
 pub use runtime::usage;
 pub use scope::set_scope_hooks;
+pub use suppressions::Suppressions;
 pub use wires::reason_datagram::PeerFailure;
 pub use {roce, softhca};
 

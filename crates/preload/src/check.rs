@@ -26,7 +26,6 @@ mod remote;
 mod rights;
 mod sends;
 mod shared;
-mod suppressions;
 mod watched;
 mod windows;
 mod writes;
@@ -40,8 +39,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use embedded::ObjectChange;
 use embedded::softhca::cause::WorkRequest;
+use embedded::{ObjectChange, Suppressions};
 use uverbs::{QpState, QpType};
 
 use crate::config::CheckConfig;
@@ -64,7 +63,6 @@ pub(crate) use receives::{ReceiveQueue, Received};
 use remote::{Name, Request, Unordered};
 use sends::Fault;
 pub(crate) use sends::{SendQueue, Sent, Sge};
-use suppressions::Suppressions;
 use watched::Use;
 use windows::Windows;
 pub(crate) use windows::{BindInfo, Binding, IbvMw};
@@ -309,7 +307,7 @@ impl Checker {
             Some(path) => {
                 let text = std::fs::read_to_string(path).map_err(|error| of(path, error))?;
                 let rules = Rule::ALL.map(Rule::name);
-                Suppressions::parse(&text, &rules)
+                Suppressions::parse(&text, |it| rules.contains(&it))
                     .map_err(|line| format!("{}:{line}: there is no such rule", path.display()))?
             }
         };

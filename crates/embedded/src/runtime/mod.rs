@@ -2,6 +2,7 @@
 //! of events, and the public face [`Embedded`](embedded::Embedded).
 
 pub(crate) mod capture_control;
+pub(crate) mod check;
 pub(crate) mod connections;
 pub(crate) mod control;
 pub(crate) mod device;
