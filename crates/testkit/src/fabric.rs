@@ -3,14 +3,14 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use embedded::Network;
 use embedded::roce::fabric::Random;
 use embedded::softhca::chaos::Chaos;
+use embedded::{Network, ProgramError};
 use ringverbs::{Error, Result};
 
 use crate::capture::Capture;
@@ -41,6 +41,7 @@ pub struct Builder {
     background: bool,
     captures: bool,
     deny_leaks: bool,
+    checks: bool,
     chaos: Option<u64>,
 }
 
@@ -109,6 +110,23 @@ impl Builder {
         self
     }
 
+    /// Looks for errors of the program that no device reports, as far as devices see them: RDMA
+    /// writes of two queue pairs to the same bytes that nothing orders, completion queues that are
+    /// too small. `docs/check.md` in the repository explains them. Dropping the fabric panics if
+    /// there are any but those that [`Fabric::take_errors`] has returned.
+    ///
+    /// ```
+    /// # use ringverbs_testkit::Fabric;
+    /// # fn main() -> ringverbs::Result<()> {
+    /// let fabric = Fabric::builder().check().build(2)?;
+    /// // A test; it fails if it has such an error.
+    /// # Ok(()) }
+    /// ```
+    pub fn check(mut self) -> Self {
+        self.checks = true;
+        self
+    }
+
     /// Creates the fabric, with this number of nodes.
     ///
     /// # Errors
@@ -140,6 +158,10 @@ impl Builder {
             Ok(Node::new(device, index, Arc::clone(&wire)))
         });
         let nodes = nodes.collect::<Result<_>>()?;
+        let errors = self.checks.then(Errors::default);
+        if let Some(errors) = errors.clone() {
+            network.check(move |error| errors.all().push(error.clone()));
+        }
         if self.threads || self.background {
             network.share_time();
         }
@@ -153,6 +175,7 @@ impl Builder {
             wire,
             thread,
             deny_leaks: self.deny_leaks,
+            errors,
         })
     }
 }
@@ -166,6 +189,18 @@ pub struct Fabric {
     wire: SharedWire,
     thread: Option<Background>,
     deny_leaks: bool,
+    /// Those that the devices have seen, if they look for them.
+    errors: Option<Errors>,
+}
+
+/// Errors of the program.
+#[derive(Clone, Default)]
+struct Errors(Arc<Mutex<Vec<ProgramError>>>);
+
+impl Errors {
+    fn all(&self) -> MutexGuard<'_, Vec<ProgramError>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Fabric {
@@ -196,6 +231,7 @@ impl Fabric {
             background: false,
             captures: true,
             deny_leaks: false,
+            checks: false,
             chaos: None,
         }
     }
@@ -300,11 +336,36 @@ impl Fabric {
             panic!("the test leaked:{}", lines.concat());
         }
     }
+
+    /// Returns the errors of the program that the devices of a fabric with
+    /// [`check`](Builder::check) have seen since the last call.
+    pub fn take_errors(&self) -> Vec<ProgramError> {
+        let errors = self.errors.as_ref();
+        errors.map_or_else(Vec::new, |errors| std::mem::take(&mut *errors.all()))
+    }
+
+    /// Checks that the devices of a fabric with [`check`](Builder::check) have seen no error of
+    /// the program since the last call of [`take_errors`](Self::take_errors).
+    ///
+    /// # Panics
+    /// There is one; the message has all.
+    #[track_caller]
+    pub fn assert_no_errors(&self) {
+        let errors = self.take_errors();
+        if !errors.is_empty() {
+            let line = |error: &ProgramError| format!("\n  node {}: {error}", error.device);
+            let lines: Vec<_> = errors.iter().map(line).collect();
+            panic!("the test has errors:{}", lines.concat());
+        }
+    }
 }
 
 impl Drop for Fabric {
     fn drop(&mut self) {
         self.thread = None;
+        if !thread::panicking() {
+            self.assert_no_errors();
+        }
         if self.deny_leaks && !thread::panicking() {
             self.assert_no_leaks();
         }

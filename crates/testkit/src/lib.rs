@@ -42,6 +42,11 @@
 //! [`Node`] has the faults of a device: the link goes down, a queue pair or the device
 //! fails, the host disappears, the receiver is slow; and those of a text, [`Node::inject`].
 //!
+//! # Errors that no device reports
+//!
+//! A test on a fabric with [`Builder::check`] fails if the program makes some of those that
+//! `ringverbs check` finds: RDMA writes that nothing orders, completion queues that are too small.
+//!
 //! # Determinism
 //!
 //! Fabrics are independent: tests run in parallel. If one thread uses a fabric, the
@@ -73,6 +78,7 @@ mod node;
 mod tap;
 
 pub use embedded::softhca::fault::ParseError;
+pub use embedded::{CheckRule, ProgramError};
 
 pub use capture::{Capture, CmMessage, Delivery, Frame, Kind, Packet};
 pub use fabric::{Builder, Fabric, Link};

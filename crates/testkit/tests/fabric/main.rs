@@ -2,6 +2,7 @@
 
 mod connections;
 mod determinism;
+mod errors;
 mod exhaustive;
 mod faults;
 mod leaks;
