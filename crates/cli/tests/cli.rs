@@ -243,6 +243,23 @@ fn check_has_an_exit_status_for_errors() {
     assert_eq!(status(&["--error-status", "7"], error), Some(7));
     assert_eq!(status(&["--error-status", "0"], error), Some(4));
     assert_eq!(status(&["--suppressions", "/nowhere"], "true"), Some(1));
+    // A program without a loader.
+    let program = runner.0.join("static");
+    let mut bytes = std::fs::read("/bin/sh").unwrap()[..4096].to_vec();
+    bytes[56..58].fill(0);
+    std::fs::write(&program, bytes).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&program, mode).unwrap();
+    let mut command = Command::new(runner.0.join("ringverbs"));
+    let output = command
+        .args(["check", "--"])
+        .arg(&program)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("nothing would be checked"), "{said}");
+    assert!(said.contains("RINGVERBS_CHECK=1"), "{said}");
     runner.finish();
 }
 

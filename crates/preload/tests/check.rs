@@ -425,6 +425,26 @@ fn errors_of_rust_are_found() {
     cases.finds(Provider::Stock, &ERRORS_OF_RUST, &RIGHT_OF_RUST);
 }
 
+/// Devices that such a program makes itself, without the preloaded library, look for the same.
+#[test]
+fn errors_of_rust_are_found_by_a_device_of_the_program() {
+    let _turn = turn();
+    let cases = Cases::of_rust(Provider::Stock, "check_rust");
+    let own = [("RINGVERBS_DEVICE", "embedded")];
+    for (error, rule, _) in ERRORS_OF_RUST {
+        let said = cases.said(error, &own);
+        let first = format!("ringverbs: embedded: error {rule}: ");
+        assert!(said.starts_with(&first), "{error}: {said}");
+        assert!(said.ends_with(": errors: 1\n"), "{error}: {said}");
+        let said = cases.said(&format!("{error} right"), &own);
+        assert!(is_silent(&said), "{error}: {said}");
+    }
+    for right in RIGHT_OF_RUST {
+        let said = cases.said(right, &own);
+        assert!(is_silent(&said), "{right}: {said}");
+    }
+}
+
 /// Advice of `c/check_advice.c`, some with the name of a variant.
 const ADVICE: [&str; 15] = [
     "long-queue",

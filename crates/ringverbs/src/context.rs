@@ -9,6 +9,8 @@ use uverbs::discovery;
 use uverbs::kernel::{Kernel, RealKernel};
 use uverbs::{AsyncEventFile, ContextInfo, Udata};
 
+#[cfg(feature = "embedded")]
+use crate::check;
 use crate::device::Provider;
 use crate::inflight::{Registry, UnorderedTable};
 use crate::qp::FlushTo;
@@ -242,6 +244,33 @@ impl Device {
         self.embedded.is_some()
     }
 
+    /// From now on looks for errors of the program that no device reports, as far as an embedded
+    /// device sees them ([`check`]), and tells `report` each, with the device locked: it must not
+    /// use devices, and must not wait. Replaces what an earlier call, or `RINGVERBS_CHECK`, has
+    /// set. Applies to all devices that the network has so far.
+    ///
+    /// ```
+    /// # use ringverbs::Device;
+    /// # fn main() -> ringverbs::Result<()> {
+    /// let device = Device::embedded()?;
+    /// device.check(|error| eprintln!("{error}"))?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for other devices.
+    #[cfg(feature = "embedded")]
+    pub fn check(
+        &self,
+        report: impl Fn(&check::ProgramError) + Send + Sync + 'static,
+    ) -> Result<()> {
+        let embedded = self.embedded.as_ref().ok_or(Error::Unsupported {
+            what: "looking for errors of the program, by another device than an embedded one",
+        })?;
+        embedded.network().check(report);
+        Ok(())
+    }
+
     /// Returns the embedded device's handle.
     #[cfg(feature = "embedded")]
     pub(crate) fn embedded_handle(&self) -> Option<&embedded::Embedded> {
@@ -375,6 +404,7 @@ fn embedded_device(location: Location) -> Result<Device> {
     if let Some((_, device)) = devices.iter().find(|(at, _)| *at == location) {
         return Ok(device.clone());
     }
+    let reports = check::Reports::of_environment()?;
     let drive = embedded::Drive::Thread;
     let network = match &location {
         Location::Process => embedded::Network::new(drive),
@@ -385,6 +415,10 @@ fn embedded_device(location: Location) -> Result<Device> {
     };
     let mut device = Device::from(network?.device("roce")?);
     device.found.name = location.device_name();
+    if let Some(reports) = reports {
+        let name = device.found.name.clone();
+        device.check(move |error| reports.report(&name, error))?;
+    }
     devices.push((location, device.clone()));
     Ok(device)
 }

@@ -47,6 +47,8 @@
 mod ah;
 mod async_event;
 mod channel;
+#[cfg(feature = "embedded")]
+pub mod check;
 pub mod cm;
 pub mod completion;
 mod context;

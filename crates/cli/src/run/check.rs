@@ -12,6 +12,7 @@ use uverbs::environment::variable;
 
 use super::chaos::ChaosSeed;
 use super::faults::FaultReport;
+use super::program::PreloadBlocked;
 use super::search::{self, Search};
 use super::{
     DEFAULT_DEVICES, EMBEDDED, Options, RunError, Settings, check_program, reports, supervise,
@@ -125,7 +126,12 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     let [program, arguments @ ..] = &args.command[..] else {
         return Ok(ExitCode::FAILURE); // required
     };
-    check_program(program, false)?;
+    match check_program(program, false) {
+        Err(RunError::PreloadBlocked(path, PreloadBlocked::Static)) => {
+            return Err(RunError::StaticUnchecked(path).into());
+        }
+        checked => _ = checked?,
+    }
     let mut settings = match args.host {
         true => host_settings(&args.options)?,
         false => embedded_settings(args)?,

@@ -305,6 +305,8 @@ pub enum RunError {
     Mount(MountError),
     /// The library for embedded devices cannot be preloaded into the program.
     PreloadBlocked(PathBuf, PreloadBlocked),
+    /// As above, of a static program that was to be checked.
+    StaticUnchecked(PathBuf),
     /// The path contains a separator of `LD_PRELOAD`.
     Separator(PathBuf),
     /// The limit on the size of files leaves no room for those of a device.
@@ -412,6 +414,14 @@ impl fmt::Display for RunError {
             }
             Self::Mount(error) => write!(f, "--mount: {error}"),
             Self::PreloadBlocked(path, reason) => write!(f, "{}: {reason}", path.display()),
+            Self::StaticUnchecked(path) => write!(
+                f,
+                "{}: the program is statically linked and loads no libraries, so that nothing \
+                 would be checked; link it dynamically, or, if it makes its embedded device by \
+                 the crate ringverbs, run it with RINGVERBS_CHECK=1 in the environment, without \
+                 this command",
+                path.display()
+            ),
             Self::Separator(path) => write!(
                 f,
                 "{}: LD_PRELOAD cannot hold a path with a space, colon or semicolon",
