@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use roce::packet::{
-    Aeth, CNP, Class, Link, NetworkHeaders, OpcodeFlags, Packet, Syndrome, View, ip_of_gid,
-};
+use roce::packet::{Link, NetworkHeaders, OpcodeFlags, Packet, View, ip_of_gid};
 use roce::transport::{Refusal, Service};
 
 use crate::cause::FrameDrop;
@@ -258,7 +256,7 @@ impl<P: Platform> Hca<P> {
         let Ok(view) = View::parse_packet(packet) else {
             return facts;
         };
-        facts.kind = kind_of(&view);
+        facts.kind = PacketKind::of(&view);
         facts.psn = view.bth.psn.value();
         let gid = match way {
             Way::Out => view.network.dgid(view.frame),
@@ -309,35 +307,6 @@ impl<P: Platform> Hca<P> {
         numbers
             .find(|(number, _)| is_sender(*number) == Some(true))
             .map(|(number, _)| number)
-    }
-}
-
-/// Returns the kind of a packet.
-fn kind_of(view: &View<'_>) -> PacketKind {
-    use OpcodeFlags as F;
-    if view.bth.opcode == CNP {
-        return PacketKind::Cnp;
-    }
-    let is_datagram = view.opcode.is_some_and(|it| it.class == Class::Ud);
-    if is_datagram && view.bth.dest_qpn <= 1 {
-        return PacketKind::Management;
-    }
-    let is_response = view.has(F::RESPONSE);
-    match () {
-        () if view.has(F::SEND) => PacketKind::Send,
-        () if view.has(F::WRITE) => PacketKind::Write,
-        () if view.has(F::READ) && is_response => PacketKind::ReadResponse,
-        () if view.has(F::READ) => PacketKind::Read,
-        () if view.has(F::ATOMIC) && is_response => PacketKind::AtomicResponse,
-        () if view.has(F::ATOMIC) => PacketKind::Atomic,
-        () => match view.aeth() {
-            Some(Aeth { syndrome, .. }) => match syndrome {
-                Syndrome::Ack(_) => PacketKind::Ack,
-                Syndrome::RnrNak(_) => PacketKind::RnrNak,
-                Syndrome::Nak(_) => PacketKind::Nak,
-            },
-            None => PacketKind::Other,
-        },
     }
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use softhca::fault::{Fault, Faults, MAX_FAULTS, OnFired, QpName, Subject};
+use softhca::fault::{Fault, Faults, MAX_FAULTS, OnDecision, OnFired, QpName, Subject};
 use uverbs::{Command, Error};
 
 use crate::program_name;
@@ -364,6 +364,12 @@ impl Embedded {
     /// Adds faults of this device to those that are set.
     pub fn add_faults(&self, faults: &Faults) {
         self.command(|state| state.hca.add_faults(faults));
+    }
+
+    /// Tells `on_decision` from now on what faults decide, also those that are set later, as faults
+    /// that make the same happen again. It is called with the device locked.
+    pub fn record_faults(&self, on_decision: OnDecision) {
+        self.command(|state| state.hca.record_faults(on_decision));
     }
 
     /// Returns the faults of this device, and how often each has happened. One that happens once

@@ -24,7 +24,7 @@ mod tests;
 use std::fmt;
 use std::net::IpAddr;
 
-use roce::packet::NakCode;
+use roce::packet::{Aeth, CNP, Class, NakCode, OpcodeFlags, Syndrome, View};
 
 pub(crate) use injector::{Call, Refused};
 pub use injector::{Effect, Injector, OnFired, PacketFacts};
@@ -102,6 +102,15 @@ impl Faults {
             matcher,
         };
         Self { list: vec![fault] }
+    }
+
+    /// Returns those of a device, by its position.
+    #[must_use]
+    pub fn of_device(&self, device: usize) -> Self {
+        let is_meant = |fault: &&Fault| fault.matcher.device.is_none_or(|it| it == device);
+        Self {
+            list: self.list.iter().filter(is_meant).cloned().collect(),
+        }
     }
 
     /// Returns the faults.
@@ -275,6 +284,38 @@ pub enum PacketKind {
     Management,
     /// What is not RDMA.
     Other,
+}
+
+impl PacketKind {
+    /// Returns the kind of a packet.
+    #[must_use]
+    pub fn of(view: &View<'_>) -> Self {
+        use OpcodeFlags as F;
+        if view.bth.opcode == CNP {
+            return Self::Cnp;
+        }
+        let is_datagram = view.opcode.is_some_and(|it| it.class == Class::Ud);
+        if is_datagram && view.bth.dest_qpn <= 1 {
+            return Self::Management;
+        }
+        let is_response = view.has(F::RESPONSE);
+        match () {
+            () if view.has(F::SEND) => Self::Send,
+            () if view.has(F::WRITE) => Self::Write,
+            () if view.has(F::READ) && is_response => Self::ReadResponse,
+            () if view.has(F::READ) => Self::Read,
+            () if view.has(F::ATOMIC) && is_response => Self::AtomicResponse,
+            () if view.has(F::ATOMIC) => Self::Atomic,
+            () => match view.aeth() {
+                Some(Aeth { syndrome, .. }) => match syndrome {
+                    Syndrome::Ack(_) => Self::Ack,
+                    Syndrome::RnrNak(_) => Self::RnrNak,
+                    Syndrome::Nak(_) => Self::Nak,
+                },
+                None => Self::Other,
+            },
+        }
+    }
 }
 
 /// To what a fault is limited. By default to nothing.
