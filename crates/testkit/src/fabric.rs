@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use embedded::roce::fabric::Random;
 use embedded::softhca::chaos::Chaos;
+use embedded::softhca::fault::{Fault, Faults, ParseError};
 use embedded::{Network, ProgramError};
 use ringverbs::{Error, Result};
 
@@ -17,6 +18,7 @@ use crate::capture::Capture;
 use crate::faults::Frames;
 use crate::leaks::Leak;
 use crate::node::Node;
+use crate::record::{FaultRecord, RepeatedFault};
 use crate::tap::{SharedWire, WireTap, lock};
 
 /// The link layer of a fabric.
@@ -42,6 +44,7 @@ pub struct Builder {
     captures: bool,
     deny_leaks: bool,
     checks: bool,
+    records_faults: bool,
     chaos: Option<u64>,
 }
 
@@ -127,6 +130,13 @@ impl Builder {
         self
     }
 
+    /// Records the faults that happen to frames and by texts ([`Frames`], [`Node::inject`]):
+    /// [`Fabric::recorded_faults`] returns them.
+    pub fn record_faults(mut self) -> Self {
+        self.records_faults = true;
+        self
+    }
+
     /// Creates the fabric, with this number of nodes.
     ///
     /// # Errors
@@ -142,8 +152,11 @@ impl Builder {
             wire.delay = u64::try_from(self.delay.as_nanos()).unwrap_or(u64::MAX);
             // Differs from the sequence that the network draws from the same seed.
             wire.random = Random::new(!self.seed);
+            wire.seed = self.seed;
             wire.captures = self.captures;
         }
+        let record = self.records_faults.then(FaultRecord::default);
+        lock(&wire).record.clone_from(&record);
         let tap = WireTap(Arc::clone(&wire));
         network.fabric().set_tap(Some(Box::new(tap)));
         let profile = match self.link {
@@ -155,6 +168,9 @@ impl Builder {
                 true => network.strict_device(profile)?,
                 false => network.device(profile)?,
             };
+            if let Some(record) = &record {
+                device.record_faults(record.of_device(index));
+            }
             Ok(Node::new(device, index, Arc::clone(&wire)))
         });
         let nodes = nodes.collect::<Result<_>>()?;
@@ -232,6 +248,7 @@ impl Fabric {
             captures: true,
             deny_leaks: false,
             checks: false,
+            records_faults: false,
             chaos: None,
         }
     }
@@ -254,9 +271,62 @@ impl Fabric {
         Frames::new(&self.wire)
     }
 
-    /// Ends all faults of frames. Those of nodes stay.
+    /// Ends all faults of frames, also recorded ones that happen again. Those of nodes stay.
     pub fn heal(&self) {
-        lock(&self.wire).rules.clear();
+        let mut wire = lock(&self.wire);
+        wire.rules.clear();
+        wire.repeated.clear();
+    }
+
+    /// Adds faults of the devices, one on each line, in the language of those of unmodified
+    /// programs (`docs/faults.md`): `device=1` selects node 1. Matchers of programs are ignored.
+    ///
+    /// # Errors
+    /// As [`Node::inject`].
+    pub fn inject(&self, faults: &str) -> std::result::Result<(), ParseError> {
+        let faults = Faults::parse(faults)?;
+        for node in &self.nodes {
+            let of_node = faults.of_device(node.index());
+            let repeated = |fault: &Fault| RepeatedFault::of(fault, node.index());
+            let of_frames = of_node.list().iter().filter_map(repeated);
+            lock(&self.wire).repeated.extend(of_frames);
+            node.add_faults(&of_node.retained(|fault| repeated(fault).is_none()));
+        }
+        Ok(())
+    }
+
+    /// Returns the faults of texts, also those of [`Node::inject`], and how often each has
+    /// happened.
+    pub fn injected(&self) -> Vec<(String, u64)> {
+        let mut counts = Vec::from_iter(lock(&self.wire).repeated.iter().map(RepeatedFault::count));
+        counts.extend(self.nodes.iter().flat_map(Node::injected));
+        counts
+    }
+
+    /// Returns the faults that have happened so far on a fabric with
+    /// [`record_faults`](Builder::record_faults), as a text for [`inject`](Self::inject): on a
+    /// fabric of the same kind, seed and number of nodes, from the beginning, the same happens
+    /// again if one thread makes the same calls, but for those that have set the faults. Messages of the connection manager, and
+    /// what methods of [`Node`] do other than `inject` and `hold_receives`, are left out. At most
+    /// 128 different faults are recorded: the text says where it ends. Empty without a record.
+    ///
+    /// ```
+    /// # use ringverbs_testkit::Fabric;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let fabric = Fabric::builder().record_faults().build(2)?;
+    /// fabric.frames().chance(0.01).lose();
+    /// // A test, which finds something.
+    /// let faults = fabric.recorded_faults();
+    /// let again = Fabric::roce(2)?;
+    /// again.inject(&faults)?;
+    /// // The same test, without chance.
+    /// # Ok(()) }
+    /// ```
+    pub fn recorded_faults(&self) -> String {
+        let wire = lock(&self.wire);
+        wire.record
+            .as_ref()
+            .map_or_else(String::new, FaultRecord::text)
     }
 
     /// Returns the simulated time since the fabric was created.

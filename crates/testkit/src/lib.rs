@@ -41,6 +41,7 @@
 //! reordering, duplication or corruption.
 //! [`Node`] has the faults of a device: the link goes down, a queue pair or the device
 //! fails, the host disappears, the receiver is slow; and those of a text, [`Node::inject`].
+//! [`Builder::record_faults`] records what happens by chance, as a text that repeats it.
 //!
 //! # Errors that no device reports
 //!
@@ -75,6 +76,7 @@ mod fabric;
 mod faults;
 mod leaks;
 mod node;
+mod record;
 mod tap;
 
 pub use embedded::softhca::fault::ParseError;

@@ -109,8 +109,12 @@ impl Node {
     /// # Errors
     /// Says where the first thing is that cannot be understood, and why; no fault is added.
     pub fn inject(&self, faults: &str) -> std::result::Result<(), ParseError> {
-        self.device.add_faults(&Faults::parse(faults)?);
+        self.add_faults(&Faults::parse(faults)?);
         Ok(())
+    }
+
+    pub(crate) fn add_faults(&self, faults: &Faults) {
+        self.device.add_faults(faults);
     }
 
     /// Returns the faults of [`inject`](Self::inject) and [`hold_receives`](Self::hold_receives),

@@ -8,6 +8,7 @@ use embedded::roce::packet::Packet as Raw;
 
 use crate::capture::{Delivery, Frame, Packet};
 use crate::faults::Rule;
+use crate::record::{Arrival, FaultRecord, RepeatedFault};
 
 /// Maximum number of captured frames.
 const MAX_FRAMES: usize = 1 << 20;
@@ -22,7 +23,12 @@ pub(crate) struct Wire {
     /// Transit time of every frame, in nanoseconds.
     pub delay: u64,
     pub random: Random,
+    pub seed: u64,
     pub captures: bool,
+    /// The record of faults, if there is one.
+    pub record: Option<FaultRecord>,
+    /// Recorded faults that happen again.
+    pub repeated: Vec<RepeatedFault>,
 }
 
 pub(crate) type SharedWire = Arc<Mutex<Wire>>;
@@ -43,10 +49,11 @@ impl Wire {
         ((self.next() >> 11) as f64) < probability * (1u64 << 53) as f64
     }
 
-    /// Flips a bit behind the link header.
-    fn corrupt(&mut self, raw: &mut Raw) {
+    /// Flips a bit behind the link header. Which one follows from seed and time, not from a draw:
+    /// it is the same if the fault was recorded and happens again.
+    fn corrupt(&self, now: u64, raw: &mut Raw) {
         let start = raw.kind().header_bytes();
-        let number = self.next();
+        let number = Random::new(self.seed ^ now).next();
         let frame = raw.frame_mut();
         let length = frame.len().saturating_sub(start).max(1);
         if let Some(byte) = frame.get_mut(start + (number >> 8) as usize % length) {
@@ -79,9 +86,20 @@ impl Tap for WireTap {
         }
         rules.retain(|rule| !rule.is_finished());
         wire.rules = rules;
+        if wire.record.is_some() || !wire.repeated.is_empty() {
+            let arrival = Arrival::of(to, raw);
+            if let Some(arrival) = arrival {
+                for fault in &mut wire.repeated {
+                    fault.apply(arrival, &mut delivery);
+                }
+            }
+            if let Some(record) = &wire.record {
+                record.count_frame(arrival, delivery);
+            }
+        }
         delivery.lost |= wire.dead.contains(&from) || wire.dead.contains(&to);
         if delivery.corrupted {
-            wire.corrupt(raw);
+            wire.corrupt(now, raw);
         }
         let delay = wire.delay + u64::try_from(delivery.delay.as_nanos()).unwrap_or(u64::MAX);
         let transit = Transit {

@@ -107,9 +107,15 @@ impl Faults {
     /// Returns those of a device, by its position.
     #[must_use]
     pub fn of_device(&self, device: usize) -> Self {
-        let is_meant = |fault: &&Fault| fault.matcher.device.is_none_or(|it| it == device);
+        self.retained(|fault| fault.matcher.device.is_none_or(|it| it == device))
+    }
+
+    /// Returns those for which `is_meant`.
+    #[must_use]
+    pub fn retained(&self, is_meant: impl Fn(&Fault) -> bool) -> Self {
+        let list = self.list.iter().filter(|fault| is_meant(fault));
         Self {
-            list: self.list.iter().filter(is_meant).cloned().collect(),
+            list: list.cloned().collect(),
         }
     }
 

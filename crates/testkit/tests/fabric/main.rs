@@ -7,6 +7,7 @@ mod exhaustive;
 mod faults;
 mod leaks;
 mod pair;
+mod recording;
 mod tasks;
 mod threads;
 mod time;
