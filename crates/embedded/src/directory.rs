@@ -139,7 +139,7 @@ impl Directory {
             }
         }
         // Sockets in it are bound, and removed files opened, by this path.
-        if !Path::new("/proc/self/fd").exists() {
+        if !Path::new("/proc/thread-self/fd").exists() {
             return Err(invalid(NO_PROC));
         }
         // Later accesses are by the effective user as well.
@@ -171,13 +171,13 @@ impl Directory {
 
     /// Returns a path of a name in the directory, even if that was renamed.
     pub(crate) fn path_of(&self, name: &str) -> PathBuf {
-        format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd()).into()
+        format!("/proc/thread-self/fd/{}/{name}", self.fd.as_raw_fd()).into()
     }
 
     /// Returns the address of a name in the directory, short enough for a
     /// socket address. It refers to this directory even if that was renamed.
     fn address(&self, name: &str) -> Result<UnixAddr> {
-        let path = format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd());
+        let path = format!("/proc/thread-self/fd/{}/{name}", self.fd.as_raw_fd());
         UnixAddr::new(path.as_str()).map_err(to_errno)
     }
 
@@ -371,7 +371,7 @@ impl Directory {
         if !is_own(&found, EntryKind::Socket) {
             return crate::refuse(libc::EADDRINUSE);
         }
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
         std::fs::set_permissions(path, Permissions::from_mode(0o666))
             .map_err(|error| Errno::new(error.raw_os_error().unwrap_or(libc::EIO)))
     }
@@ -405,7 +405,7 @@ impl Directory {
         let Some(file) = self.socket(name)? else {
             return Ok(None);
         };
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
         let at = UnixAddr::new(path.as_str()).map_err(to_errno)?;
         let socket = new_socket()?;
         match connect(socket.as_raw_fd(), &at) {

@@ -88,7 +88,7 @@ pub(crate) fn open_files() {
     STATUS.open();
 }
 
-static MAPS: ProcFile = ProcFile::new("/proc/self/maps");
+static MAPS: ProcFile = ProcFile::new("/proc/thread-self/maps");
 static STATUS: ProcFile = ProcFile::new("/proc/self/status");
 
 /// A file about this process that stays open: opening it takes a low descriptor for a moment,

@@ -174,7 +174,7 @@ impl Contexts {
 
 /// Returns the name of the host's device that a descriptor is of.
 pub(crate) fn device_of_host(fd: RawFd) -> String {
-    let file = std::fs::read_link(format!("/proc/self/fd/{fd}")).unwrap_or_default();
+    let file = std::fs::read_link(format!("/proc/thread-self/fd/{fd}")).unwrap_or_default();
     let file = file
         .file_name()
         .and_then(|name| name.to_str())

@@ -60,7 +60,7 @@ const MAX_LINE: usize = 128;
 /// Returns false if the map cannot be read.
 pub(crate) fn each(range: &Range<usize>, mut each: impl FnMut(Mapping) -> bool) -> bool {
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-    let path = c"/proc/self/maps".as_ptr();
+    let path = c"/proc/thread-self/maps".as_ptr();
     // SAFETY: a name that ends with NUL. Not by the C library, whose functions this library
     // exports.
     let file = unsafe { own::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags) } as RawFd;

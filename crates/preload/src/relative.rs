@@ -65,7 +65,7 @@ fn path_of(directory: c_int, buffer: &mut [u8; MAX]) -> Option<&[u8]> {
     let mut name = [0; 32];
     // Leaves at least a zero.
     let mut room = &mut name[..31];
-    write!(room, "/proc/self/fd/{directory}").ok()?;
+    write!(room, "/proc/thread-self/fd/{directory}").ok()?;
     let name: *const c_char = name.as_ptr().cast();
     // SAFETY: the name ends with a zero, and the buffer is writable for its length.
     let length = unsafe { real::readlink(name, buffer.as_mut_ptr().cast(), MAX) };

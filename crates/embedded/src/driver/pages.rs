@@ -121,7 +121,7 @@ struct OwnMemory(c_int);
 
 impl OwnMemory {
     fn open() -> Option<Self> {
-        let path = c"/proc/self/mem".as_ptr();
+        let path = c"/proc/thread-self/mem".as_ptr();
         let flags = libc::O_RDWR | libc::O_CLOEXEC;
         // SAFETY: the path is NUL-terminated.
         let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags, 0) };

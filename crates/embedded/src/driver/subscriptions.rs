@@ -87,7 +87,7 @@ fn signal(fd: &OwnedFd) {
 /// # Errors
 /// EBADF for one that is not open, EINVAL for another file.
 fn eventfd(fd: RawFd) -> Result<OwnedFd> {
-    let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
+    let link = std::fs::read_link(format!("/proc/thread-self/fd/{fd}"));
     let Ok(link) = link else {
         return refuse(Class::BadDescriptor, "fd_num", fd, Rule::Exists);
     };

@@ -119,7 +119,7 @@ impl RunningProcesses {
     /// # Errors
     /// Those of opening their directory.
     pub fn on_hosts() -> Result<Self, Error> {
-        let namespace = Path::new("/proc/self/ns/net");
+        let namespace = Path::new("/proc/thread-self/ns/net");
         let path = udp::group_directory(&Directory::default_path(), namespace);
         Self::open(&path, None)
     }

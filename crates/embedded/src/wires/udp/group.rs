@@ -215,7 +215,7 @@ fn open_directory() -> Result<Directory> {
     let unusable = |_| Errno::new(libc::EACCES);
     let parent = Directory::default_path();
     Directory::open(&parent, Sharing::Own).map_err(unusable)?;
-    let path = group_directory(&parent, FilePath::new("/proc/self/ns/net"));
+    let path = group_directory(&parent, FilePath::new("/proc/thread-self/ns/net"));
     Directory::open(&path, Sharing::Own).map_err(unusable)
 }
 
@@ -787,8 +787,8 @@ impl Group {
 /// if that cannot be read.
 pub(super) fn count_sockets(address: IpAddr, port: u16) -> Option<usize> {
     let table = match address {
-        IpAddr::V4(_) => "/proc/self/net/udp",
-        IpAddr::V6(_) => "/proc/self/net/udp6",
+        IpAddr::V4(_) => "/proc/thread-self/net/udp",
+        IpAddr::V6(_) => "/proc/thread-self/net/udp6",
     };
     let mut name = String::new();
     let bytes = match address {
