@@ -6,6 +6,7 @@ use std::path::Path;
 use embedded::roce::pcap::Direction;
 use serde_json::Value;
 
+use super::VERSION;
 use super::packet::{Packet, PacketKind};
 use super::record::{Line, LineKind, Severity, cut, number};
 use crate::capture::reader::{Frame, ReadError, Reader};
@@ -186,27 +187,32 @@ impl Diagram {
         self.events.push(event);
     }
 
-    /// Adds a line of a record or explanation. `process` is that of the record.
-    pub fn read_line(&mut self, text: &str, process: &mut Option<u32>) {
+    /// Adds a line of a record or explanation. `process` is that of the record. Returns the
+    /// line's version if it is not known.
+    pub fn read_line(&mut self, text: &str, process: &mut Option<u32>) -> Option<String> {
         let Ok(value) = serde_json::from_str::<Value>(text) else {
             self.malformed_lines += 1;
-            return;
+            return None;
         };
+        if value
+            .get("version")
+            .is_some_and(|version| *version != VERSION)
+        {
+            return Some(cut(&value["version"].to_string(), 40));
+        }
         let own = number(&value["process"]).and_then(|it| u32::try_from(it).ok());
         if value["type"] == "record" {
             *process = own;
             if let (Some(own), Some(program)) = (own, value["program"].as_str()) {
                 self.learn_program(own, program);
             }
-            return;
+            return None;
         }
         let time = number(&value["time"]);
-        let Some(line) = Line::new(value).filter(|_| self.has_room()) else {
-            return;
-        };
+        let line = Line::new(value).filter(|_| self.has_room())?;
         let Some(time) = time else {
             self.untimed.push(line);
-            return;
+            return None;
         };
         let device = line.value["device"].as_str();
         let event = Event {
@@ -217,6 +223,7 @@ impl Diagram {
             what: What::Line(line.kind, text.into()),
         };
         self.events.push(event);
+        None
     }
 
     /// Leaves out explanations of what captured frames tell as well.

@@ -19,10 +19,13 @@ mod tests;
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Read};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::capture::merge::is_same;
 use crate::capture::reader::{MAGIC, ReadError};
@@ -32,6 +35,8 @@ use crate::temporary::TemporaryFolder;
 use diagram::Diagram;
 use page::Totals;
 
+/// The version of records and explanations.
+const VERSION: u32 = 1;
 /// Longest line of a record.
 const MAX_LINE: u64 = 1 << 20;
 
@@ -57,6 +62,8 @@ pub enum TimelineError {
     File(PathBuf, io::Error),
     /// The file is neither a capture nor lines of JSON.
     Unknown(PathBuf),
+    /// The record or explanation is of this version, which is not known.
+    Version(PathBuf, String),
     /// The output is one of the inputs.
     Output(PathBuf),
 }
@@ -69,6 +76,11 @@ impl fmt::Display for TimelineError {
             Self::Unknown(path) => write!(
                 f,
                 "{}: this is neither a capture nor a record or explanation in JSON",
+                path.display()
+            ),
+            Self::Version(path, version) => write!(
+                f,
+                "{}: lines of version {version}; this command reads {VERSION}",
                 path.display()
             ),
             Self::Output(path) => write!(
@@ -98,6 +110,15 @@ pub fn run(args: &Args) -> Result<ExitCode, Error> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Creates the page's file, or empties it. A FIFO that nobody reads is an error.
+fn create(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.custom_flags(libc::O_NONBLOCK);
+    let file = options.write(true).create(true).truncate(true).open(path)?;
+    fcntl(&file, FcntlArg::F_SETFL(OFlag::empty()))?;
+    Ok(file)
+}
+
 /// Writes the page of inputs, and says what it shows.
 fn write(output: &Path, inputs: &[PathBuf]) -> Result<(), TimelineError> {
     let mut diagram = Diagram::default();
@@ -107,7 +128,8 @@ fn write(output: &Path, inputs: &[PathBuf]) -> Result<(), TimelineError> {
     diagram.join();
     let (page, totals) = page::render(&diagram);
     let failed = |error| TimelineError::File(output.to_owned(), error);
-    fs::write(output, page).map_err(failed)?;
+    let mut file = create(output).map_err(failed)?;
+    file.write_all(page.as_bytes()).map_err(failed)?;
     out::print_note(&summary(output, totals));
     Ok(())
 }
@@ -155,7 +177,9 @@ fn read(diagram: &mut Diagram, path: &Path) -> Result<(), TimelineError> {
         let text = String::from_utf8_lossy(&line);
         let text = text.trim();
         if !text.is_empty() {
-            diagram.read_line(text, &mut process);
+            if let Some(version) = diagram.read_line(text, &mut process) {
+                return Err(TimelineError::Version(path.to_owned(), version));
+            }
         }
     }
 }
@@ -164,6 +188,8 @@ fn read(diagram: &mut Diagram, path: &Path) -> Result<(), TimelineError> {
 pub struct Files {
     output: PathBuf,
     folder: TemporaryFolder,
+    /// The reader of a FIFO waits for the page.
+    _file: File,
 }
 
 impl Files {
@@ -174,10 +200,14 @@ impl Files {
             move |error| TimelineError::File(path, error)
         };
         let output = std::path::absolute(output).map_err(failed(output))?;
-        File::create(&output).map_err(failed(&output))?;
+        let file = create(&output).map_err(failed(&output))?;
         let folder = TemporaryFolder::new("timeline");
         let folder = folder.map_err(|(path, error)| TimelineError::File(path, error))?;
-        Ok(Self { output, folder })
+        Ok(Self {
+            output,
+            folder,
+            _file: file,
+        })
     }
 
     /// Where the program's processes capture.

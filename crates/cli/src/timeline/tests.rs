@@ -142,6 +142,20 @@ fn record_line(time: u64, status: &str) -> String {
 }
 
 #[test]
+fn lines_of_other_versions_are_refused() {
+    for version in [json!(2), json!(0), json!("1"), json!(null)] {
+        let folder = TemporaryFolder::new("version").unwrap();
+        let line = json!({ "type": "record", "version": version, "process": 7 });
+        let input = folder.file("input", line.to_string().as_bytes());
+        let error = read(&mut Diagram::default(), &input).unwrap_err();
+        assert!(
+            error.to_string().ends_with("this command reads 1"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn events_around_errors_and_at_both_ends_are_kept() {
     let first = r#"{"type":"record","version":1,"process":7,"program":"a","start":1}"#;
     let mut lines = format!("{first}\n");
