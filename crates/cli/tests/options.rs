@@ -346,3 +346,61 @@ fn values_that_belong_to_devices_fit_them() {
         assert_eq!(said.lines().count(), 1, "{said}");
     }
 }
+
+/// `check` has devices without `--embedded`.
+#[test]
+fn options_of_devices_need_devices() {
+    let copy = Copy::new("devices");
+    for option in [
+        "--directory=own",
+        "--name=a",
+        "--gids=v2",
+        "--card=cx5",
+        "--link=1Gbit",
+        "--node=nowhere",
+        "--seed=1",
+        "--patience=1",
+        "--explain",
+        "--chaos",
+        "--faults=file",
+        "--record-faults=x",
+        "--capture=x",
+    ] {
+        let needs = format!("{} needs --embedded", option.split('=').next().unwrap());
+        for (command, options, is_refused) in [
+            ("run", &[option][..], true),
+            ("env", &[option], true),
+            ("check", &["--host", option], true),
+            ("check", &[option], false),
+        ] {
+            let output = copy.run(
+                command,
+                options,
+                if command == "env" {
+                    &[]
+                } else {
+                    &["--", "true"]
+                },
+            );
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(
+                said.contains(&needs),
+                is_refused,
+                "{command} {options:?}: {said}"
+            );
+        }
+    }
+}
+
+/// A FIFO that nobody reads is no place for a page.
+#[test]
+fn no_page_is_written_to_a_fifo_without_a_reader() {
+    let copy = Copy::new("fifo");
+    let fifo = copy.0.join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let options = ["--embedded", "--timeline=fifo"];
+    let output = copy.run("run", &options, &["--", "true"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("fifo: No such device or address"), "{said}");
+}

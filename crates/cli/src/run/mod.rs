@@ -95,49 +95,42 @@ pub struct Options {
     /// Directory of the embedded devices' network: programs that name the same one
     /// reach each other. Default: ringverbs in $XDG_RUNTIME_DIR, or
     /// /tmp/ringverbs-UID
-    #[arg(long, value_name = "PATH", requires = "embedded")]
+    #[arg(long, value_name = "PATH")]
     directory: Option<PathBuf>,
     /// Names of the devices, in order, separated by commas. `rdma link add NAME type rxe ...`
     /// then succeeds in the program, and does nothing [default: mlx5_0, mlx5_1 ...]
-    #[arg(long, value_name = "NAMES", requires = "embedded")]
+    #[arg(long, value_name = "NAMES")]
     name: Option<String>,
     /// GIDs of roce devices without an address, in order, separated by commas: v1 and v2
     /// (versions of RoCE, of the link-local address), v1-ipv4, v2-ipv4, v1-ipv6, v2-ipv6 (each
     /// repetition is another address), none (an empty entry) [default: v1,v2,v1-ipv4,v2-ipv4]
-    #[arg(long, value_name = "LIST", requires = "embedded")]
+    #[arg(long, value_name = "LIST")]
     gids: Option<String>,
     /// Cards that the devices report to be: cx5, cx6dx, cx7 or bf3; one for all, or one for each,
     /// separated by commas
-    #[arg(
-        long,
-        value_name = "CARDS",
-        requires = "embedded",
-        value_delimiter = ','
-    )]
+    #[arg(long, value_name = "CARDS", value_delimiter = ',')]
     card: Vec<String>,
     /// Rate, delay and queue of a device's link: 25Gbit,delay=5us,jitter=1us,queue=256KiB (drop
     /// beyond it),pause (wait instead),ecn=64KiB (mark beyond it). Once for all devices, or once for each
-    #[arg(long, value_name = "LINK", requires = "embedded")]
+    #[arg(long, value_name = "LINK")]
     link: Vec<Text<LinkShape>>,
     /// A server in TOML: devices and GPUs with their places in a PCI tree, NUMA nodes and
     /// interfaces
     #[arg(
         long,
         value_name = "FILE",
-        requires = "embedded",
         conflicts_with_all = ["card", "name"]
     )]
     node: Option<PathBuf>,
     /// The numbers of queue pairs and memory keys follow from this seed, and from the order in
     /// which programs open the devices of a directory. Default: other numbers each time
-    #[arg(long, value_name = "N", requires = "embedded", value_parser = values::number)]
+    #[arg(long, value_name = "N", value_parser = values::number)]
     seed: Option<u64>,
     /// Do not count retries to a peer on another host that has been silent for less than this:
     /// its program may be stopped, in a debugger, where a card would acknowledge
     #[arg(
         long,
         value_name = "SECONDS",
-        requires = "embedded",
         value_parser = values::seconds
     )]
     patience: Option<u64>,
@@ -169,8 +162,7 @@ pub struct Options {
         value_name = "FILE",
         num_args = 0..=1,
         require_equals = true,
-        default_missing_value = "1",
-        requires = "embedded"
+        default_missing_value = "1"
     )]
     explain: Option<PathBuf>,
     /// Form of these reports: text, or json with an object on each line
@@ -732,6 +724,15 @@ fn find_preload() -> Result<PathBuf, RunError> {
 /// Refuses options that need embedded devices.
 fn refuse_without_devices(options: &Options) -> Result<(), RunError> {
     let given = [
+        ("--directory", options.directory.is_some()),
+        ("--name", options.name.is_some()),
+        ("--gids", options.gids.is_some()),
+        ("--card", !options.card.is_empty()),
+        ("--link", !options.link.is_empty()),
+        ("--node", options.node.is_some()),
+        ("--seed", options.seed.is_some()),
+        ("--patience", options.patience.is_some()),
+        ("--explain", options.explain.is_some()),
         ("--chaos", options.chaos.is_some()),
         ("--faults", options.faults.is_some()),
         ("--record-faults", options.record_faults.is_some()),
