@@ -55,7 +55,8 @@ pub(crate) use freed::defer as defer_freeing;
 pub(crate) use gids::{manager_was_opened, was_read as gid_was_read};
 use guard::Sites;
 pub(crate) use guard::{
-    after_call, after_fork, before_call, before_message, lift, lift_all, on_fault,
+    after_call, after_fork, after_parts, before_call, before_message, before_messages,
+    before_parts, lift, lift_all, on_fault,
 };
 pub(crate) use memory::recover;
 use receives::Completed;

@@ -1,7 +1,7 @@
-//! System calls that only the library itself makes, by functions that it does not export.
-//! Other preloaded libraries may interpose these, and hold a lock while they call this one.
-//! build.rs has the linker replace `NAME` by `__wrap_NAME` in all code of the library, the
-//! standard library's included.
+//! System calls of the library itself, by functions that it does not export, or that it exports
+//! for the program alone. Other preloaded libraries may interpose these, and hold a lock while they
+//! call this one. build.rs has the linker replace `NAME` by `__wrap_NAME` in all code of the
+//! library, the standard library's included.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 
@@ -75,6 +75,8 @@ own_functions! {
     unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c_int;
     msync(address: *mut c_void, length: usize, flags: c_int) -> c_int;
     getrandom(buffer: *mut c_void, length: usize, flags: u32) -> isize;
+    sigpending(set: *mut c_void) -> c_int;
+    sigtimedwait(set: *const c_void, info: *mut c_void, timeout: *const timespec) -> c_int;
     getrlimit(resource: c_int, limit: *mut c_void) -> c_int;
     getrusage(who: c_int, usage: *mut c_void) -> c_int;
     clock_gettime(clock: c_int, time: *mut timespec) -> c_int;

@@ -178,6 +178,33 @@ libc_functions! {
     ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int, -1;
     read(fd: c_int, buffer: *mut c_void, count: usize) -> isize, -1;
     write(fd: c_int, buffer: *const c_void, count: usize) -> isize, -1;
+    pread(fd: c_int, buffer: *mut c_void, length: usize, offset: i64) -> isize, -1;
+    pwrite(fd: c_int, buffer: *const c_void, length: usize, offset: i64) -> isize, -1;
+    readv(fd: c_int, parts: *const libc::iovec, count: c_int) -> isize, -1;
+    writev(fd: c_int, parts: *const libc::iovec, count: c_int) -> isize, -1;
+    preadv(fd: c_int, parts: *const libc::iovec, count: c_int, offset: i64) -> isize, -1;
+    pwritev(fd: c_int, parts: *const libc::iovec, count: c_int, offset: i64) -> isize, -1;
+    preadv2(
+        fd: c_int, parts: *const libc::iovec, count: c_int, offset: i64, flags: c_int
+    ) -> isize, -1;
+    pwritev2(
+        fd: c_int, parts: *const libc::iovec, count: c_int, offset: i64, flags: c_int
+    ) -> isize, -1;
+    recvmmsg(
+        fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int,
+        timeout: *mut libc::timespec
+    ) -> c_int, -1;
+    sendmmsg(
+        fd: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int
+    ) -> c_int, -1;
+    fread(memory: *mut c_void, size: usize, items: usize, file: *mut c_void) -> usize, 0;
+    fread_unlocked(
+        memory: *mut c_void, size: usize, items: usize, file: *mut c_void
+    ) -> usize, 0;
+    fwrite(memory: *const c_void, size: usize, items: usize, file: *mut c_void) -> usize, 0;
+    fwrite_unlocked(
+        memory: *const c_void, size: usize, items: usize, file: *mut c_void
+    ) -> usize, 0;
     mmap(
         address: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int,
         offset: i64

@@ -586,7 +586,7 @@ fn finds_early_reads(provider: Provider) {
 }
 
 /// Changes of `c/check_guard.c` whose writer is found, and the function that writes.
-const WRITERS: [(&str, &str); 13] = [
+const WRITERS: [(&str, &str); 17] = [
     ("write", "write_to"),
     ("long", "write_to"),
     ("copy", "change"),
@@ -599,12 +599,22 @@ const WRITERS: [(&str, &str); 13] = [
     ("call-read", "receive_in"),
     ("call-v", "receive_in"),
     ("call-from", "receive_in"),
+    ("call-pread", "receive_in"),
+    ("call-list", "receive_in"),
+    ("call-offset", "receive_in"),
+    ("call-stream", "receive_in"),
     ("unmapped-beside", "write_to"),
 ];
 
 /// Changes whose writer is not found: the memory has other data in the page, or is not guarded any
 /// more.
-const NO_WRITERS: [&str; 4] = ["one-page", "registered", "protected", "call-message"];
+const NO_WRITERS: [&str; 5] = [
+    "one-page",
+    "registered",
+    "protected",
+    "call-message",
+    "call-window",
+];
 
 /// What changes buffers is found at the next posts, if that is asked for, and the program notices
 /// nothing of it.

@@ -8,6 +8,7 @@ mod mutexes;
 mod paths;
 mod signals;
 mod sockets;
+mod transfers;
 mod waiting;
 
 use std::ffi::c_int;

@@ -270,11 +270,9 @@ export! {
                 request_to(fd, &bytes, message.msg_name, message.msg_namelen)
             });
         }
+        check::before_message(message);
         // SAFETY: guaranteed by the caller.
-        unsafe {
-            check::before_message(message);
-            real::sendmsg(fd, message, flags)
-        }
+        unsafe { real::sendmsg(fd, message, flags) }
     }
 
     recv(fd: c_int, buffer: *mut c_void, length: usize, flags: c_int) -> isize {
@@ -322,13 +320,37 @@ export! {
         received
     }
 
+    __recv_chk(
+        fd: c_int, buffer: *mut c_void, length: usize, room: usize, flags: c_int
+    ) -> isize {
+        // As required by fortified builds.
+        if length > room {
+            // SAFETY: ends the process.
+            unsafe { libc::abort() };
+        }
+        // SAFETY: guaranteed by the caller.
+        unsafe { recv(fd, buffer, length, flags) }
+    }
+
+    __recvfrom_chk(
+        fd: c_int, buffer: *mut c_void, length: usize, room: usize, flags: c_int,
+        address: *mut sockaddr, address_length: *mut socklen_t
+    ) -> isize {
+        // As required by fortified builds.
+        if length > room {
+            // SAFETY: ends the process.
+            unsafe { libc::abort() };
+        }
+        // SAFETY: guaranteed by the caller.
+        unsafe { recvfrom(fd, buffer, length, flags, address, address_length) }
+    }
+
     recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
         if let Lookup::Netlink = find(fd) {
             // SAFETY: guaranteed by the caller.
             return count(unsafe { receive(fd, &mut *message, flags) });
         }
-        // SAFETY: guaranteed by the caller.
-        unsafe { check::before_message(message) };
+        check::before_message(message);
         // SAFETY: guaranteed by the caller.
         let received = unsafe { real::recvmsg(fd, message, flags) };
         if received >= 0 {

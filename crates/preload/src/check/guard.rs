@@ -21,7 +21,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_uint, c_void};
 use std::hint;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::SeqCst, fence};
@@ -30,7 +30,7 @@ use std::thread;
 
 use crate::explain::{self, Origin, Stack, lock};
 use crate::fault::{self, SignalBlock, page_size};
-use crate::{doorbells, internal, memory_map, own};
+use crate::{doorbells, hooks, internal, memory_map, own};
 
 /// Maximum number of buffers that are guarded at a time, of sends and receives.
 const MAX_GUARDS: usize = 64;
@@ -40,6 +40,8 @@ const MAX_SITES: usize = 1024;
 const MAX_WRITES: u32 = 8;
 /// Maximum number of frames of a writer that are kept.
 const MAX_FRAMES: usize = 24;
+/// Maximum number of parts of memory, and of messages, in a call (UIO_MAXIOV).
+const MAX_PARTS: usize = 1024;
 /// Bytes of a signal handler's own stack that must be left to walk the stack.
 const ROOM: usize = 16 << 10;
 
@@ -423,24 +425,65 @@ pub(crate) fn after_call(memory: *mut c_void, returned: isize) {
     }
 }
 
-/// As [`before_call`], for recvmsg(2), whose writes have no writer, and sendmsg(2).
-///
-/// # Safety
-/// The message must be readable.
+/// Calls `each` for the parts of memory of a call; for none if the kernel refuses them.
+fn each_part(parts: *const libc::iovec, count: usize, mut each: impl FnMut(&Range<usize>)) {
+    if count > MAX_PARTS {
+        return;
+    }
+    for index in 0..count {
+        let part = hooks::read::<libc::iovec>(parts.wrapping_add(index).addr());
+        let Some(part) = part else { return };
+        // SAFETY: an integer and a raw pointer may have any value.
+        let part = unsafe { part.assume_init() };
+        each(&bytes_at(part.iov_base, part.iov_len));
+    }
+}
+
+/// As [`before_call`], for memory in parts.
 #[inline]
-pub(crate) unsafe fn before_message(message: *const libc::msghdr) {
+pub(crate) fn before_parts(parts: *const libc::iovec, count: c_int) {
+    if GUARDING.load(SeqCst) != 0 {
+        each_part(parts, usize::try_from(count).unwrap_or_default(), lift_in);
+    }
+}
+
+/// As [`after_call`], for memory in parts.
+#[inline]
+pub(crate) fn after_parts(parts: *const libc::iovec, count: c_int, returned: isize) {
+    if GUARDING.load(SeqCst) == 0 || returned <= 0 {
+        return;
+    }
+    let mut left = returned.unsigned_abs();
+    each_part(parts, usize::try_from(count).unwrap_or_default(), |part| {
+        let length = part.len().min(left);
+        left -= length;
+        note_call(&(part.start..part.start + length));
+    });
+}
+
+/// As [`before_call`], for recvmsg(2), whose writes have no writer, and sendmsg(2).
+#[inline]
+pub(crate) fn before_message(message: *const libc::msghdr) {
     if GUARDING.load(SeqCst) == 0 {
         return;
     }
-    // SAFETY: guaranteed by the caller.
-    let parts = unsafe {
-        let message = &*message;
-        match message.msg_iov.is_null() {
-            true => &[],
-            false => std::slice::from_raw_parts(message.msg_iov, message.msg_iovlen),
-        }
-    };
-    (parts.iter()).for_each(|part| before_call(part.iov_base, part.iov_len));
+    if let Some(message) = hooks::read::<libc::msghdr>(message.addr()) {
+        // SAFETY: integers and raw pointers may have any value.
+        let message = unsafe { message.assume_init() };
+        each_part(message.msg_iov, message.msg_iovlen, lift_in);
+    }
+}
+
+/// As [`before_message`], for several.
+#[inline]
+pub(crate) fn before_messages(messages: *const libc::mmsghdr, count: c_uint) {
+    if GUARDING.load(SeqCst) == 0 {
+        return;
+    }
+    // The kernel takes no more.
+    for index in 0..(count as usize).min(MAX_PARTS) {
+        before_message(messages.wrapping_add(index).cast());
+    }
 }
 
 fn bytes_at(memory: *mut c_void, length: usize) -> Range<usize> {

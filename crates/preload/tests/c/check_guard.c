@@ -7,11 +7,14 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "loopback.h"
@@ -104,8 +107,11 @@ static __attribute__((noinline)) void receive_in(int call, char *at, int round)
 	struct iovec part = { at, 1 };
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
 	char byte = 'A' + round;
-	int pair[2], count;
+	struct mmsghdr several = { .msg_hdr = message };
+	int pair[2], file, count;
+	FILE *stream;
 
+	CHECK((file = memfd_create("bytes", 0)) >= 0 && write(file, &byte, 1) == 1);
 	CHECK(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
 	CHECK(write(pair[0], &byte, 1) == 1);
 	if (call == 'r')
@@ -114,10 +120,22 @@ static __attribute__((noinline)) void receive_in(int call, char *at, int round)
 		count = recv(pair[1], at, 1, 0);
 	else if (call == 'f')
 		count = recvfrom(pair[1], at, 1, 0, NULL, NULL);
+	else if (call == 'p')
+		count = pread(file, at, 1, 0);
+	else if (call == 'l')
+		count = readv(pair[1], &part, 1);
+	else if (call == 'o')
+		count = preadv(file, &part, 1, 0);
+	else if (call == 's') {
+		CHECK((stream = fdopen(dup(pair[1]), "r")) && !setvbuf(stream, NULL, _IONBF, 0));
+		count = fread(at, 1, 1, stream);
+		CHECK(!fclose(stream));
+	} else if (call == 'w')
+		count = recvmmsg(pair[1], &several, 1, 0, NULL);
 	else
 		count = recvmsg(pair[1], &message, 0);
 	CHECK(count == 1 && *at == byte);
-	CHECK(!close(pair[0]) && !close(pair[1]));
+	CHECK(!close(pair[0]) && !close(pair[1]) && !close(file));
 }
 
 static void change(const char *how, int round)
