@@ -48,7 +48,11 @@ impl Stack {
     pub(crate) fn walk(mut each: impl FnMut(usize) -> bool) {
         // SAFETY: on Unix, unwinding needs no synchronisation.
         unsafe {
-            backtrace::trace_unsynchronized(|frame| each(frame.ip().expose_provenance()));
+            backtrace::trace_unsynchronized(|frame| {
+                // Beyond the first frame of a thread there may be an address of 0.
+                let address = frame.ip().expose_provenance();
+                address != 0 && each(address)
+            });
         }
     }
 
@@ -71,7 +75,7 @@ impl Stack {
         &self.0
     }
 
-    /// Returns the frames from the program's call of RDMA on, up to `main`.
+    /// Returns the frames from the program's call of RDMA on, up to `main` or a thread's function.
     pub(crate) fn frames(&self, symbols: &mut Symbols) -> Vec<Frame> {
         let program = self.0.iter().skip_while(|address| is_left_out(**address));
         let mut frames = Vec::new();
@@ -79,6 +83,10 @@ impl Stack {
         let mut is_before_program = true;
         for address in program {
             symbols.resolve(*address, &mut frames);
+            if frames.last().is_some_and(Frame::starts_thread) {
+                frames.pop();
+                break;
+            }
             let last = frames.last().and_then(|frame| frame.function.as_deref());
             if is_before_program && last.is_some_and(|it| is_of(it, &CRATES)) {
                 frames.clear();
@@ -152,6 +160,15 @@ pub(crate) struct Frame {
     pub(crate) function: Option<String>,
     /// The line, if there is debug information.
     pub(crate) line: Option<(String, u32)>,
+}
+
+impl Frame {
+    /// Returns whether it is one of the C library, which calls a thread's function.
+    fn starts_thread(&self) -> bool {
+        let function = self.function.as_deref();
+        self.module.starts_with("libc.so")
+            && function.is_some_and(|it| ["start_thread", "clone", "clone3"].contains(&it))
+    }
 }
 
 /// The right to symbolise, which one thread at a time has: there is one in a process.
