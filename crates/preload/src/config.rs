@@ -19,7 +19,7 @@ use embedded::{
 use uverbs::environment;
 
 use crate::explain::Format;
-use crate::host;
+use crate::{host, standard_error};
 
 /// Devices, and the network that they are on.
 #[derive(Debug)]
@@ -478,14 +478,7 @@ pub(crate) fn has_room_for_files() -> bool {
 
 /// Prints a line to standard error.
 pub(crate) fn print_error(reason: &str) {
-    write_stderr(&format!("ringverbs: {reason}\n"));
-}
-
-/// Writes to standard error, not by `std::io::stderr`, whose lock a thread of the program may
-/// hold.
-pub(crate) fn write_stderr(text: &str) {
-    // SAFETY: the text is readable for its length. Errors are ignored.
-    let _ = unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
+    standard_error::write(&format!("ringverbs: {reason}\n"));
 }
 
 #[cfg(test)]

@@ -22,8 +22,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::hash::{Hash, Hasher};
-use std::io::Write as _;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,9 +41,8 @@ use embedded::softhca::rule::Rule;
 use embedded::{Embedded, ObjectChange, PeerFailure, ReasonHandler};
 
 use crate::check::{self, Checker};
-use crate::config::write_stderr;
 use crate::table::{self, Lookup};
-use crate::{hooks, internal, process};
+use crate::{hooks, internal, process, standard_error};
 pub(crate) use objects::{Objects, Origin, Post, QueuePair, Stranger, is_operation, lock, thread};
 use report::{Answer, Report, Summary};
 pub(crate) use stack::Stack;
@@ -82,9 +80,8 @@ impl Target {
     /// Writes a report in one call, so that those of several processes do not mix.
     fn write(&self, line: &str) {
         match self {
-            Self::StandardError => write_stderr(line),
-            // A report that cannot be written is lost.
-            Self::File(file) => _ = (&mut &*file).write_all(line.as_bytes()),
+            Self::StandardError => standard_error::write(line),
+            Self::File(file) => standard_error::write_all(file.as_raw_fd(), line.as_bytes()),
         }
     }
 }
@@ -826,8 +823,42 @@ impl Explainer {
         let message = format!(
             "queue pair {number:#x}: {what} with wr_id {wr_id:#x} refused: {error}{reason}"
         );
+        let queue_pair = Some((number, Arc::clone(queue_pair)));
+        self.report_refused(device, (hasher.finish(), message), queue_pair, post);
+    }
+
+    /// Reports a receive of a shared receive queue, given by device and handle, that the provider
+    /// refused.
+    pub(crate) fn shared_post_refused(&self, key: (usize, u32), errno: i32, post: &Post) {
+        if !self.explains {
+            return;
+        }
+        let (device, handle) = key;
+        let mut hasher = DefaultHasher::new();
+        ("shared post", device, errno, post.origin.stack.site()).hash(&mut hasher);
+        let error = std::io::Error::from_raw_os_error(errno);
+        let wr_id = post.wr_id;
+        let reason = match errno {
+            libc::ENOMEM => ", the queue is full",
+            _ => "",
+        };
+        let message = format!(
+            "shared receive queue {handle:#x}: receive with wr_id {wr_id:#x} refused: \
+             {error}{reason}"
+        );
+        self.report_refused(device, (hasher.finish(), message), None, post);
+    }
+
+    /// Reports a post that was refused, of a kind and with a message.
+    fn report_refused(
+        &self,
+        device: usize,
+        (kind, message): (u64, String),
+        queue_pair: Option<(u32, Arc<QueuePair>)>,
+        post: &Post,
+    ) {
         let reports = &mut *lock(&self.reports);
-        let Some(count) = reports.count(hasher.finish(), || message.clone()) else {
+        let Some(count) = reports.count(kind, || message.clone()) else {
             return;
         };
         let report = Report {
@@ -835,7 +866,7 @@ impl Explainer {
             class: "post",
             message,
             count,
-            queue_pair: Some((number, Arc::clone(queue_pair))),
+            queue_pair,
             work: None,
             region: None,
             other_end: None,

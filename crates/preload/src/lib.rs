@@ -40,6 +40,7 @@ mod record;
 mod relative;
 mod request;
 mod resources;
+mod standard_error;
 mod status;
 mod switch;
 mod table;

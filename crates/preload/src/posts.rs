@@ -717,12 +717,13 @@ unsafe extern "C" fn post_shared_receive<const N: usize>(
     let shared = queue.cast::<SharedQueue>();
     // SAFETY: the program passes a queue.
     let found = unsafe { shared_posting(shared) };
-    let Some((explainer, checker, key)) = found else {
+    let Some((explainer, key)) = found else {
         // SAFETY: guaranteed by the caller.
         return unsafe { provider(queue, list, bad) };
     };
     let _scope = internal::enter();
-    if explainer.post_to_destroyed_shared(checker, key, site) {
+    let checker = explainer.checker.as_ref();
+    if checker.is_some_and(|it| explainer.post_to_destroyed_shared(it, key, site)) {
         // SAFETY: guaranteed by the caller.
         unsafe { *bad.cast::<*mut c_void>() = list };
         return libc::EINVAL;
@@ -730,38 +731,42 @@ unsafe extern "C" fn post_shared_receive<const N: usize>(
     let _order = lock(shared_order(shared));
     // SAFETY: guaranteed by the caller.
     let noted = unsafe { note_list(&explainer.objects, list, false, site) };
-    // SAFETY: as above.
-    let receives = unsafe { receives_of(list, &noted) };
-    let count = checker.posting_shared(explainer, key, receives);
+    let count = checker.map(|checker| {
+        // SAFETY: as above.
+        let receives = unsafe { receives_of(list, &noted) };
+        checker.posting_shared(explainer, key, receives)
+    });
     // SAFETY: guaranteed by the caller.
     let result = unsafe { provider(queue, list, bad) };
     if result != 0 {
         // SAFETY: the provider has set it to the first work request that it refused.
         let accepted = unsafe { accepted_of(list, *bad.cast::<*mut c_void>(), false) };
-        Checker::refused_shared(key, count.saturating_sub(accepted));
-    } else if let Some(post) = noted.last() {
+        if let Some(count) = count {
+            Checker::refused_shared(key, count.saturating_sub(accepted));
+        }
+        if let Some(post) = noted.get(accepted) {
+            explainer.shared_post_refused(key, result, post);
+        }
+    } else if let (Some(_), Some(post)) = (count, noted.last()) {
         Checker::accepted_shared(key, post.origin.clone());
     }
     result
 }
 
 /// Returns the shared receive queue that the program posts to, by device and handle; `None` if it
-/// is not checked, or in a signal handler.
+/// is neither explained nor checked, or in a signal handler.
 ///
 /// # Safety
 /// The queue must exist, or its memory, and its context must be open.
-unsafe fn shared_posting(
-    queue: *const SharedQueue,
-) -> Option<(&'static Explainer, &'static Checker, (usize, u32))> {
+unsafe fn shared_posting(queue: *const SharedQueue) -> Option<(&'static Explainer, (usize, u32))> {
     let explainer = process::explainer()?;
-    let checker = explainer.checker.as_ref()?;
     if internal::is_in_handler() {
         return None;
     }
     let _scope = internal::enter();
     // SAFETY: guaranteed by the caller.
     let (handle, fd) = unsafe { hooks::shared_queue(queue) };
-    Some((explainer, checker, (table::device_of(fd)?, handle)))
+    Some((explainer, (table::device_of(fd)?, handle)))
 }
 
 /// `ibv_bind_mw`, whose provider posts a work request itself. The last argument begins with the

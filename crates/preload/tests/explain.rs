@@ -7,7 +7,7 @@ mod common;
 use common::*;
 
 /// A mistake of `c/faults.c`, parts of the reports that explain it, and the number of reports.
-const MISTAKES: [(&str, &[&str], usize); 15] = [
+const MISTAKES: [(&str, &[&str], usize); 16] = [
     ("well", &[], 0),
     (
         "right",
@@ -101,6 +101,17 @@ const MISTAKES: [(&str, &[&str], usize); 15] = [
         1,
     ),
     (
+        "full-shared",
+        &[
+            "shared receive queue 0x",
+            ": receive with wr_id 0x4e refused: ",
+            "the queue is full",
+            "    called by thread ",
+            "        at main (faults.c:SHARED)",
+        ],
+        1,
+    ),
+    (
         "ud-qkey",
         &["packet dropped: Q_Key 0x11 is not 0x22 of the queue pair"],
         1,
@@ -132,11 +143,15 @@ const MISTAKES: [(&str, &[&str], usize); 15] = [
 ];
 
 /// Lines of `c/faults.c` that are in reports, by the names of [`MISTAKES`].
-const LINES: [(&str, &str); 5] = [
+const LINES: [(&str, &str); 6] = [
     ("POST", "\tCHECK(!ibv_post_send(qp, &send, &bad));"),
     ("DEREGISTER", "\t\tCHECK(!ibv_dereg_mr(other));"),
     ("BUILD", "\t\tibv_wr_rdma_write("),
     ("FULL", "\t\tfor (int n = 0; n < 1000 && !ibv_post_send("),
+    (
+        "SHARED",
+        "\t\tfor (int n = 0; n < 1000 && !ibv_post_srq_recv(",
+    ),
     ("MODIFY", "\treturn ibv_modify_qp("),
 ];
 
@@ -228,6 +243,37 @@ fn explains_mistakes(provider: Provider) {
         }
         faults.world.finish();
     }
+}
+
+/// Reports to standard error are not written to another file that has its number, end no program
+/// whose pipe nobody reads, and are made without the thread of `main`.
+fn standard_error_is_the_programs(provider: Provider) {
+    let _turn = turn();
+    let world = World::new(provider, "roce");
+    let options = &["-g", "-O1", "-pthread", "-libverbs"];
+    let Some(program) = compiled("cc", "own_stderr.c", options, &world.directory) else {
+        return;
+    };
+    for (use_of, is_reported) in [
+        ("plain", true),
+        ("closed", false),
+        ("duplicated", true),
+        ("pipe", false),
+        ("thread", true),
+    ] {
+        let line = format!("{} {use_of}", program.display());
+        let mut command = world.command(&line);
+        let output = command.env("RINGVERBS_EXPLAIN", "1").output().unwrap();
+        assert!(output.status.success(), "{use_of}: {output:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(
+            said.contains("no key has this number"),
+            is_reported,
+            "{use_of}: {said}"
+        );
+        assert!(is_reported || said.is_empty(), "{use_of}: {said}");
+    }
+    world.finish();
 }
 
 fn reports_are_json(provider: Provider) {
@@ -459,4 +505,5 @@ with_each_provider! {
     correct_programs: correct_programs_are_silent;
     mistakes_are_explained: explains_mistakes;
     json_has_documented_members: reports_are_json;
+    standard_error_of_the_program: standard_error_is_the_programs;
 }

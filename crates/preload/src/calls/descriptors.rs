@@ -20,6 +20,7 @@ use crate::process::{self, ProcessState, wake_devices};
 use crate::promises;
 use crate::real::{self, Optional};
 use crate::record::{self, Call};
+use crate::standard_error;
 use crate::table::{self, Lookup, Object, ObjectKind, find, find_for_use};
 
 /// Maximum number of attempts of [`replace`].
@@ -260,6 +261,9 @@ fn close_descriptor_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
         for (fd, object) in &open {
             unregister(object, *fd);
         }
+        if (first..=last).contains(&(libc::STDERR_FILENO as c_uint)) {
+            standard_error::closing(libc::STDERR_FILENO);
+        }
     }
     if errno == 0 { 0 } else { failed(errno) }
 }
@@ -312,6 +316,7 @@ export! {
         record::closed(fd);
         promises::closed(fd);
         host::closing(fd);
+        standard_error::closing(fd);
         let object = find(fd);
         // Before closing, so that the number is not reused while it is in the table.
         unregister(&object, fd);
@@ -377,6 +382,7 @@ export! {
         let fd = replace(|| unsafe { real::dup2(from, to) });
         if fd >= 0 {
             unregister(&before, to);
+            standard_error::duplicated(fd);
         }
         register_duplicate(object, fd)
     }
@@ -390,6 +396,7 @@ export! {
         let fd = replace(|| unsafe { real::dup3(from, to, flags) });
         if fd >= 0 {
             unregister(&before, to);
+            standard_error::duplicated(fd);
         }
         register_duplicate(object, fd)
     }

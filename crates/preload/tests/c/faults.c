@@ -157,6 +157,15 @@ int main(int count, char **arguments)
 		CHECK(modified_wrongly() == EINVAL);
 		return 0;
 	}
+	if (!strcmp(mistake, "full-shared")) {
+		struct ibv_srq_init_attr depth = { .attr = { .max_wr = 8, .max_sge = 1 } };
+		struct ibv_srq *srq = ibv_create_srq(pd, &depth);
+
+		CHECK(srq);
+		for (int n = 0; n < 1000 && !ibv_post_srq_recv(srq, &receive, &bad_receive); n++)
+			;
+		return 0;
+	}
 	if (!strcmp(mistake, "builder")) {
 		build(other);
 		for (int n = 0; n < 2; n += ibv_poll_cq(cq, 1, &wc))
