@@ -542,9 +542,15 @@ impl fmt::Display for Cause {
                         PORT_ACTIVE => "active",
                         _ => "in another state",
                     };
-                    return write!(f, "event {kind:#x}/{subtype:#x}: port {number} is {state}");
+                    return write!(
+                        f,
+                        "asynchronous event: port {number} is {state} ({kind:#x}/{subtype:#x})"
+                    );
                 }
-                write!(f, "event {kind:#x}/{subtype:#x}, {name}: {number:#x}")
+                write!(
+                    f,
+                    "asynchronous event: {name}: {number:#x} ({kind:#x}/{subtype:#x})"
+                )
             }
         }
     }

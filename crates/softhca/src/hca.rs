@@ -45,6 +45,9 @@ const COMMAND_DOORBELL: u64 = 0x18;
 const TIMER_HIGH: u64 = 0x1000;
 const TIMER_LOW: u64 = 0x1004;
 
+/// Syndrome of a completion queue in error: its memory cannot be written.
+const CQ_ACCESS_VIOLATION: u8 = 2;
+
 const ARM_CQ: u64 = 0x20;
 const ARM_EQ: u64 = 0x40;
 const UPDATE_EQ: u64 = 0x48;
@@ -451,7 +454,8 @@ impl<P: Platform> Hca<P> {
     /// Moves a completion queue to the error state. Returns whether it exists.
     pub fn fail_completion_queue(&mut self, cqn: u32) -> bool {
         let exists = self.core.cqs.get(cqn).is_some();
-        self.core.fail_cq(cqn, 1);
+        // Not an overrun, which would have been found before.
+        self.core.fail_cq(cqn, CQ_ACCESS_VIOLATION);
         exists
     }
 

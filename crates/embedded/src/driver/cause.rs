@@ -264,7 +264,7 @@ impl fmt::Display for Cause {
             } => write!(f, "command refused: {error}; {}", error.errno()),
             Self::Device(cause) => cause.fmt(f),
             Self::Management(cause) => write!(f, "management datagram dropped: {cause}"),
-            Self::Event { event, element } => write!(f, "event {event:?}: {element}"),
+            Self::Event { event, element } => write!(f, "asynchronous event: {event:?}: {element}"),
         }
     }
 }

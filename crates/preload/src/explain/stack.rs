@@ -81,7 +81,8 @@ impl Stack {
         let mut frames = Vec::new();
         let mut reported = 0;
         let mut is_before_program = true;
-        for address in program {
+        for address in program.take_while(|address| **address != 0) {
+            let before = frames.len();
             symbols.resolve(*address, &mut frames);
             if frames.last().is_some_and(Frame::starts_thread) {
                 frames.pop();
@@ -97,6 +98,11 @@ impl Stack {
             let has_crate = |it: &str| it.split('<').next().is_some_and(|name| name.contains("::"));
             let may_be_before = |it: &str| is_of(it, &STANDARD) || !has_crate(it);
             is_before_program &= last.is_some_and(may_be_before);
+            // Callers of a `main` that has no symbol.
+            if last.is_some_and(|it| it.starts_with("__libc_start")) {
+                frames.truncate(before);
+                break;
+            }
             reported += 1;
             if last == Some("main") || reported == MAX_REPORTED {
                 break;

@@ -525,6 +525,14 @@ pub(super) fn misuse_and_events_are_told() {
     ];
     assert_eq!(told(), expected);
     assert_eq!(driver.hca.complaints().len(), 1);
+    // An injected error is told from an overrun, of which somebody has been told.
+    assert!(driver.hca.fail_completion_queue(cq.number));
+    let injected = Cause::Event {
+        kind: crate::engine::eq::event::CQ_ERROR,
+        subtype: 2,
+        number: cq.number,
+    };
+    assert_eq!(told(), [injected]);
     // Nobody is told any more.
     driver.hca.observe(None);
     driver.hca.set_cable(false);

@@ -118,7 +118,8 @@ fn every_event_is_produced() {
                 number: 1,
             };
             let sentence = cause.to_string();
-            sentence.split_once(' ').unwrap().1.to_owned()
+            let sentence = sentence.strip_prefix("asynchronous event: ").unwrap();
+            sentence.rsplit_once(" (").unwrap().0.to_owned()
         })
         .collect();
     let distinct: BTreeSet<&String> = sentences.iter().collect();

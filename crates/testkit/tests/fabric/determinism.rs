@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ringverbs_testkit::{Capture, Fabric, Link};
+use ringverbs_testkit::{Capture, Fabric, Kind, Link};
 
 use crate::pair::pair;
 
@@ -42,10 +42,15 @@ fn the_same_seed_gives_the_same_capture() {
     }
 }
 
-/// Exchanges messages of several packets between devices with chaos; returns the order of their
-/// completions, too.
-fn chaotic(seed: u64) -> (Capture, u128, Vec<(bool, u64)>) {
-    let fabric = Fabric::builder().chaos(seed).build(2).unwrap();
+/// Exchanges messages of several packets between devices, with chaos if there is a seed; returns
+/// the order of their completions, too.
+fn chaotic(seed: Option<u64>) -> (Capture, u128, Vec<(bool, u64)>) {
+    let builder = Fabric::builder();
+    let builder = match seed {
+        Some(seed) => builder.chaos(seed),
+        None => builder,
+    };
+    let fabric = builder.build(2).unwrap();
     let (mut a, mut b) = pair(&fabric);
     let mut order = Vec::new();
     for number in 0..40u8 {
@@ -55,7 +60,7 @@ fn chaotic(seed: u64) -> (Capture, u128, Vec<(bool, u64)>) {
             for _ in 0..8 {
                 for (is_receive, side) in [(false, &mut a), (true, &mut b)] {
                     let completion = side.complete();
-                    assert!(completion.result.is_ok(), "{seed}: {completion:?}");
+                    assert!(completion.result.is_ok(), "{seed:?}: {completion:?}");
                     order.push((is_receive, completion.token));
                 }
             }
@@ -68,8 +73,8 @@ fn chaotic(seed: u64) -> (Capture, u128, Vec<(bool, u64)>) {
 fn the_same_chaos_gives_the_same_capture() {
     let times: BTreeSet<u128> = (0..6)
         .map(|seed| {
-            let first = chaotic(seed);
-            let again = chaotic(seed);
+            let first = chaotic(Some(seed));
+            let again = chaotic(Some(seed));
             assert_eq!(again.0.pcapng(), first.0.pcapng(), "{seed}");
             assert!(again.1 == first.1 && again.2 == first.2, "{seed}");
             // Completions of a queue stay in order.
@@ -81,4 +86,15 @@ fn the_same_chaos_gives_the_same_capture() {
         })
         .collect();
     assert!(times.len() > 3, "{times:?}");
+}
+
+/// Of the kinds of chaos, those that change which packets there are.
+#[test]
+fn chaos_loses_packets_and_refuses_receives() {
+    let plain = chaotic(None).0;
+    assert_eq!([Kind::RnrNak, Kind::Nak].map(|it| plain.count(it)), [0, 0]);
+    let chaotic: Vec<Capture> = (0..16).map(|seed| chaotic(Some(seed)).0).collect();
+    for (kind, decision) in [(Kind::RnrNak, "not-ready"), (Kind::Nak, "loss")] {
+        assert!(chaotic.iter().any(|it| it.count(kind) > 0), "{decision}");
+    }
 }
