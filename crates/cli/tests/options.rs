@@ -3,9 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::thread;
+use std::time::Duration;
 
 /// A copy of the command with files beside it that stand for the libraries.
 struct Copy(PathBuf);
@@ -32,7 +35,15 @@ impl Copy {
             .args(options)
             .args(program)
             .env("XDG_RUNTIME_DIR", self.0.join("own"));
-        process.output().unwrap()
+        loop {
+            match process.output() {
+                // A child of another test has the copy open for writing, until it executes.
+                Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                output => return output.unwrap(),
+            }
+        }
     }
 }
 

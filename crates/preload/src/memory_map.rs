@@ -154,11 +154,15 @@ mod tests {
         assert!(!code.is_data() && !code.is_anonymous);
         assert_eq!(at(0), Ok(None));
         assert_eq!(at(usize::MAX), Ok(None));
-        let mut all = Vec::new();
-        assert!(each(&(0..usize::MAX), |it| {
-            all.push(it.range);
-            true
-        }));
-        assert!(all.is_sorted_by(|a, b| a.end <= b.start) && all.contains(&found.range));
+        // Other tests map memory between the parts in which the kernel gives the map.
+        let is_whole = || {
+            let mut all = Vec::new();
+            assert!(each(&(0..usize::MAX), |it| {
+                all.push(it.range);
+                true
+            }));
+            all.is_sorted_by(|a, b| a.end <= b.start) && all.contains(&found.range)
+        };
+        assert!((0..100).any(|_| is_whole()));
     }
 }

@@ -148,6 +148,17 @@ impl Slot {
             .is_ok()
     }
 
+    /// Protects pages of a guard that has been armed. Returns whether that has succeeded.
+    fn protect(&self, armed: u64, pages: &Range<usize>) -> bool {
+        let is_protected = protect(pages, protection(self.is_unreadable.load(SeqCst)));
+        // A writer who has noted itself since, after a fault by another guard of these pages, may
+        // have made them writable before they were protected.
+        if self.state.load(SeqCst) != armed {
+            unprotect(pages);
+        }
+        is_protected
+    }
+
     /// Notes this thread as the writer, given the address of its instruction in a handler of its
     /// fault, unless the guard has another state than this one.
     fn note_writer(&self, state: u64, at: Option<usize>) {
@@ -221,14 +232,16 @@ fn intersection(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     a.start.max(b.start)..a.end.min(b.end)
 }
 
-/// Returns the pages of guards against writes that are armed, in a range. The lock is held.
-fn armed_in(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    SLOTS.iter().filter_map(move |slot| {
+/// Makes pages read-only of guards against writes that are armed, in a range. The lock is held.
+fn protect_armed_in(range: &Range<usize>) {
+    for slot in &SLOTS {
         let (state, pages) = slot.pages();
         let common = intersection(&pages, range);
         let is_armed = state & STATE == ARMED && !slot.is_unreadable.load(SeqCst);
-        (is_armed && !common.is_empty()).then_some(common)
-    })
+        if is_armed && !common.is_empty() {
+            slot.protect(state, &common);
+        }
+    }
 }
 
 /// Returns the pages that guards have made read-only, or had until a moment ago. The lock is held:
@@ -332,7 +345,7 @@ impl Guard {
             slot: index,
             number,
         };
-        if !protect(&pages, protection(is_unreadable)) {
+        if !slot.protect(number | ARMED, &pages) {
             guard.release();
             std::mem::forget(guard);
             return None;
@@ -371,7 +384,7 @@ impl Guard {
             };
             if slot.exchange(state, next) {
                 if state & STATE == ARMED {
-                    armed_in(&pages).for_each(|it| _ = protect(&it, libc::PROT_READ));
+                    protect_armed_in(&pages);
                 }
                 break;
             }
@@ -768,6 +781,17 @@ mod tests {
         assert!(is_writable(at(0)));
     }
 
+    /// A thread has written to a guarded buffer before the pages are protected, again.
+    #[test]
+    fn pages_that_were_written_stay_writable() {
+        let all = pages(1);
+        let guard = Guard::arm(&(all.start..all.start + 64), &all).unwrap();
+        let slot = &SLOTS[guard.slot];
+        let armed = slot.state.load(SeqCst);
+        assert!(slot.exchange(armed, WRITTEN));
+        assert!(slot.protect(armed, &all) && is_writable(all.start));
+    }
+
     #[test]
     fn other_memory_is_not_guarded() {
         let all = pages(3);
@@ -821,23 +845,29 @@ mod tests {
                 assert_eq!(word.load(SeqCst), count);
             }
         };
-        let guards = |offset| {
+        // A hundred guards, and more until so many were written to: the writers may begin late.
+        let guards = |offset, least| {
             let all = &all;
             move || {
                 let buffer = start + offset..start + offset + 64;
-                let found = (0..100).filter(|_| {
+                let mut found = 0;
+                for number in 0..1_000_000 {
+                    if number >= 100 && found >= least {
+                        break;
+                    }
                     let guard = Guard::arm(&buffer, all).unwrap();
                     thread::yield_now();
-                    guard.accessor().is_some()
-                });
-                found.count()
+                    found += usize::from(guard.accessor().is_some());
+                }
+                found
             }
         };
         thread::scope(|scope| {
             let _end = SetInTheEnd(&ends);
             scope.spawn(writer(0));
             scope.spawn(writer(2048));
-            let guards = [0, 1024].map(|offset| scope.spawn(guards(offset)));
+            let guards =
+                [(0, 1), (1024, 0)].map(|(offset, least)| scope.spawn(guards(offset, least)));
             let [written, beside] = guards.map(|it| it.join().unwrap());
             assert!(written != 0 && beside == 0);
         });
