@@ -22,6 +22,7 @@ mod notification;
 mod ranges;
 mod receives;
 mod receiving;
+mod relocations;
 mod remote;
 mod rights;
 mod sends;
@@ -76,6 +77,7 @@ pub(crate) enum Rule {
     ReceiveOverwritten,
     ReadBeforeCompletion,
     BufferUnmapped,
+    BufferFreed,
     RegionDeregistered,
     WrongReceiveQueue,
     QueueNeverDrains,
@@ -107,12 +109,13 @@ pub(crate) enum Rule {
 }
 
 impl Rule {
-    const ALL: [Self; 32] = [
+    const ALL: [Self; 33] = [
         Self::BufferChanged,
         Self::OverlappingAccess,
         Self::ReceiveOverwritten,
         Self::ReadBeforeCompletion,
         Self::BufferUnmapped,
+        Self::BufferFreed,
         Self::RegionDeregistered,
         Self::WrongReceiveQueue,
         Self::QueueNeverDrains,
@@ -150,6 +153,7 @@ impl Rule {
             Self::ReceiveOverwritten => "receive-overwritten",
             Self::ReadBeforeCompletion => "read-before-completion",
             Self::BufferUnmapped => "buffer-unmapped",
+            Self::BufferFreed => "buffer-freed",
             Self::RegionDeregistered => "region-deregistered",
             Self::WrongReceiveQueue => "wrong-receive-queue",
             Self::QueueNeverDrains => "queue-never-drains",
@@ -212,6 +216,7 @@ impl Rule {
                 | Self::ReceiveOverwritten
                 | Self::ReadBeforeCompletion
                 | Self::BufferUnmapped
+                | Self::BufferFreed
                 | Self::RegionDeregistered
                 | Self::AnotherDomain
                 | Self::AnotherContext
@@ -350,9 +355,18 @@ impl Checker {
     /// Begins to observe what devices read and write.
     pub(crate) fn observe(&self) {
         promises::look_for_contexts();
+        self.look_for_libraries();
         embedded::observe_data(watched::before_gather, watched::before_scatter);
         if self.advises && !self.leaves_out(Rule::UnusedRights) {
             embedded::observe_peer_accesses(rights::used);
+        }
+    }
+
+    /// Looks for libraries that the program has loaded, which may free buffers: called before it
+    /// can post some of a new region.
+    pub(crate) fn look_for_libraries(&self) {
+        if !self.leaves_out(Rule::BufferFreed) {
+            freed::note_program();
         }
     }
 
@@ -1139,12 +1153,24 @@ fn received(
         received,
         is_filled,
         overwritten,
+        freed,
     } = completed;
-    if is_filled {
+    let wr_id = received.wr_id;
+    if let Some(freed) = freed.filter(|_| is_filled && !has_ended(queue_pair)) {
+        explainer.report_error(Finding {
+            rule: Rule::BufferFreed,
+            device,
+            queue_pair: Some((number, Arc::clone(queue_pair))),
+            message: format!(
+                "queue pair {number:#x}: a buffer was freed after wr_id {wr_id:#x} was posted for \
+                 receiving with it and before its completion was polled"
+            ),
+            origins: vec![("posted", received.origin.clone()), ("freed", freed)],
+        });
+    } else if is_filled {
         let fault = fault_of_receive(explainer, (device, number), queue_pair, &received);
         fault.into_iter().for_each(|it| explainer.report_error(it));
     }
-    let wr_id = received.wr_id;
     if let Some(reader) = received.reader().filter(|_| !has_ended(queue_pair)) {
         explainer.report_error(Finding {
             rule: Rule::ReadBeforeCompletion,
@@ -1283,6 +1309,16 @@ fn fault_of(
         let posted = format!("after wr_id {wr_id:#x} was posted with it");
         let then = format!("{posted} and before its completion was polled");
         let mut origins = vec![("posted", sent.origin.clone())];
+        if let Some(freed) = buffer.freed().filter(|_| !has_ended(queue_pair)) {
+            origins.push(("freed", freed.clone()));
+            return Some(Finding {
+                rule: Rule::BufferFreed,
+                device,
+                queue_pair: Some((number, Arc::clone(queue_pair))),
+                message: format!("{what} were freed, {then}"),
+                origins,
+            });
+        }
         let mut fault = buffer.fault_before();
         if fault.is_none() {
             // What has arrived may have told the program that the peer has the data.

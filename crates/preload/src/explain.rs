@@ -650,6 +650,7 @@ impl Explainer {
     fn check_change(&self, checker: &Checker, (fd, device): (RawFd, usize), change: &ObjectChange) {
         checker.advise(self, device, change);
         match *change {
+            ObjectChange::RegionRegistered { .. } => checker.look_for_libraries(),
             ObjectChange::CompletionQueueDestroyed {
                 user_handle,
                 events,

@@ -12,7 +12,7 @@ use common::*;
 
 /// An error of `c/check_cases.c`, the rule that it breaks, and the beginning of the line of the
 /// first place that is reported; empty if it is in another function.
-const ERRORS: [(&str, &str, &str); 56] = [
+const ERRORS: [(&str, &str, &str); 59] = [
     ("write", "buffer-changed", ""),
     ("send", "buffer-changed", ""),
     ("immediate", "buffer-changed", ""),
@@ -41,6 +41,9 @@ const ERRORS: [(&str, &str, &str); 56] = [
     ("atomic-into", "buffer-changed", ""),
     ("read-over", "overlapping-access", ""),
     ("unmapped", "buffer-unmapped", ""),
+    ("freed-write", "buffer-freed", ""),
+    ("freed-read", "buffer-freed", ""),
+    ("freed-receive", "buffer-freed", ""),
     ("deregistered", "region-deregistered", ""),
     (
         "deregistered-early",
@@ -146,7 +149,7 @@ const ERRORS_OF_OBJECTS: [(&str, &str, &str); 17] = [
 ];
 
 /// The same, of `c/check_shared.c`.
-const ERRORS_OF_SHARED_QUEUES: [(&str, &str, &str); 20] = [
+const ERRORS_OF_SHARED_QUEUES: [(&str, &str, &str); 21] = [
     (
         "domain",
         "another-domain",
@@ -169,6 +172,7 @@ const ERRORS_OF_SHARED_QUEUES: [(&str, &str, &str); 20] = [
     ("unmapped", "buffer-unmapped", ""),
     ("own-deregistered", "region-deregistered", ""),
     ("own-unmapped", "buffer-unmapped", ""),
+    ("freed", "buffer-freed", ""),
     (
         "again",
         "use-after-destroy",
@@ -215,7 +219,8 @@ const REFUSED_BY_OURS: [&str; 2] = ["again-queue-pair", "again-completion-queue"
 const ENDED_BY_STOCK: [&str; 1] = ["threads-builder"];
 
 /// What is right in any case.
-const RIGHT: [&str; 8] = [
+const RIGHT: [&str; 9] = [
+    "freed-answered",
     "inline",
     "read",
     "received",

@@ -1,18 +1,21 @@
-//! Deferred freeing of the provider's memory.
+//! Memory that is freed: by the provider, which is deferred, and by the program.
 //!
 //! libibverbs' objects are in memory that the provider frees when they are destroyed. The last
 //! ones are kept for a time, so that a use of an object that was destroyed reads what it was:
-//! it is reported and refused then, and does not crash.
+//! it is reported and refused then, and does not crash. What the program frees is looked for among
+//! the buffers in flight.
 
 use std::collections::{HashSet, VecDeque};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, TryLockError};
 
-use crate::explain::lock;
-use crate::promises;
-use crate::real;
+use super::{receiving, relocations, shared, watched};
+use crate::explain::{Origin, lock};
+use crate::{internal, promises, real};
 
 /// Number of allocations that are kept.
 const MAX_KEPT: usize = 256;
@@ -47,144 +50,84 @@ unsafe extern "C" fn free(allocation: *mut c_void) {
     unsafe { libc::free(due) };
 }
 
+/// Where providers are loaded whose memory is deferred.
+static PROVIDERS: Mutex<Option<HashSet<usize>>> = Mutex::new(None);
+/// Where other files are loaded, which were changed.
+static PROGRAM: Mutex<Option<HashSet<usize>>> = Mutex::new(None);
+/// The process whose frees are noted: a child of fork has a copy of the buffers, and perhaps of
+/// their locks.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
 /// Defers what a provider frees, given one of its functions. Each provider is changed once.
 pub(crate) fn defer(function: *const c_void) {
-    static CHANGED: Mutex<Option<HashSet<usize>>> = Mutex::new(None);
-    let mut search = Search {
-        address: function.addr(),
-        is_new: |base| lock(&CHANGED).get_or_insert_with(HashSet::new).insert(base),
-    };
-    // SAFETY: `change` has this type, and gets the search, which outlives the call.
-    unsafe { libc::dl_iterate_phdr(Some(change), (&raw mut search).cast()) };
-}
-
-/// The file that has an address.
-struct Search {
-    address: usize,
-    is_new: fn(usize) -> bool,
-}
-
-/// Entries of the dynamic section.
-const DT_PLTRELSZ: u64 = 2;
-const DT_STRTAB: u64 = 5;
-const DT_SYMTAB: u64 = 6;
-const DT_RELA: u64 = 7;
-const DT_RELASZ: u64 = 8;
-const DT_JMPREL: u64 = 23;
-
-/// Relocations that are the address of a symbol: `GLOB_DAT` and `JUMP_SLOT`.
-#[cfg(target_arch = "x86_64")]
-const ADDRESSES: [u64; 2] = [6, 7];
-#[cfg(target_arch = "aarch64")]
-const ADDRESSES: [u64; 2] = [1025, 1026];
-
-/// `Elf64_Rela`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Relocation {
-    offset: u64,
-    info: u64,
-    addend: i64,
-}
-
-/// Changes the relocations of the file that is searched for. Returns whether it was found.
-unsafe extern "C" fn change(
-    file: *mut libc::dl_phdr_info,
-    _size: usize,
-    search: *mut c_void,
-) -> c_int {
-    // SAFETY: the loader's description of a file, and the argument of `dl_iterate_phdr`.
-    let (file, search) = unsafe { (&*file, &*search.cast::<Search>()) };
-    let base = file.dlpi_addr as usize;
-    // SAFETY: the loader's list of this length.
-    let headers = unsafe { std::slice::from_raw_parts(file.dlpi_phdr, file.dlpi_phnum.into()) };
-    let range = |header: &libc::Elf64_Phdr| {
-        let start = base.wrapping_add(header.p_vaddr as usize);
-        start..start.saturating_add(header.p_memsz as usize)
-    };
-    let mut loaded = headers.iter().filter(|it| it.p_type == libc::PT_LOAD);
-    if !loaded.any(|header| range(header).contains(&search.address)) {
-        return 0;
-    }
-    let dynamic = headers.iter().find(|it| it.p_type == libc::PT_DYNAMIC);
-    if let Some(dynamic) = dynamic.map(range).filter(|_| (search.is_new)(base)) {
-        let read_only = headers.iter().find(|it| it.p_type == libc::PT_GNU_RELRO);
-        let read_only = read_only.map_or(0..0, range);
-        // SAFETY: the dynamic section of a file that is loaded, and used: it is not unloaded.
-        unsafe { change_file(base, dynamic.start, &read_only) };
-    }
-    1
-}
-
-/// Changes the addresses of `free` in a file.
-///
-/// # Safety
-/// Where a file is loaded, with its dynamic section, and what the loader has made read-only.
-unsafe fn change_file(base: usize, dynamic: usize, read_only: &std::ops::Range<usize>) {
-    let value = |tag: u64| {
-        let mut at: *const [u64; 2] = ptr::with_exposed_provenance(dynamic);
-        loop {
-            // SAFETY: the section ends with an entry whose tag is 0.
-            let [found, value] = unsafe { *at };
-            match found {
-                0 => return None,
-                found if found == tag => return Some(value as usize),
-                _ => at = at.wrapping_add(1),
-            }
-        }
-    };
-    // The loader has made addresses of them, in the C library's files.
-    let address = |tag| value(tag).map(|it| if it < base { base + it } else { it });
-    let (Some(symbols), Some(strings)) = (address(DT_SYMTAB), address(DT_STRTAB)) else {
-        return;
-    };
-    for (table, size) in [(DT_JMPREL, DT_PLTRELSZ), (DT_RELA, DT_RELASZ)] {
-        let (Some(table), Some(size)) = (address(table), value(size)) else {
-            continue;
+    relocations::replace_free(free, &mut |base, has| {
+        let is_new = |base| {
+            lock(&PROVIDERS)
+                .get_or_insert_with(HashSet::new)
+                .insert(base)
         };
-        let count = size / size_of::<Relocation>();
-        for index in 0..count {
-            let relocation = ptr::with_exposed_provenance::<Relocation>(table).wrapping_add(index);
-            // SAFETY: in the table.
-            let Relocation { offset, info, .. } = unsafe { *relocation };
-            if !ADDRESSES.contains(&(info & 0xffff_ffff)) {
-                continue;
-            }
-            let symbol = ptr::with_exposed_provenance::<libc::Elf64_Sym>(symbols)
-                .wrapping_add((info >> 32) as usize);
-            // SAFETY: a relocation's symbol is in the table, and its name in the other one.
-            let name = unsafe {
-                let name = strings + (*symbol).st_name as usize;
-                std::ffi::CStr::from_ptr(ptr::with_exposed_provenance(name))
-            };
-            if name == c"free" {
-                let entry = base.wrapping_add(offset as usize);
-                // SAFETY: the relocation is the address of the C library's function.
-                unsafe { write(entry, free as *mut c_void, read_only.contains(&entry)) };
-            }
-        }
-    }
+        has(function.addr()) && is_new(base)
+    });
 }
 
-/// Writes an entry of the global offset table.
-///
-/// # Safety
-/// The address of an entry that has a function of the same type.
-unsafe fn write(entry: usize, function: *mut c_void, is_read_only: bool) {
-    // SAFETY: a call without pointers.
-    let page_size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    let page = ptr::with_exposed_provenance_mut::<c_void>(entry / page_size * page_size);
-    let protect = |protection| {
-        // SAFETY: the page of the entry, which others read, and nobody executes.
-        unsafe { real::mprotect(page, page_size, protection) == 0 }
-    };
-    if is_read_only && !protect(libc::PROT_READ | libc::PROT_WRITE) {
+/// From now on notes what the program and its libraries free, those that are loaded now: it is
+/// called again for others. Not if the program has an allocator that does not tell the size of
+/// allocations.
+pub(super) fn note_program() {
+    let functions = [
+        libc::free as *const c_void,
+        libc::malloc_usable_size as *const c_void,
+    ];
+    if file_of(functions[0]).is_none_or(|file| file_of(functions[1]) != Some(file)) {
         return;
     }
-    // SAFETY: guaranteed by the caller; aligned as the loader requires, and writable.
-    let slot = unsafe { AtomicPtr::from_ptr(ptr::with_exposed_provenance_mut(entry)) };
-    slot.store(function, Ordering::Relaxed);
-    if is_read_only {
-        protect(libc::PROT_READ);
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
+    let own = [functions[0], free_of_program as *const c_void];
+    relocations::replace_free(free_of_program, &mut |base, has| {
+        let is_provider = (lock(&PROVIDERS).as_ref()).is_some_and(|it| it.contains(&base));
+        let is_own = own.iter().any(|it| has(it.addr()));
+        let is_new = |base| lock(&PROGRAM).get_or_insert_with(HashSet::new).insert(base);
+        !is_provider && !is_own && is_new(base)
+    });
+}
+
+/// Returns where the file is loaded that has a function.
+fn file_of(function: *const c_void) -> Option<usize> {
+    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the call writes to a variable of this function, for which zero is a value.
+    let found = unsafe {
+        let has_found = libc::dladdr(function, found.as_mut_ptr()) != 0;
+        has_found.then_some(found.assume_init())
+    };
+    found.map(|it| it.dli_fbase.addr())
+}
+
+/// Called by the program instead of the C library's function.
+unsafe extern "C" fn free_of_program(allocation: *mut c_void) {
+    if !allocation.is_null() && !internal::is_internal() && !internal::is_in_handler() {
+        // SAFETY: an allocation, which the program is about to free.
+        let length = unsafe { libc::malloc_usable_size(allocation) };
+        let start = allocation.expose_provenance() as u64;
+        note(&(start..start.saturating_add(length as u64)));
     }
+    // SAFETY: guaranteed by the caller.
+    unsafe { libc::free(allocation) };
+}
+
+/// Notes that the program frees memory.
+fn note(memory: &Range<u64>) {
+    let is_in_flight = watched::may_be_in_flight(memory) || receiving::may_be_posted(memory);
+    if !is_in_flight || PROCESS.load(Ordering::Relaxed) != std::process::id() {
+        return;
+    }
+    let errno = real::errno();
+    {
+        let _scope = internal::enter();
+        // Before locks are taken: walking the stack may need those of the loader.
+        let freed = Origin::here();
+        watched::freed(memory, &freed);
+        receiving::freed(memory, &freed);
+        shared::freed(memory, &freed);
+    }
+    real::set_errno(errno);
 }

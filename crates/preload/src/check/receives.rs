@@ -34,6 +34,8 @@ pub(super) struct Completed {
     /// The first of its bytes that a later message has changed, and where the receive of that was
     /// posted.
     pub(super) overwritten: Option<(u64, Origin)>,
+    /// Where the program has freed a buffer before it has got any bytes.
+    pub(super) freed: Option<Origin>,
 }
 
 impl Received {
@@ -213,15 +215,15 @@ impl ReceiveQueue {
             return None;
         }
         let found = self.followed().and_then(|(_, qpn)| receiving::pop(qpn));
-        let (is_filled, overwritten) = found.unwrap_or_default();
-        let overwritten = overwritten.and_then(|it| {
+        let overwritten = found.as_ref().and_then(|it| it.changed()).and_then(|it| {
             let later = self.receives.get(it.by.checked_sub(1)?)?.origin.clone();
             Some((it.address, later))
         });
         Some(Completed {
             received: oldest,
-            is_filled,
+            is_filled: found.as_ref().is_some_and(|it| it.is_filled()),
             overwritten,
+            freed: found.and_then(|it| it.freed().cloned()),
         })
     }
 }

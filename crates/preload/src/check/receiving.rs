@@ -9,10 +9,14 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use super::content::{Content, Fate};
-use crate::explain::lock;
+use super::watched::Pages;
+use crate::explain::{Origin, lock};
 
 /// Maximum number of receives that are compared with one that gets a message.
 const MAX_COMPARED: usize = 64;
+
+/// Those of the buffers of receives.
+static PAGES: Pages = Pages::new();
 
 /// By number of the queue pair.
 static QUEUES: Mutex<BTreeMap<u32, Queue>> = Mutex::new(BTreeMap::new());
@@ -39,6 +43,14 @@ pub(super) struct Receive<L> {
     overwritten: Option<(L, Range<u64>)>,
     /// Copies of the bytes that it had received then, each with address and length.
     copies: Vec<(u64, usize, Content)>,
+    /// Where the program has freed a buffer.
+    freed: Option<Origin>,
+}
+
+impl<L> Drop for Receive<L> {
+    fn drop(&mut self) {
+        self.buffers.iter().for_each(|it| PAGES.remove(it));
+    }
 }
 
 /// Bytes of a message that a later one has changed.
@@ -52,12 +64,27 @@ pub(super) struct Overwritten<L> {
 
 impl<L: Clone> Receive<L> {
     pub(super) fn new(buffers: Vec<Range<u64>>) -> Self {
+        buffers.iter().for_each(|it| PAGES.add(it));
         Self {
             buffers,
             length: 0,
             overwritten: None,
             copies: Vec::new(),
+            freed: None,
         }
+    }
+
+    /// Notes that the program frees memory. Once a message has arrived there, it may know that.
+    pub(super) fn free(&mut self, memory: &Range<u64>, freed: &Origin) {
+        let is_there = self.buffers.iter().any(|it| !common(it, memory).is_empty());
+        if is_there && !self.is_filled() {
+            self.freed.get_or_insert_with(|| freed.clone());
+        }
+    }
+
+    /// Returns where the program has freed a buffer.
+    pub(super) fn freed(&self) -> Option<&Origin> {
+        self.freed.as_ref()
     }
 
     /// Notes bytes that it [expects](Self::expects).
@@ -158,15 +185,13 @@ pub(super) fn push((device, qpn): (usize, u32), buffers: Vec<Range<u64>>) {
     queue.receives.push_back(Receive::new(buffers));
 }
 
-/// Removes the oldest receive, whose completion is polled. Returns whether it has got any bytes,
-/// and what a later message has changed of them.
-pub(super) fn pop(qpn: u32) -> Option<(bool, Option<Overwritten<usize>>)> {
+/// Removes the oldest receive, whose completion is polled.
+pub(super) fn pop(qpn: u32) -> Option<Receive<usize>> {
     let mut queues = lock(&QUEUES);
     let queue = queues.get_mut(&qpn)?;
     let oldest = queue.receives.pop_front()?;
     queue.current = queue.current.saturating_sub(1);
-    drop(queues);
-    Some((oldest.is_filled(), oldest.changed()))
+    Some(oldest)
 }
 
 /// Removes the last receives, which were refused.
@@ -174,6 +199,18 @@ pub(super) fn take_back(qpn: u32, count: usize) {
     if let Some(queue) = lock(&QUEUES).get_mut(&qpn) {
         let kept = queue.receives.len().saturating_sub(count);
         queue.receives.truncate(kept);
+    }
+}
+
+/// Returns whether there may be a receive that has bytes in a range.
+pub(super) fn may_be_posted(range: &Range<u64>) -> bool {
+    PAGES.may_have(range)
+}
+
+/// Notes that the program frees memory.
+pub(super) fn freed(memory: &Range<u64>, freed: &Origin) {
+    for queue in lock(&QUEUES).values_mut() {
+        (queue.receives.iter_mut()).for_each(|it| it.free(memory, freed));
     }
 }
 
@@ -226,7 +263,7 @@ mod tests {
     }
 
     fn pop(qpn: u32) -> Option<Overwritten<usize>> {
-        super::pop(qpn)?.1
+        super::pop(qpn)?.changed()
     }
 
     #[test]
@@ -260,6 +297,23 @@ mod tests {
         let address = memory.range(30..31).start;
         assert_eq!(pop(qpn), Some(Overwritten { address, by: 2 }));
         assert_eq!((pop(qpn), pop(qpn), pop(qpn)), (None, None, None));
+        forget(qpn);
+    }
+
+    #[test]
+    fn buffers_that_are_freed_before_their_message_are_found() {
+        let mut memory = Memory(vec![0; 64]);
+        let qpn = 503;
+        push((0, qpn), vec![memory.range(0..8), memory.range(16..24)]);
+        push((0, qpn), vec![memory.range(32..40)]);
+        let here = Origin::here();
+        freed(&memory.range(8..16), &here);
+        memory.message(qpn, 0..8, 1);
+        freed(&memory.range(0..64), &here);
+        memory.message(qpn, 16..24, 1);
+        memory.message(qpn, 32..40, 1);
+        let is_freed = || super::pop(qpn).map(|it| it.freed().is_some());
+        assert_eq!([is_freed(), is_freed()], [Some(false), Some(true)]);
         forget(qpn);
     }
 

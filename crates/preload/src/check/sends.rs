@@ -185,6 +185,11 @@ impl Buffer {
         (self.watched.changed()).map(|offset| Fault::ChangedBefore(usage, offset))
     }
 
+    /// Returns where the program has freed it.
+    pub(super) fn freed(&self) -> Option<&Origin> {
+        self.watched.freed()
+    }
+
     /// Compares it with what was posted.
     pub(super) fn fault(&self) -> Option<Fault> {
         if self.watched.usage() == Use::Answer {

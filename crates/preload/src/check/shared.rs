@@ -334,9 +334,19 @@ pub(super) fn complete(key: Key, qpn: Option<u32>, wr_id: u64) -> Option<Complet
     let overwritten = shared.receive.changed();
     Some(Completed {
         is_filled: shared.receive.is_filled(),
+        freed: shared.receive.freed().cloned(),
         received: shared.received,
         overwritten: overwritten.map(|it| (it.address, it.by)),
     })
+}
+
+/// Notes that the program frees memory.
+pub(super) fn freed(memory: &Range<u64>, freed: &Origin) {
+    for queue in lock(&STATE).queues.values_mut() {
+        let filled = queue.filled.values_mut().flatten();
+        let all = queue.waiting.iter_mut().chain(filled);
+        all.for_each(|it| it.receive.free(memory, freed));
+    }
 }
 
 /// Returns a receive that a queue pair uses, or will, by the address of its first buffer.

@@ -13,12 +13,45 @@ use super::ranges::{Key, Ranges};
 use super::receiving;
 use super::shared;
 use super::writes;
-use crate::explain::lock;
+use crate::explain::{Origin, lock};
 use crate::process;
 
-/// Buffers in flight that have bytes in each page, modulo their number.
-static PAGES: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
+/// How many buffers have bytes in each page, modulo their number.
+pub(super) struct Pages([AtomicU32; 4096]);
+
 const LOG_PAGE: u32 = 12;
+
+impl Pages {
+    pub(super) const fn new() -> Self {
+        Self([const { AtomicU32::new(0) }; 4096])
+    }
+
+    /// Returns the counters of the pages of a range, each once.
+    fn of(&self, range: &Range<u64>) -> impl Iterator<Item = &AtomicU32> {
+        let first = range.start >> LOG_PAGE;
+        let last = range.end.saturating_sub(1) >> LOG_PAGE;
+        let count = (last.saturating_sub(first) + 1).min(self.0.len() as u64);
+        (first..first + count).map(|page| &self.0[page as usize % self.0.len()])
+    }
+
+    pub(super) fn add(&self, range: &Range<u64>) {
+        self.of(range)
+            .for_each(|page| _ = page.fetch_add(1, Ordering::SeqCst));
+    }
+
+    pub(super) fn remove(&self, range: &Range<u64>) {
+        self.of(range)
+            .for_each(|page| _ = page.fetch_sub(1, Ordering::SeqCst));
+    }
+
+    /// Returns whether there may be a buffer that has bytes in a range.
+    pub(super) fn may_have(&self, range: &Range<u64>) -> bool {
+        self.of(range).any(|page| page.load(Ordering::SeqCst) != 0)
+    }
+}
+
+/// Those of buffers in flight.
+static PAGES: Pages = Pages::new();
 
 static BUFFERS: Mutex<Ranges<Arc<Buffer>>> = Mutex::new(Ranges::new());
 
@@ -94,6 +127,8 @@ struct Buffer {
     overtaken: AtomicU32,
     /// The same, once what the device reads differs from what was posted; 0 before.
     overtaken_by: AtomicU32,
+    /// Where the program has freed it.
+    freed: OnceLock<Origin>,
 }
 
 const NO_CHANGE: usize = usize::MAX;
@@ -177,13 +212,6 @@ pub(super) struct Watched {
     buffer: Arc<Buffer>,
 }
 
-/// Returns the counters of the pages of a range, each once.
-fn pages(start: u64, end: u64) -> impl Iterator<Item = &'static AtomicU32> {
-    let first = start >> LOG_PAGE;
-    let count = (end.saturating_sub(1) >> LOG_PAGE).saturating_sub(first) + 1;
-    (first..first + count.min(PAGES.len() as u64)).map(|page| &PAGES[page as usize % PAGES.len()])
-}
-
 impl Watched {
     /// Watches a range that a work request of a queue pair, posted at a time, uses.
     pub(super) fn new((qpn, at): (u32, u64), usage: Use, start: u64, length: usize) -> Self {
@@ -201,9 +229,10 @@ impl Watched {
             overlaps: AtomicU32::new(0),
             overtaken: AtomicU32::new(0),
             overtaken_by: AtomicU32::new(0),
+            freed: OnceLock::new(),
         });
         let key = lock(&BUFFERS).insert(start..end, Arc::clone(&buffer));
-        pages(start, end).for_each(|page| _ = page.fetch_add(1, Ordering::SeqCst));
+        PAGES.add(&(start..end));
         Self { key, buffer }
     }
 
@@ -257,6 +286,11 @@ impl Watched {
         (qpn != 0).then_some(qpn)
     }
 
+    /// Returns where the program has freed it.
+    pub(super) fn freed(&self) -> Option<&Origin> {
+        self.buffer.freed.get()
+    }
+
     pub(super) fn local(&self) -> Local {
         Local(Arc::clone(&self.buffer))
     }
@@ -266,18 +300,29 @@ impl Drop for Watched {
     fn drop(&mut self) {
         let Buffer { start, end, .. } = *self.buffer;
         lock(&BUFFERS).remove(self.key);
-        pages(start, end).for_each(|page| _ = page.fetch_sub(1, Ordering::SeqCst));
+        PAGES.remove(&(start..end));
     }
 }
 
-fn is_watched(start: u64, end: u64) -> bool {
-    pages(start, end).any(|page| page.load(Ordering::SeqCst) != 0)
+/// Returns whether there may be a buffer in flight that has bytes in a range.
+pub(super) fn may_be_in_flight(range: &Range<u64>) -> bool {
+    PAGES.may_have(range)
+}
+
+/// Notes that the program frees memory. What has arrived may have told it that the peer has the
+/// data of a buffer there, or is the answer to its work request.
+pub(super) fn freed(memory: &Range<u64>, freed: &Origin) {
+    for buffer in lock(&BUFFERS).overlapping(memory.clone()) {
+        if !has_arrived(buffer.qpn, buffer.at) {
+            let _ = buffer.freed.set(freed.clone());
+        }
+    }
 }
 
 /// Called before a device reads data of a queue pair.
 pub(super) fn before_gather(qpn: u32, address: u64, length: usize) {
     let end = address.saturating_add(length as u64);
-    if length == 0 || !is_watched(address, end) {
+    if length == 0 || !may_be_in_flight(&(address..end)) {
         return;
     }
     let buffers = lock(&BUFFERS);
@@ -300,7 +345,7 @@ pub(super) fn before_scatter(qpn: u32, address: u64, length: usize, is_remote: b
         }
         arrived(qpn);
     };
-    if length == 0 || !is_watched(address, end) {
+    if length == 0 || !may_be_in_flight(&(address..end)) {
         return message_arrived();
     }
     let buffers = lock(&BUFFERS);
@@ -375,6 +420,23 @@ mod tests {
         let (before, after) = (watched(AT - 8, 8), watched(AT + 8, 8));
         before_scatter(1, AT, 8, true);
         assert!(!before.is_written() && !after.is_written());
+    }
+
+    #[test]
+    fn buffers_that_are_freed_before_something_arrives_are_found() {
+        let (first, last) = (watched(AT + 100, 50), watched(AT + 149, 8));
+        let here = Origin::here();
+        freed(&(AT..AT + 100), &here);
+        freed(&(AT + 157..AT + 200), &here);
+        assert!(first.freed().is_none() && last.freed().is_none());
+        freed(&(AT + 40..AT + 101), &here);
+        assert!(first.freed().is_some() && last.freed().is_none());
+        // Something has arrived at the queue pair.
+        arrived(9);
+        freed(&(AT..AT + 200), &here);
+        assert!(last.freed().is_none());
+        assert!(may_be_in_flight(&(AT + 156..AT + 157)));
+        drop((first, last));
     }
 
     #[test]

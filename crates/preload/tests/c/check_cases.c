@@ -395,6 +395,44 @@ static void vary(const char *mistake)
 	}
 }
 
+/* Frees the buffer of a work request before its completion is polled. */
+static void free_early(const char *what)
+{
+	char *buffer = malloc(1024), *at = buffer + 512;
+	struct ibv_mr *region = ibv_reg_mr(pd, buffer, 1024, IBV_ACCESS_LOCAL_WRITE);
+	int is_answered = !strcmp(what, "answered");
+
+	CHECK(buffer && region);
+	if (!strcmp(what, "receive")) {
+		receive(b, region, at);
+	} else if (!strcmp(what, "read")) {
+		/* Waits for a receive, as the read behind it. */
+		post(IBV_WR_SEND, IBV_SEND_SIGNALED);
+		post_of(a, region, (uintptr_t)at, 1, IBV_WR_RDMA_READ, IBV_SEND_SIGNALED);
+	} else {
+		post_of(a, region, (uintptr_t)at, 1, IBV_WR_RDMA_WRITE, IBV_SEND_SIGNALED);
+	}
+	if (is_answered) {
+		receive(a, target_mr, target + 4096);
+		post_of(b, target_mr, (uintptr_t)target + 8192, 1, IBV_WR_SEND, IBV_SEND_SIGNALED);
+		poll_one(receives);
+	}
+	if (is_answered || !right)
+		free(buffer);
+	if (!strcmp(what, "receive"))
+		post(IBV_WR_SEND, IBV_SEND_SIGNALED);
+	if (!strcmp(what, "read"))
+		receive(b, target_mr, target + 8192);
+	if (!strcmp(what, "receive") || !strcmp(what, "read"))
+		poll_one(receives);
+	if (is_answered || !strcmp(what, "read"))
+		poll_one(cq);
+	poll_one(cq);
+	if (!is_answered && right)
+		free(buffer);
+	CHECK(!ibv_dereg_mr(region));
+}
+
 static void destroy(const char *left)
 {
 	CHECK(!ibv_destroy_qp(b));
@@ -521,6 +559,8 @@ int main(int count, char **arguments)
 		CHECK(!munmap(memory, LENGTH));
 		if (!right)
 			poll_one(cq);
+	} else if (!strncmp(mistake, "freed-", 6)) {
+		free_early(mistake + 6);
 	} else if (!strcmp(mistake, "deregistered")) {
 		other = ibv_reg_mr(pd, memory, LENGTH, all);
 		CHECK(other);

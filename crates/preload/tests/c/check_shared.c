@@ -183,6 +183,23 @@ static void leave(const char *what, struct ibv_qp *to)
 	CHECK(strcmp(what, "unmapped") || !ibv_dereg_mr(region));
 }
 
+/* Frees the buffer of a receive before its message arrives. */
+static void free_early(void)
+{
+	char *buffer = malloc(1024);
+	struct ibv_mr *region = ibv_reg_mr(pd, buffer, 1024, IBV_ACCESS_LOCAL_WRITE);
+
+	CHECK(buffer && region);
+	receive(srq, 7, region, buffer + 512, 64);
+	if (!right)
+		free(buffer);
+	send_from(a[0], IBV_WR_SEND, 64);
+	poll_one(receives);
+	if (right)
+		free(buffer);
+	CHECK(!ibv_dereg_mr(region));
+}
+
 /* Uses a queue after it was destroyed. */
 static void again(void)
 {
@@ -499,6 +516,8 @@ int main(int count, char **arguments)
 		again();
 	else if (!strcmp(mistake, "bypassed"))
 		bypass();
+	else if (!strcmp(mistake, "freed"))
+		free_early();
 	else if (!strcmp(mistake, "domain"))
 		domain(right);
 	else if (!strcmp(mistake, "refused"))
