@@ -12,5 +12,3 @@
 pub mod embedded;
 #[cfg(feature = "rxe")]
 pub mod rxe;
-#[cfg(target_arch = "x86_64")]
-pub mod stepper;

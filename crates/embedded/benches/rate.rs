@@ -54,11 +54,11 @@ fn now(drive: Drive) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Posts `count` RDMA writes of `size` bytes, the last of which is signaled.
-fn post_writes(qp: &mut Qp, (from, to): (&Memory, &Memory), size: usize, count: u32) {
+/// Posts RDMA writes of `size` bytes, the last of which is signaled.
+fn post_batch(qp: &mut Qp, (from, to): (&Memory, &Memory), size: usize) {
     qp.send.begin();
-    for n in 1..=count {
-        let flags = if n == count {
+    for n in 1..=BATCH {
+        let flags = if n == BATCH {
             SendFlags::SIGNALED
         } else {
             SendFlags::empty()
@@ -90,7 +90,7 @@ fn writes(drive: Drive, devices: usize, size: usize) -> f64 {
     let (began, start) = (now(drive), Instant::now());
     let mut done = 0u64;
     while start.elapsed() < TIME {
-        post_writes(&mut qa, (&from, &to), size, BATCH);
+        post_batch(&mut qa, (&from, &to), size);
         completion(&a.embedded, drive, &mut cqa);
         done += u64::from(BATCH);
     }
@@ -173,7 +173,7 @@ impl Writer {
         let mut done = 0;
         while start.elapsed() < ROUND {
             let qp = &mut self.qps[self.next];
-            post_writes(qp, (&self.from, &self.to), self.size, BATCH);
+            post_batch(qp, (&self.from, &self.to), self.size);
             completion(&self.host.embedded, Drive::Caller, &mut self.cq);
             done += BATCH;
             self.next = (self.next + 1) % self.qps.len();
@@ -225,69 +225,9 @@ fn figures() {
     println!("copy-65536 {} {}", rates(OUTSTANDING), rates(1));
 }
 
-/// A signaled write from one device to another, or within one, and its completion.
-#[cfg(target_arch = "x86_64")]
-struct Counted {
-    hosts: (Host, Host),
-    cq: Cq,
-    qp: Qp,
-    _peer: (Qp, Cq),
-    from: Memory,
-    to: Memory,
-}
-
-#[cfg(target_arch = "x86_64")]
-impl Counted {
-    fn new(devices: usize) -> Self {
-        let (a, b) = pair(Drive::Caller, devices);
-        let (mut cq, mut peer_cq) = (a.cq(256), b.cq(256));
-        let (qp, peer) = (a.qp(QpType::RC, &mut cq), b.qp(QpType::RC, &mut peer_cq));
-        connect_pair(QpType::RC, (&qp, &a), (&peer, &b));
-        let (from, to) = (a.memory(64), b.memory(64));
-        Self {
-            hosts: (a, b),
-            cq,
-            qp,
-            _peer: (peer, peer_cq),
-            from,
-            to,
-        }
-    }
-
-    fn write(&mut self) {
-        post_writes(&mut self.qp, (&self.from, &self.to), 64, 1);
-        completion(&self.hosts.0.embedded, Drive::Caller, &mut self.cq);
-    }
-}
-
-/// For `cargo xtask bench`: a line per operation, with its name, instructions, locked ones and
-/// fences. The fewest of several rounds: a turn that something else is due in has more.
-#[cfg(target_arch = "x86_64")]
-fn count() {
-    use device_testing::stepper;
-
-    for (row, devices) in [("embedded-write/1", 1), ("embedded-write-packets/1", 2)] {
-        let mut counted = Counted::new(devices);
-        (0..1000).for_each(|_| counted.write());
-        let empty = stepper::count(false, |_| (), &mut counted).instructions;
-        let rounds = (0..50).map(|_| stepper::count(false, Counted::write, &mut counted));
-        let fewest = rounds.min_by_key(|count| count.instructions);
-        let fewest = fewest.unwrap_or_default();
-        let instructions = fewest.instructions - empty;
-        println!(
-            "count {row} {instructions} {} {}",
-            fewest.locked, fewest.fences
-        );
-    }
-}
-
 fn main() {
     if std::env::args().any(|arg| arg == "figures") {
         return figures();
-    }
-    #[cfg(target_arch = "x86_64")]
-    if std::env::args().any(|arg| arg == "count") {
-        return count();
     }
     // `cargo test` runs benches without this argument.
     if !std::env::args().any(|arg| arg == "--bench") {

@@ -36,7 +36,7 @@ enum Device {
     /// ConnectX's; no JSON
     Mlx5,
     /// Those of the embedded device, end to end: writes beside memcpy, latency and
-    /// rate of sends in one process, and between two; no JSON, and a gate of counts only
+    /// rate of sends in one process, and between two; no gate and no JSON
     Embedded,
 }
 
@@ -120,11 +120,6 @@ pub fn native_mlx5_gate() -> Result<(usize, Vec<String>)> {
     mlx5_layers::gate()
 }
 
-/// As [`gate`], for writes of the embedded device.
-pub fn embedded_gate() -> Result<(usize, Vec<String>)> {
-    embedded_writes::gate()
-}
-
 /// As [`gate`], for the Rust crate's layers.
 pub fn native_gate() -> Result<(usize, Vec<String>)> {
     let stand_in = stand_in()?;
@@ -145,9 +140,6 @@ pub fn bench(arguments: &Arguments) -> Result<ExitCode> {
     };
     if arguments.busy {
         return Ok(outcome(&busy::bench(rounds)?, arguments.gate));
-    }
-    if arguments.device == Device::Embedded && arguments.counts_only {
-        return Ok(outcome(&embedded_gate()?.1, arguments.gate));
     }
     if arguments.device == Device::Embedded {
         embedded::bench(arguments.write)?;

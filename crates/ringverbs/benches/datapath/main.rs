@@ -25,6 +25,7 @@ mod rows;
 mod rxe;
 mod rxe_ring;
 mod standin;
+mod stepper;
 
 fn main() -> std::process::ExitCode {
     measure::main::<rxe::Rxe>()

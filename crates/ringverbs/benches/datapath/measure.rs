@@ -5,13 +5,13 @@ use std::os::fd::RawFd;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use device_testing::stepper;
 use ringverbs::qp::{Init, Mtu, ReadyToReceive, ReadyToSend};
 use ringverbs::{AccessFlags, AhAttr, Context, Transport};
 use uverbs::discovery;
 use uverbs::kernel::RealKernel;
 
 use crate::rows::{self, Device, LENGTH, Row, Setup};
+use crate::stepper;
 
 const ROUNDS: u32 = 64;
 const DEFAULT_SAMPLES: usize = 101;

@@ -5,6 +5,7 @@ mod connectx;
 mod measure;
 mod rows;
 mod standin;
+mod stepper;
 
 fn main() -> std::process::ExitCode {
     measure::main::<connectx::ConnectX>()

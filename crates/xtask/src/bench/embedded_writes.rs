@@ -7,11 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use super::limits::ROUNDING;
-use super::programs::{Output, parse};
 use super::report::markdown;
 use crate::driver;
-use crate::standin::output_of;
 
 /// A figure of the device and its reference. In one process: operations, and copies of the
 /// same size, per second of processor time. Between hosts: bytes per second, or seconds, of
@@ -20,38 +17,6 @@ pub struct Figure {
     name: String,
     rate: f64,
     reference: f64,
-}
-
-/// Instructions of a write of 64 bytes and its completion, the device's included, if nothing
-/// observes, records, delays or injects: what such features cost when they are off. Between two
-/// devices it varies by 2%, with the time that the steps take.
-const LIMITS: [(&str, f64); 2] = [
-    ("embedded-write/1", 7350.0),
-    ("embedded-write-packets/1", 14_500.0),
-];
-
-/// Counts the instructions of writes. Returns the number of rows, and the counts that exceed
-/// their limits.
-pub fn gate() -> Result<(usize, Vec<String>)> {
-    let bench = driver::build_bench("ringverbs-embedded", "rate")?;
-    let counts = parse(&output_of(Command::new(bench).arg("count"))?)?;
-    for (row, count) in &counts.counts {
-        println!("{row}: {} instructions", count.instructions);
-    }
-    Ok((LIMITS.len(), exceeded_counts(&counts)?))
-}
-
-fn exceeded_counts(counts: &Output) -> Result<Vec<String>> {
-    let mut exceeded = Vec::new();
-    for (row, limit) in LIMITS {
-        let instructions = counts.count(row)?.instructions;
-        if instructions > limit + ROUNDING {
-            exceeded.push(format!(
-                "{row}: {instructions:.1} instructions, at most {limit}"
-            ));
-        }
-    }
-    Ok(exceeded)
 }
 
 /// Runs the benches, and prints their figures. Those between hosts need the right to
@@ -186,16 +151,6 @@ pub fn hosts_table(figures: &[Figure]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_count_above_its_limit_fails() {
-        let exceeded = |more: f64| {
-            let lines = LIMITS.map(|(row, limit)| format!("count {row} {} 1 2", limit + more));
-            exceeded_counts(&parse(&lines.join("\n")).unwrap()).unwrap()
-        };
-        assert_eq!((exceeded(0.0).len(), exceeded(1.0).len()), (0, 2));
-        assert!(exceeded_counts(&Output::default()).is_err());
-    }
 
     /// Returns a table without the spaces that align it.
     fn unpadded(table: &str) -> String {

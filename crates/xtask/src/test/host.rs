@@ -77,7 +77,6 @@ pub(super) fn all(serial: bool) -> Vec<Line> {
             run(&|| run_tests("loom", &mut loom())),
             run(&|| count_instructions("data path", bench::NATIVE_NEEDS, bench::native_gate)),
             run(&|| count_instructions("data path, mlx5", mlx5::NEEDS, bench::native_mlx5_gate)),
-            run(&|| count_instructions("embedded device's writes", &[], bench::embedded_gate)),
             run(&|| count_instructions("plugin's data path", bench::NEEDS, bench::gate)),
             run(&|| count_instructions("plugin's data path, mlx5", mlx5::NEEDS, bench::mlx5_gate)),
             run(&compare_mlx5_bytes),
