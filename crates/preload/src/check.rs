@@ -1438,55 +1438,57 @@ fn unordered_accesses(
     }
 }
 
+/// Returns the error of a completion queue that is too small, by a work request that was posted.
+fn completion_queue_too_small(
+    device: usize,
+    queue_pair: Option<(u32, &Arc<QueuePair>)>,
+    queue: &CompletionQueue,
+    posted: Origin,
+    message: String,
+) -> Finding {
+    Finding {
+        rule: Rule::CompletionQueueTooSmall,
+        device,
+        queue_pair: queue_pair.map(|(number, it)| (number, Arc::clone(it))),
+        message,
+        origins: vec![
+            ("posted", posted),
+            ("completion queue: created", queue.created.clone()),
+        ],
+    }
+}
+
 /// Returns the error of work requests of which too many can complete before the next poll.
 fn too_small(posting: Posting<'_>, origin: Origin) -> Option<Finding> {
     let (queue, entries) = posting.completions?;
     let outstanding = queue.excess(entries)?;
-    let Posting {
-        device,
-        number,
-        queue_pair,
-        ..
-    } = posting;
-    Some(Finding {
-        rule: Rule::CompletionQueueTooSmall,
-        device,
-        queue_pair: Some((number, Arc::clone(queue_pair))),
-        message: format!(
-            "queue pair {number:#x}: its completion queue has {entries} entries, and {outstanding} \
-             work requests are posted that complete into it"
-        ),
-        origins: vec![
-            ("posted", origin),
-            ("completion queue: created", queue.created.clone()),
-        ],
-    })
+    let number = posting.number;
+    let message = format!(
+        "queue pair {number:#x}: its completion queue has {entries} entries, and {outstanding} \
+         work requests are posted that complete into it"
+    );
+    let queue_pair = Some((number, posting.queue_pair));
+    let device = posting.device;
+    Some(completion_queue_too_small(
+        device, queue_pair, queue, origin, message,
+    ))
 }
 
-/// Returns the error of work requests of which too many can complete before the next poll, with
-/// the receives of shared receive queues. Others may use the completion queue later.
+/// As above, with the receives of shared receive queues. Queue pairs with other completion queues
+/// may use those later.
 fn too_small_with_waiting(posting: Posting<'_>, origin: Origin) -> Option<Finding> {
     let (queue, entries) = posting.completions?;
     let all = queue.excess_with_waiting(entries)?;
-    let Posting {
-        device,
-        number,
-        queue_pair,
-        ..
-    } = posting;
-    Some(Finding {
-        rule: Rule::CompletionQueueTooSmall,
-        device,
-        queue_pair: Some((number, Arc::clone(queue_pair))),
-        message: format!(
-            "queue pair {number:#x}: its completion queue has {entries} entries, and {all} work \
-             requests are posted that complete into it, those of a shared receive queue included"
-        ),
-        origins: vec![
-            ("posted", origin),
-            ("completion queue: created", queue.created.clone()),
-        ],
-    })
+    let number = posting.number;
+    let message = format!(
+        "queue pair {number:#x}: its completion queue has {entries} entries, and {all} work \
+         requests are posted that complete into it, those of a shared receive queue included"
+    );
+    let queue_pair = Some((number, posting.queue_pair));
+    let device = posting.device;
+    Some(completion_queue_too_small(
+        device, queue_pair, queue, origin, message,
+    ))
 }
 
 /// Returns whether the program has one thread. Not for the fast path.

@@ -1,4 +1,4 @@
-//! What the environment switches on.
+//! Features that are enabled by environment variables.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

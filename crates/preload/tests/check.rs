@@ -469,7 +469,7 @@ const ADVICE: [&str; 15] = [
     "completions-left",
 ];
 
-/// What needs no advice, of the same.
+/// Cases of the same program without advice.
 const NO_ADVICE: [&str; 2] = ["gid-table", "manager"];
 
 /// Advice is given if asked for, and is no error.

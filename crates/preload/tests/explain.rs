@@ -225,7 +225,7 @@ fn explains_mistakes(provider: Provider) {
                 found.retain(|report| !report.contains("failed: the peer refused it"));
                 assert_eq!(found.len(), count, "{port} {mistake}: {said}");
                 assert_eq!(summaries.len(), 1, "{port} {mistake}: {said}");
-                // Nobody tells the sender of a datagram that it was dropped. "full" does not wait.
+                // The sender of a dropped datagram completes with success. "full" exits before completions.
                 let carried = match mistake {
                     "well" | "builder" | "ud-qkey" | "ud-none" => "RDMA has carried data",
                     "full" => "",

@@ -176,7 +176,7 @@ fn actions(delivery: Delivery) -> impl Iterator<Item = Action> {
         corrupted,
         delay,
     } = delivery;
-    // What is lost neither arrives twice nor late.
+    // A lost packet cannot be duplicated or delayed as well.
     let delay = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
     let late = (delay != 0).then_some(Action::Reorder(delay));
     let actions = [

@@ -53,7 +53,7 @@ pub struct ProgramError {
     pub device: usize,
     /// The queue pair; of two, that whose work request has ended later.
     pub qp_num: u32,
-    /// What the program has done, with values.
+    /// Description of the error, with the addresses and sizes involved.
     pub message: String,
 }
 
@@ -96,7 +96,7 @@ struct Write {
     number: u32,
     place: Place,
     range: Range<u64>,
-    /// What it writes, until the device reads it.
+    /// Its data; `None` once the device has begun to read them.
     data: Option<Arc<[u8]>>,
     /// The races that it is part of.
     races: Vec<u64>,
@@ -163,7 +163,7 @@ struct Checker {
     reported: HashSet<Reported>,
 }
 
-/// What has an error of a rule at most once.
+/// Objects for which an error was reported, to report each once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Reported {
     /// A completion queue, by its device and number.

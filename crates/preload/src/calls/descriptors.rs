@@ -10,7 +10,7 @@ use rdmacm::abi::{self, CmdHdr, cmd};
 use uverbs::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::{count, export, failed, result, sockets, waiting};
+use super::{count, export, failed, require_room, result, sockets, waiting};
 use crate::check::{self, Checker};
 use crate::fault;
 use crate::hooks;
@@ -493,11 +493,7 @@ export! {
     }
 
     __read_chk(fd: c_int, buffer: *mut c_void, length: usize, room: usize) -> isize {
-        // As required by fortified builds.
-        if length > room {
-            // SAFETY: ends the process.
-            unsafe { libc::abort() };
-        }
+        require_room(length, room);
         // SAFETY: guaranteed by the caller.
         unsafe { read(fd, buffer, length) }
     }

@@ -38,6 +38,15 @@ fn count(result: Result<usize, Errno>) -> isize {
     }
 }
 
+/// Ends the program, as fortified builds require, if it asks for more bytes than its buffer has
+/// room for.
+fn require_room(length: usize, room: usize) {
+    if length > room {
+        // SAFETY: ends the process.
+        unsafe { libc::abort() };
+    }
+}
+
 /// Exports functions, with aliases of `_LARGEFILE64_SOURCE` after `=`.
 macro_rules! export {
     (@function $name:ident ($($argument:ident: $type:ty),*) -> $result:ty $body:block) => {

@@ -14,7 +14,7 @@ use libc::{iovec, msghdr, sockaddr, sockaddr_nl, socklen_t};
 use uverbs::Errno;
 use uverbs::abi::netlink::NETLINK_RDMA;
 
-use super::{count, export, failed};
+use super::{count, export, failed, require_room};
 use crate::internal::{self, mark_internal};
 use crate::process::ProcessState;
 use crate::table::{Lookup, find, set_netlink};
@@ -323,11 +323,7 @@ export! {
     __recv_chk(
         fd: c_int, buffer: *mut c_void, length: usize, room: usize, flags: c_int
     ) -> isize {
-        // As required by fortified builds.
-        if length > room {
-            // SAFETY: ends the process.
-            unsafe { libc::abort() };
-        }
+        require_room(length, room);
         // SAFETY: guaranteed by the caller.
         unsafe { recv(fd, buffer, length, flags) }
     }
@@ -336,11 +332,7 @@ export! {
         fd: c_int, buffer: *mut c_void, length: usize, room: usize, flags: c_int,
         address: *mut sockaddr, address_length: *mut socklen_t
     ) -> isize {
-        // As required by fortified builds.
-        if length > room {
-            // SAFETY: ends the process.
-            unsafe { libc::abort() };
-        }
+        require_room(length, room);
         // SAFETY: guaranteed by the caller.
         unsafe { recvfrom(fd, buffer, length, flags, address, address_length) }
     }

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use libc::{iovec, mmsghdr};
 
-use super::export;
+use super::{export, require_room};
 use crate::{check, real};
 
 /// Returns the length of items; what does not fit into memory is refused by the C library.
@@ -31,11 +31,7 @@ export! {
     __pread_chk = __pread64_chk (
         fd: c_int, buffer: *mut c_void, length: usize, offset: i64, room: usize
     ) -> isize {
-        // As required by fortified builds.
-        if length > room {
-            // SAFETY: ends the process.
-            unsafe { libc::abort() };
-        }
+        require_room(length, room);
         // SAFETY: guaranteed by the caller.
         unsafe { pread(fd, buffer, length, offset) }
     }
@@ -133,11 +129,7 @@ export! {
     __fread_chk(
         memory: *mut c_void, room: usize, size: usize, items: usize, file: *mut c_void
     ) -> usize {
-        // As required by fortified builds.
-        if length(size, items) > room {
-            // SAFETY: ends the process.
-            unsafe { libc::abort() };
-        }
+        require_room(length(size, items), room);
         // SAFETY: guaranteed by the caller.
         unsafe { fread(memory, size, items, file) }
     }
@@ -145,11 +137,7 @@ export! {
     __fread_unlocked_chk(
         memory: *mut c_void, room: usize, size: usize, items: usize, file: *mut c_void
     ) -> usize {
-        // As required by fortified builds.
-        if length(size, items) > room {
-            // SAFETY: ends the process.
-            unsafe { libc::abort() };
-        }
+        require_room(length(size, items), room);
         // SAFETY: guaranteed by the caller.
         unsafe { fread_unlocked(memory, size, items, file) }
     }

@@ -96,7 +96,7 @@ impl CompletionQueue {
         let mut bytes = [MaybeUninit::uninit(); size_of::<u32>()];
         let entries = memory::read(address, &mut bytes)?;
         let entries = u32::from_ne_bytes(entries.try_into().ok()?);
-        // What has been read since may be something else.
+        // Memory that was freed before the read may have another owner's data.
         let is_destroyed = self.is_destroyed.load(Ordering::SeqCst);
         (!is_destroyed && entries != 0).then_some(entries)
     }

@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::Rule;
 use super::completion_queue::{CompletionQueue, Entry, Waiting};
+use super::completion_queue_too_small;
 use super::receives::{Completed, Received};
 use super::receiving::Receive;
 use crate::explain::{Finding, Objects, Origin, lock};
@@ -260,17 +260,12 @@ pub(super) fn accepted(key: Key, origin: Origin) {
     let Some((entries, all)) = excess.filter(|_| queue.kept.is_none()) else {
         return;
     };
-    let created = completions.created.clone();
-    queue.kept = Some(Finding {
-        rule: Rule::CompletionQueueTooSmall,
-        device: key.0,
-        queue_pair: None,
-        message: format!(
-            "shared receive queue: the completion queue of all its queue pairs has {entries} \
-             entries, and {all} work requests are posted that complete into it"
-        ),
-        origins: vec![("posted", origin), ("completion queue: created", created)],
-    });
+    let message = format!(
+        "shared receive queue: the completion queue of all its queue pairs has {entries} entries, \
+         and {all} work requests are posted that complete into it"
+    );
+    let finding = completion_queue_too_small(key.0, None, completions, origin, message);
+    queue.kept = Some(finding);
 }
 
 /// Keeps an error by receives that wait, and complete into this completion queue only.
@@ -368,20 +363,13 @@ fn overrun((device, qpn): (usize, u32), completions: &CompletionQueue, filled: &
     let Some((entries, all)) = excess else {
         return;
     };
-    let created = completions.created.clone();
-    completions.report_at_poll(Finding {
-        rule: Rule::CompletionQueueTooSmall,
-        device,
-        queue_pair: None,
-        message: format!(
-            "queue pair {qpn:#x}: its completion queue has {entries} entries, and {all} work \
-             requests are posted that complete into it, or have got messages of it"
-        ),
-        origins: vec![
-            ("posted", filled.origin.clone()),
-            ("completion queue: created", created),
-        ],
-    });
+    let message = format!(
+        "queue pair {qpn:#x}: its completion queue has {entries} entries, and {all} work requests \
+         are posted that complete into it, or have got messages of it"
+    );
+    let posted = filled.origin.clone();
+    let finding = completion_queue_too_small(device, None, completions, posted, message);
+    completions.report_at_poll(finding);
 }
 
 /// Called before the device writes part of a message to a queue pair.

@@ -9,12 +9,21 @@ use crate::work::{Posted, WorkEvent, WorkObserver};
 
 /// Returns what the driver's device has told since the last call.
 fn observe(driver: &mut Driver) -> impl FnMut() -> Vec<WorkEvent> + use<> {
+    observe_by(driver, false)
+}
+
+/// As above, with the data of writes if `of_data`.
+fn observe_by(driver: &mut Driver, of_data: bool) -> impl FnMut() -> Vec<WorkEvent> + use<> {
     let events = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&events);
-    let observer = WorkObserver::new(move |event| {
+    let tell = move |event: &WorkEvent| {
         told.lock().unwrap().push(event.clone());
         true
-    });
+    };
+    let observer = match of_data {
+        true => WorkObserver::of_data(tell),
+        false => WorkObserver::new(tell),
+    };
     driver.hca.observe_work(Some(observer));
     move || std::mem::take(&mut *events.lock().unwrap())
 }
@@ -150,18 +159,12 @@ fn observers_of_data_are_told_those_of_writes() {
     let memory = driver.pages(2);
     let key = driver.key;
     driver.write(memory, b"abcdefgh");
-    let events = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&events);
-    let observer = WorkObserver::of_data(move |event| {
-        told.lock().unwrap().push(event.clone());
-        true
-    });
-    driver.hca.observe_work(Some(observer));
+    let mut events = observe_by(&mut driver, true);
     let mut segments = remote(memory + 4096, key);
     segments.extend(segment(3, key, memory + 4));
     segments.extend(segment(2, key, memory));
     driver.post(&mut a, 0x08, 0, &segments);
-    let told = std::mem::take(&mut *events.lock().unwrap());
+    let told = events();
     assert_eq!(posted(&told[0]).data.as_deref(), Some(&b"efgab"[..]));
     let reading = WorkEvent::Reading {
         qpn: a.number,
@@ -175,7 +178,7 @@ fn observers_of_data_are_told_those_of_writes() {
     let mut segments = remote(memory + 4096, key);
     segments.extend(segment(3, key + 1, memory));
     driver.post(&mut a, 0x08, 0, &segments);
-    let told = std::mem::take(&mut *events.lock().unwrap());
+    let told = events();
     let data = told.iter().filter_map(|it| match it {
         WorkEvent::Posted(posted) => Some(posted.data.is_some()),
         _ => None,

@@ -143,7 +143,7 @@ fn a_test_with_errors_fails() {
     let message = message.downcast_ref::<String>().unwrap();
     let start = "the test has errors:\n  node 0: overlapping-access: RDMA write";
     assert!(message.starts_with(start), "{message}");
-    // Nobody has asked for it.
+    // A fabric without `check` reports no errors.
     let fabric = Fabric::roce(2).unwrap();
     overlap(&fabric, (2, 32), false).unwrap();
     assert!(fabric.take_errors().is_empty());

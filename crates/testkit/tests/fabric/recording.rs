@@ -6,7 +6,7 @@ use ringverbs_testkit::{Capture, Fabric, Frame, Link};
 
 use crate::pair::{Side, pair};
 
-/// What can be told of a run: time and bytes of each frame, and when it ended.
+/// Observations of a run: time, device and bytes of each frame, and the time of its end.
 #[derive(Debug, PartialEq)]
 struct Run {
     frames: Vec<(Duration, usize, Vec<u8>)>,
